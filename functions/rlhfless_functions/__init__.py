@@ -1,0 +1,1 @@
+"""The data plane of rlhfless: the generation, preparation and learning functions."""

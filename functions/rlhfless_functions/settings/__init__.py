@@ -1,0 +1,55 @@
+"""What a job says about the work, shared by the control plane and the functions. No torch here."""
+
+from rlhfless_functions.settings.algorithm import (
+    AlgorithmName,
+    AlgorithmSettings,
+    CriticSettings,
+    ImportanceSamplingSettings,
+    KlSettings,
+)
+from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, Settings
+from rlhfless_functions.settings.data import DataSettings
+from rlhfless_functions.settings.learning import LearningSettings
+from rlhfless_functions.settings.model import LoraSettings, ModelSettings
+from rlhfless_functions.settings.optimizer import BatchSettings, OptimizerSettings
+from rlhfless_functions.settings.rewards import (
+    CodeReward,
+    ExactMatchReward,
+    FormatReward,
+    HttpReward,
+    LengthReward,
+    MathReward,
+    ModelReward,
+    PythonReward,
+    RewardSettings,
+)
+from rlhfless_functions.settings.sampling import SamplingSettings
+
+__all__ = [
+    "AlgorithmName",
+    "AlgorithmSettings",
+    "BatchSettings",
+    "Bytes",
+    "CodeReward",
+    "CriticSettings",
+    "DataSettings",
+    "Duration",
+    "DurationOrZero",
+    "ExactMatchReward",
+    "FormatReward",
+    "HttpReward",
+    "ImportanceSamplingSettings",
+    "KlSettings",
+    "LearningSettings",
+    "LengthReward",
+    "LoraSettings",
+    "MathReward",
+    "ModelReward",
+    "ModelSettings",
+    "Money",
+    "OptimizerSettings",
+    "PythonReward",
+    "RewardSettings",
+    "SamplingSettings",
+    "Settings",
+]

@@ -1,0 +1,142 @@
+"""The base of every settings model, and the field types that carry a unit in their name.
+
+Settings are written in camelCase in a job document and in a custom resource, and in snake_case in Python and on
+the wire. They are frozen and strict: an unknown field, or `"1"` where a number is meant, is an error.
+"""
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+
+class Settings(BaseModel):
+    """A frozen, strict model with camelCase aliases and a docstring under each field as its description."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_BYTE_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
+_MONEY = re.compile(r"\d+(\.\d+)?")
+
+
+def parse_duration(value: Any) -> Any:
+    """Turn `"1h30m"` or `"500ms"` into seconds; numbers pass through.
+
+    Raises:
+        ValueError: for a string that is no duration.
+    """
+    if not isinstance(value, str):
+        return value
+    if not _DURATION.fullmatch(value):
+        raise ValueError(f"{value!r} is no duration: write a number with its unit, such as 30s, 15m or 1h30m")
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(value))
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact spelling of a duration: `90.0` is `"90s"`, `0.25` is `"250ms"`."""
+    if seconds == int(seconds):
+        return f"{int(seconds)}s"
+    milliseconds = round(seconds * 1000, 6)
+    return f"{int(milliseconds)}ms" if milliseconds == int(milliseconds) else f"{seconds!r}s"
+
+
+def parse_bytes(value: Any) -> Any:
+    """Turn `"16Gi"` into bytes; whole numbers pass through.
+
+    Raises:
+        ValueError: for a string that is no amount of memory.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{value!r} is no amount of memory: write a number with its unit, such as 512Mi or 16Gi")
+    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+
+
+def format_bytes(count: int) -> str:
+    """The shortest exact spelling of an amount of memory: `2**34` is `"16Gi"`."""
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        if count and count % _BYTE_UNITS[unit] == 0:
+            return f"{count // _BYTE_UNITS[unit]}{unit}"
+    return str(count)
+
+
+def parse_money(value: Any) -> Any:
+    """Turn `"2.50"` into an exact decimal; YAML's numbers are accepted as they are written.
+
+    Raises:
+        ValueError: for anything that is no amount of money.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    text = str(value)
+    if not _MONEY.fullmatch(text):
+        raise ValueError(f'{text!r} is no price: write a decimal number such as "2.50"')
+    try:
+        return Decimal(text)
+    except InvalidOperation as error:  # pragma: no cover - the pattern admits decimals only
+        raise ValueError(str(error)) from error
+
+
+def _positive(seconds: float) -> float:
+    if seconds <= 0:
+        raise ValueError("a duration must be longer than 0s")
+    return seconds
+
+
+_DURATION_SCHEMA = WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"})
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    AfterValidator(_positive),
+    PlainSerializer(format_duration),
+    _DURATION_SCHEMA,
+]
+"""Seconds, written `30s`, `15m` or `1h30m`; longer than zero."""
+
+DurationOrZero = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration), _DURATION_SCHEMA]
+"""Seconds, written `30s`, `15m` or `1h30m`; `0s` is allowed."""
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(format_bytes),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"}),
+]
+"""Bytes, written `512Mi` or `16Gi`."""
+
+Money = Annotated[
+    Decimal,
+    BeforeValidator(parse_money),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}),
+]
+"""An exact decimal amount of money, written as a string such as `"2.50"`."""

@@ -1,0 +1,16 @@
+"""How the learner spends memory."""
+
+from pydantic import Field
+
+from rlhfless_functions.settings.base import Settings
+
+
+class LearningSettings(Settings):
+    """How the learner spends memory and time; none of it changes what is learnt."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    autocast: bool = True
+    """Compute in bfloat16 where the hardware has it; weights, log-softmax and optimizer stay in float32."""
+    logits_chunk_tokens: int = Field(default=4096, ge=1)
+    """Tokens whose float32 logits over the whole vocabulary are held at once."""

@@ -1,0 +1,119 @@
+"""Rewards: several, weighted, each of exactly one kind."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhfless_functions.settings.base import Bytes, Duration, Settings
+
+
+class PythonReward(Settings):
+    """A function of the user's own."""
+
+    file: str = Field(min_length=1)
+    """Path (relative to the job file) or fsspec URI of the Python file."""
+    function: str = Field(default="reward", min_length=1)
+    """Name of the function in that file."""
+    style: Literal["trl", "verl"] = "trl"
+    """`trl`: fn(prompts, completions, completion_ids, **columns) → list, sync or async. `verl`:
+    compute_score(data_source, solution_str, ground_truth, extra_info) → number or dict with `score`."""
+
+
+class HttpReward(Settings):
+    """A reward server in OpenRLHF's form: POST {query, prompts, labels}, answered by {rewards}."""
+
+    url: str = Field(pattern=r"^https?://")
+    """Address of the reward server."""
+
+
+class ModelReward(Settings):
+    """A Hugging Face sequence-classification model with one label, whose logit is the reward."""
+
+    source: str = Field(min_length=1)
+    """Folder (relative to the job file), fsspec URI or hub name of the model with its tokenizer."""
+
+
+class ExactMatchReward(Settings):
+    """1 where the answer equals `ground_truth`, else 0."""
+
+    pattern: str | None = None
+    """Regular expression whose last match's first group is the answer; the whole response, stripped, if left out."""
+    require_end: bool = False
+    """Score 0 where the response did not end by itself (it was truncated)."""
+
+
+class MathReward(Settings):
+    """1 where the response's last mathematical expression equals `ground_truth` (math-verify), else 0."""
+
+
+class FormatReward(Settings):
+    """1 where the whole response matches a regular expression, else 0."""
+
+    pattern: str = Field(min_length=1)
+    """Regular expression that the whole response must match; `.` matches newlines too."""
+
+
+class LengthReward(Settings):
+    """DAPO's soft over-long punishment: 0 up to the buffer, then linearly down to −1 at the longest response."""
+
+    buffer_tokens: int = Field(ge=1)
+    """Width of the slope before `sampling.maxResponseTokens` (overlong_buffer.len)."""
+
+
+class CodeReward(Settings):
+    """Share of the unit tests that the response's last Python code block passes, run in a sandboxed subprocess."""
+
+    tests_column: str = Field(default="tests", min_length=1)
+    """Column with a list of assert statements, or of {input, output} for programs that read standard input."""
+    timeout: Duration = 10.0
+    """Time limit of one test."""
+
+
+RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code"]
+
+
+class RewardSettings(Settings):
+    """One reward term. Exactly one of its kinds is set."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$", max_length=63)
+    """Name in metrics and reports."""
+    weight: float = 1.0
+    """Factor of this term in the sum."""
+    timeout: Duration = 60.0
+    """Time limit of one call (a group); past it the worker is killed and the call counted as failed."""
+    memory: Bytes = 4 * 2**30
+    """Memory limit of a reward worker."""
+    on_error: Literal["fail", "unscorable"] = "fail"
+    """A call that raises, hangs, exits or answers wrongly ends the job, or leaves its samples unscored and counted."""
+    python: PythonReward | None = None
+    """A function of the user's own."""
+    http: HttpReward | None = None
+    """A reward server."""
+    model: ModelReward | None = None
+    """A reward model."""
+    exact_match: ExactMatchReward | None = None
+    """Equality with the ground truth."""
+    math: MathReward | None = None
+    """Mathematical equality with the ground truth."""
+    format: FormatReward | None = None
+    """A regular expression."""
+    length: LengthReward | None = None
+    """Soft over-long punishment."""
+    code: CodeReward | None = None
+    """Unit tests."""
+
+    @property
+    def kind(self) -> RewardKind:
+        """Which of the kinds is set."""
+        return next(kind for kind in RewardKind.__args__ if getattr(self, kind) is not None)  # type: ignore[attr-defined]
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        kinds = [kind for kind in RewardKind.__args__ if getattr(self, kind) is not None]  # type: ignore[attr-defined]
+        if len(kinds) != 1:
+            given = " and ".join(kinds) if kinds else "none"
+            raise ValueError(
+                f"reward {self.name!r} needs exactly one of python, http, model, exactMatch, math, format, length, code;"
+                f" it has {given}"
+            )
+        return self

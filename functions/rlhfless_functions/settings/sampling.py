@@ -1,0 +1,18 @@
+"""How responses are sampled."""
+
+from pydantic import Field
+
+from rlhfless_functions.settings.base import Settings
+
+
+class SamplingSettings(Settings):
+    """How responses are sampled. Nucleus and top-k sampling are left out: the log-probabilities would not honour them."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits, when sampling and when learning alike."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    """Longest prompt in tokens, chat template included (max_prompt_length)."""
+    max_response_tokens: int = Field(default=1024, ge=1)
+    """Longest response in tokens, EOS included (max_response_length, max_completion_length)."""
+    stop: list[str] = Field(default=[], max_length=16)
+    """Strings that end a response, besides the model's own end-of-sequence tokens."""

@@ -1,0 +1,47 @@
+"""One task as a stage's code sees it: a request, a way to say what happens, and a way to be told to stop."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhfless_functions.api import Event, FailureReason
+
+StopReason = Literal["cut", "drain"]
+
+
+class TaskError(Exception):
+    """The task cannot be done; becomes the stream's `failed` record.
+
+    Args:
+        reason: one of the contract's failure reasons.
+        message: one sentence that names what is wrong and the remedy.
+        retryable: whether another instance may succeed.
+    """
+
+    def __init__(self, reason: FailureReason, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retryable = retryable
+
+
+@dataclass
+class TaskContext:
+    """The task's line to its caller. Stage code runs in one worker thread; the server reads from another."""
+
+    emit: Callable[[Event], None]
+    """Send an event; thread-safe, never blocks, and does nothing once the caller is gone."""
+    instance: str = "local"
+    """Name of this instance."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _reason: StopReason | None = None
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the task to publish what it has and return; called by the server."""
+        self._reason = self._reason or reason
+        self._stop.set()
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """None while the task should go on."""
+        return self._reason if self._stop.is_set() else None

@@ -1,0 +1,1 @@
+"""The control plane of rlhfless. It never imports torch."""
