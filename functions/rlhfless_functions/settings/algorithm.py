@@ -20,7 +20,7 @@ class KlSettings(Settings):
     placement: Literal["loss", "reward"] = "loss"
     """Subtracted from each token's reward, or added to the loss."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """John Schulman's estimators. In the loss, k1 is refused (its gradient has mean zero); in the reward, k1 is right."""
+    """Schulman's estimators. In the loss, k1 is refused (its gradient has mean zero); in the reward, k1 is right."""
 
     @model_validator(mode="after")
     def _gradient_exists(self) -> Self:
@@ -105,11 +105,11 @@ class AlgorithmSettings(Settings):
             raise ValueError(
                 f"advantageNormalization: group needs advantage: group or leave_one_out, not {whole.advantage}"
             )
-        if whole.kl is not None and whole.kl.coefficient > 0 and whole.kl.placement == "reward":
-            if whole.advantage not in ("gae", "discounted"):
-                raise ValueError(
-                    f"kl.placement: reward needs per-token returns (advantage: gae or discounted), not {whole.advantage}"
-                )
+        per_token = whole.advantage in ("gae", "discounted")
+        if whole.kl is not None and whole.kl.coefficient > 0 and whole.kl.placement == "reward" and not per_token:
+            raise ValueError(
+                f"kl.placement: reward needs per-token returns (advantage: gae or discounted), not {whole.advantage}"
+            )
         return self
 
 

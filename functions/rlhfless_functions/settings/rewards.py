@@ -113,7 +113,7 @@ class RewardSettings(Settings):
         if len(kinds) != 1:
             given = " and ".join(kinds) if kinds else "none"
             raise ValueError(
-                f"reward {self.name!r} needs exactly one of python, http, model, exactMatch, math, format, length, code;"
-                f" it has {given}"
+                f"reward {self.name!r} needs exactly one of python, http, model, exactMatch, math, format, length"
+                f" and code; it has {given}"
             )
         return self

@@ -6,7 +6,7 @@ from rlhfless_functions.settings.base import Settings
 
 
 class SamplingSettings(Settings):
-    """How responses are sampled. Nucleus and top-k sampling are left out: the log-probabilities would not honour them."""
+    """How responses are sampled. Without nucleus and top-k sampling, which the log-probabilities would not honour."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits, when sampling and when learning alike."""
