@@ -1,0 +1,47 @@
+"""Which strings of a job document are local paths, and what they are relative to.
+
+A string with `://` or `::` is a fsspec URI. What names data or code is otherwise always a path. What names a model may
+also be a name on the Hugging Face hub: it is a path only if it starts with `.`, `/` or `~`, or exists.
+"""
+
+from pathlib import Path
+
+
+def is_uri(text: str) -> bool:
+    """Whether this is a fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
+    return "://" in text or "::" in text
+
+
+def is_template_text(text: str) -> bool:
+    """Whether this is a Jinja template itself, rather than the path of a file that holds one."""
+    return "{{" in text or "{%" in text
+
+
+def local_file(text: str, base: Path) -> Path | None:
+    """The local path that names data or code; None for a URI."""
+    return None if is_uri(text) else base.absolute() / Path(text).expanduser()
+
+
+def local_model(text: str, base: Path) -> Path | None:
+    """The local folder that names a model; None for a URI or a name on the hub."""
+    path = local_file(text, base)
+    if path is None or text.startswith((".", "/", "~")) or path.exists():
+        return path
+    return None
+
+
+def resolve_file(text: str, base: Path) -> str:
+    """`text` with a local path made absolute from `base`."""
+    path = local_file(text, base)
+    return text if path is None else str(path)
+
+
+def resolve_model(text: str, base: Path) -> str:
+    """`text` with a local model folder made absolute from `base`; a hub name stays."""
+    path = local_model(text, base)
+    return text if path is None else str(path)
+
+
+def resolve_chat_template(text: str, base: Path) -> str:
+    """`text` with the path of a template file made absolute from `base`; a template itself stays."""
+    return text if is_template_text(text) else resolve_file(text, base)
