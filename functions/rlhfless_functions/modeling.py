@@ -1,0 +1,219 @@
+"""Forward passes over ragged batches of prompts with responses, shared by preparation and learning.
+
+A batch is right-padded and starts at position 0. Under causal attention no token sees what stands to its right, so the
+passes need no attention mask, and a row's numbers do not depend on the rows beside it. Logits are computed for response
+tokens alone, in float32 from the head on (as ScaleRL, arXiv 2510.13786, recommends), and never for more than
+`chunk_tokens` tokens at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+PASS_OVERHEAD_TOKENS = 128
+"""Fixed cost of one more forward pass, in tokens: less padding than this is not worth a pass of its own."""
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """n prompts with their responses; T is the longest row's input, R the longest response."""
+
+    input_ids: torch.Tensor
+    """[n, T] token ids: prompt and response without its last token, which nothing is predicted from."""
+    response_ids: torch.Tensor
+    """[n, R] token ids of the responses."""
+    response_mask: torch.Tensor
+    """[n, R] bool: True on the tokens of the response, False on padding."""
+    positions: torch.Tensor
+    """[number of response tokens] index into `input_ids.flatten()` of the token that each response token follows."""
+
+    def to(self, device: torch.device) -> "RaggedBatch":
+        """The same batch on another device."""
+        return RaggedBatch(
+            self.input_ids.to(device),
+            self.response_ids.to(device),
+            self.response_mask.to(device),
+            self.positions.to(device),
+        )
+
+
+def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_id: int) -> RaggedBatch:
+    """Right-pad prompts with their responses into one batch.
+
+    Args:
+        prompts: token ids of each prompt, at least one.
+        responses: token ids of each response; may be empty.
+        pad_id: any token id of the vocabulary; no result depends on it.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens: the first response token has nothing to follow")
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    response_lengths = torch.tensor([len(response) for response in responses])
+    rows = [[*prompt, *response[:-1]] for prompt, response in zip(prompts, responses, strict=True)]
+    input_ids = _right_pad(rows, pad_id)
+    response_ids = _right_pad(responses, pad_id)
+    steps = torch.arange(response_ids.shape[1])
+    response_mask = steps < response_lengths[:, None]
+    first = torch.arange(len(rows)) * input_ids.shape[1] + prompt_lengths - 1
+    return RaggedBatch(input_ids, response_ids, response_mask, (first[:, None] + steps)[response_mask])
+
+
+def _right_pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
+    width = max(map(len, rows), default=0)
+    return torch.from_numpy(
+        np.array([[*row, *[pad_id] * (width - len(row))] for row in rows], dtype=np.int64).reshape(len(rows), width)
+    )
+
+
+def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Cut samples into micro-batches so that the fewest tokens, padding included, are computed.
+
+    Samples are sorted by length and cut into runs; of all ways to cut, the one is taken whose padded tokens plus
+    `PASS_OVERHEAD_TOKENS` a run are fewest. The result depends on nothing but the arguments.
+
+    Args:
+        lengths: tokens of each sample, prompt and response.
+        budget_tokens: most tokens of a micro-batch, padding included; a longer sample is a micro-batch of its own.
+
+    Returns:
+        Indices into `lengths`, longest micro-batch first, so that the peak of memory comes at the start.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    cost = np.zeros(len(order) + 1)
+    start_of_run = [0] * (len(order) + 1)
+    for end in range(1, len(order) + 1):
+        longest = max(1, lengths[order[end - 1]])
+        earliest = end - min(end, max(1, budget_tokens // longest))
+        starts = np.arange(earliest, end)
+        costs = cost[earliest:end] + longest * (end - starts) + PASS_OVERHEAD_TOKENS
+        best = int(np.argmin(costs))
+        cost[end] = costs[best]
+        start_of_run[end] = earliest + best
+    runs = []
+    end = len(order)
+    while end:
+        runs.append(order[start_of_run[end] : end])
+        end = start_of_run[end]
+    return runs
+
+
+def response_log_probs(
+    model: nn.Module,
+    batch: RaggedBatch,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    chunk_tokens: int = 4096,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of the response tokens under the model at a temperature, with autograd.
+
+    Args:
+        model: a causal language model of transformers, with or without a peft adapter.
+        batch: on the model's device.
+        temperature: divides the float32 logits; above 0.
+        entropy: whether to return the distributions' entropy as well.
+        chunk_tokens: tokens whose logits over the whole vocabulary are held at once. Of a longer batch they are
+            computed again in the backward pass instead of being kept.
+
+    Returns:
+        log-probabilities and entropies in nats, float32 [n, R]; 0 on padding.
+    """
+    hidden = _hidden_before_responses(_causal_model(model), batch)
+    targets = batch.response_ids[batch.response_mask]
+
+    def of_chunk(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return _log_probs(output_logits(model, rows) / temperature, ids, entropy)
+
+    if len(targets) <= chunk_tokens:
+        log_probs, entropies = of_chunk(hidden, targets)
+    else:
+        keep = torch.is_grad_enabled()
+        chunks = [
+            checkpoint(of_chunk, rows, ids, use_reentrant=False) if keep else of_chunk(rows, ids)
+            for rows, ids in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+        ]
+        log_probs = torch.cat([log_probs for log_probs, _ in chunks])
+        entropies = torch.cat([entropies for _, entropies in chunks]) if entropy else None
+    return _unflatten(log_probs, batch), None if entropies is None else _unflatten(entropies, batch)
+
+
+def response_values(critic: nn.Module, batch: RaggedBatch) -> torch.Tensor:
+    """The critic's value of the state before each response token, float32 [n, R], with autograd; 0 on padding.
+
+    Args:
+        critic: a token-classification model of transformers with one label, whose head is called `score`.
+        batch: on the critic's device.
+    """
+    hidden = _hidden_before_responses(critic, batch)
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = critic.score.bias
+        values = functional.linear(hidden.float(), critic.score.weight.float(), None if bias is None else bias.float())
+    return _unflatten(values.squeeze(-1), batch)
+
+
+def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """The language-model head in float32: final hidden states [..., H] to logits [..., V].
+
+    Weights in a narrower format are widened; the products are exact and the sums are in float32.
+    """
+    causal = _causal_model(model)
+    head = causal.get_output_embeddings()
+    config = causal.config.get_text_config()
+    with torch.autocast(hidden.device.type, enabled=False):
+        if type(head) is nn.Linear:
+            bias = None if head.bias is None else head.bias.float()
+            logits = functional.linear(hidden.float(), head.weight.float(), bias)
+        else:  # an adapter sits on the head, which knows its own arithmetic
+            logits = head(hidden.to(head.weight.dtype)).float()
+    if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
+        logits = logits * scale
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+        logits = logits / divisor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+@torch.no_grad()
+def check_output_logits(model: nn.Module) -> None:
+    """Make sure that `output_logits` is what the model itself does after its last layer.
+
+    Raises:
+        ValueError: for an architecture that treats its logits in a way of its own.
+    """
+    causal = _causal_model(model)
+    ids = torch.zeros((1, 2), dtype=torch.long, device=causal.device)
+    ours = output_logits(model, causal.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    theirs = causal(input_ids=ids, use_cache=False).logits.float()
+    tolerance = 1e-3 if causal.dtype == torch.float32 else 0.05
+    if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
+        raise ValueError(
+            f"{type(causal).__name__} changes its logits after the head in a way that is not supported:"
+            " use a model of another architecture"
+        )
+
+
+def _causal_model(model: nn.Module) -> PreTrainedModel:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _hidden_before_responses(model: PreTrainedModel, batch: RaggedBatch) -> torch.Tensor:
+    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, batch.positions)
+
+
+def _log_probs(logits: torch.Tensor, ids: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    every = torch.log_softmax(logits, dim=-1)
+    chosen = every.gather(-1, ids[:, None]).squeeze(-1)
+    return chosen, -torch.linalg.vecdot(every.exp(), every) if entropy else None
+
+
+def _unflatten(flat: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+    zeros = torch.zeros(batch.response_mask.shape, dtype=flat.dtype, device=flat.device)
+    return zeros.masked_scatter(batch.response_mask, flat)
