@@ -1,0 +1,197 @@
+"""How long responses will be: a moving average of each prompt's past lengths, and a learnt prior for new prompts.
+
+RLHFless (arXiv 2602.22718, section 4.2) predicts a response's length by the exponentially weighted moving average of
+its prompt's earlier responses. Here the average starts from the first visit, carries a spread beside the mean, and a
+prompt that has never been seen gets the distribution of everything that has finished lately, this step included.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LengthEstimate:
+    """What is known of the lengths of a prompt's next responses, in tokens."""
+
+    mean: float
+    """Expected length."""
+    spread: float
+    """Standard deviation between responses."""
+    seen: int
+    """Visits of the prompt that the estimate rests on; 0 is a prompt never seen, whose estimate is the prior."""
+
+    def quantiles(self, count: int) -> list[float]:
+        """Lengths, longest first, of a typical group of `count` responses: the quantiles (i − ½)/count of a lognormal.
+
+        A group's longest response holds its instance, so a plan made of means alone expects too little.
+        """
+        if self.spread <= 0 or self.mean <= 0:
+            return [self.mean] * count
+        variance = math.log1p((self.spread / self.mean) ** 2)
+        location, scale = math.log(self.mean) - variance / 2, math.sqrt(variance)
+        return [math.exp(location + scale * deviate) for deviate in _deviates(count)]
+
+
+@dataclass(frozen=True)
+class PredictionReport:
+    """How good one step's predictions were."""
+
+    prompts: int
+    """Prompts compared."""
+    seen: int
+    """Of these, how many had been visited before."""
+    rank_correlation: float | None
+    """Spearman's ρ between predicted and actual lengths of all samples; None if either does not vary."""
+    prompt_rank_correlation: float | None
+    """The same between the predicted and the actual means of prompts."""
+    relative_error: float | None
+    """Mean of |predicted − actual| / actual over samples."""
+    bias: float | None
+    """Sum of the predicted over the sum of the actual lengths, minus 1: positive is too long."""
+
+
+class LengthPredictor:
+    """Per-prompt moving averages of response lengths.
+
+    Args:
+        weight: share of the newest visit in a prompt's average, in (0, 1].
+        default_tokens: mean for a new prompt while nothing at all has finished.
+        half_life: number of finished responses after which an observation counts half in the prior.
+    """
+
+    def __init__(self, *, weight: float = 0.5, default_tokens: float = 256.0, half_life: float = 4096.0) -> None:
+        if not 0 < weight <= 1:
+            raise ValueError(f"weight is {weight}: the newest visit's share is above 0 and at most 1")
+        if default_tokens <= 0:
+            raise ValueError(f"default_tokens is {default_tokens}: give a positive number of tokens")
+        if half_life <= 0:
+            raise ValueError(f"half_life is {half_life}: give a positive number of responses")
+        self.weight = weight
+        self.default_tokens = default_tokens
+        self.half_life = half_life
+        self._prompts: dict[int, tuple[float, float, int]] = {}
+        self._mass = 0.0
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def observe(self, prompt: int, lengths: Sequence[int]) -> None:
+        """Learn from one visit of a prompt: the lengths of all of its group's responses.
+
+        Feed complete groups: the first responses to finish are the short ones.
+
+        Raises:
+            ValueError: for a negative length.
+        """
+        if not lengths:
+            return
+        values = np.asarray(lengths, dtype=np.float64)
+        if values.min() < 0:
+            raise ValueError(f"lengths of prompt {prompt} contain {int(values.min())}: a response has 0 tokens or more")
+        mean, variance = float(values.mean()), float(values.var())
+        if prompt in self._prompts:
+            old_mean, old_variance, visits = self._prompts[prompt]
+            moved = mean - old_mean
+            # West's incremental form: the shift of the mean between visits is part of the uncertainty.
+            variance = (1 - self.weight) * (old_variance + self.weight * moved * moved) + self.weight * variance
+            mean = old_mean + self.weight * moved
+        else:
+            visits = 0
+        self._prompts[prompt] = (mean, variance, visits + 1)
+        fade = 0.5 ** (len(values) / self.half_life)
+        self._mass = self._mass * fade + len(values)
+        self._sum = self._sum * fade + float(values.sum())
+        self._squares = self._squares * fade + float((values * values).sum())
+
+    def predict(self, prompt: int) -> LengthEstimate:
+        """The estimate for a prompt's next visit; of a prompt never seen, the prior with `seen` 0."""
+        known = self._prompts.get(prompt)
+        if known is None:
+            return self.prior()
+        mean, variance, visits = known
+        return LengthEstimate(mean, math.sqrt(variance), visits)
+
+    def prior(self) -> LengthEstimate:
+        """The estimate for a prompt never seen: what has finished lately, or the default if nothing has."""
+        if self._mass == 0:
+            return LengthEstimate(self.default_tokens, self.default_tokens / 2, 0)
+        mean = self._sum / self._mass
+        return LengthEstimate(mean, math.sqrt(max(0.0, self._squares / self._mass - mean * mean)), 0)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `from_state` needs, as JSON values; part of a checkpoint."""
+        return {
+            "weight": self.weight,
+            "default_tokens": self.default_tokens,
+            "half_life": self.half_life,
+            "prior": [self._mass, self._sum, self._squares],
+            "prompts": [[prompt, *known] for prompt, known in sorted(self._prompts.items())],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The predictor whose `state` this is: it predicts the same from here on."""
+        predictor = cls(weight=state["weight"], default_tokens=state["default_tokens"], half_life=state["half_life"])
+        predictor._mass, predictor._sum, predictor._squares = state["prior"]
+        predictor._prompts = {
+            int(prompt): (float(mean), float(variance), int(visits))
+            for prompt, mean, variance, visits in state["prompts"]
+        }
+        return predictor
+
+
+def assess(estimates: Mapping[int, LengthEstimate], outcomes: Mapping[int, Sequence[int]]) -> PredictionReport:
+    """Compare a step's predictions, as they were when it was planned, with what its groups came to.
+
+    Args:
+        estimates: by prompt; those without an outcome are left out.
+        outcomes: lengths of each prompt's responses.
+    """
+    prompts = [prompt for prompt in estimates if outcomes.get(prompt)]
+    counts = [len(outcomes[prompt]) for prompt in prompts]
+    means = np.array([estimates[prompt].mean for prompt in prompts], dtype=np.float64)
+    predicted = np.repeat(means, counts)
+    actual = np.array([length for prompt in prompts for length in outcomes[prompt]], dtype=np.float64)
+    actual_means = np.array([float(np.mean(outcomes[prompt])) for prompt in prompts], dtype=np.float64)
+    positive = actual > 0
+    return PredictionReport(
+        prompts=len(prompts),
+        seen=sum(estimates[prompt].seen > 0 for prompt in prompts),
+        rank_correlation=rank_correlation(predicted, actual),
+        prompt_rank_correlation=rank_correlation(means, actual_means),
+        relative_error=(
+            float(np.mean(np.abs(predicted - actual)[positive] / actual[positive])) if positive.any() else None
+        ),
+        bias=float(predicted.sum() / actual.sum() - 1) if positive.any() else None,
+    )
+
+
+def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
+    """Spearman's ρ of two equally long series, ties sharing their mean rank; None if either does not vary."""
+    if len(first) < 2:
+        return None
+    ranks = [_ranks(first), _ranks(second)]
+    centred = [series - series.mean() for series in ranks]
+    norms = [float(np.sqrt((series * series).sum())) for series in centred]
+    if min(norms) == 0:
+        return None
+    return max(-1.0, min(1.0, float((centred[0] * centred[1]).sum()) / (norms[0] * norms[1])))
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: NDArray[np.float64] = ends - (counts - 1) / 2.0
+    return means[inverse]
+
+
+@cache
+def _deviates(count: int) -> list[float]:
+    normal = NormalDist()
+    return [normal.inv_cdf((count - i - 0.5) / count) for i in range(count)]
