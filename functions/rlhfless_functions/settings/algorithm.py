@@ -18,7 +18,8 @@ class KlSettings(Settings):
     coefficient: float = Field(default=0.0, ge=0)
     """Weight of the penalty (beta, kl_loss_coef, init_kl_coef); at 0 no reference model is loaded."""
     placement: Literal["loss", "reward"] = "loss"
-    """Subtracted from each token's reward, or added to the loss."""
+    """Subtracted from the reward (token by token, or summed over the response with a group's baseline), or added to
+    the loss."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators. In the loss, k1 is refused (its gradient has mean zero); in the reward, k1 is right."""
 
@@ -62,8 +63,8 @@ class AlgorithmSettings(Settings):
     """Discount per token."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's λ (lam)."""
-    ratio_level: Literal["token", "sequence"] | None = None
-    """Importance ratio of each token, or the geometric mean of the sequence's (GSPO)."""
+    ratio_level: Literal["token", "sequence", "sequence_product"] | None = None
+    """Importance ratio of each token, or the sequence's: their geometric mean (GSPO) or their product (RLOO)."""
     clip: Literal["ppo", "cispo"] | None = None
     """Clip the objective (ppo), or the detached weight of the log-probability's gradient (cispo)."""
     clip_low: float | None = Field(default=None, ge=0, le=1)
@@ -105,11 +106,6 @@ class AlgorithmSettings(Settings):
             raise ValueError(
                 f"advantageNormalization: group needs advantage: group or leave_one_out, not {whole.advantage}"
             )
-        per_token = whole.advantage in ("gae", "discounted")
-        if whole.kl is not None and whole.kl.coefficient > 0 and whole.kl.placement == "reward" and not per_token:
-            raise ValueError(
-                f"kl.placement: reward needs per-token returns (advantage: gae or discounted), not {whole.advantage}"
-            )
         return self
 
 
@@ -130,7 +126,12 @@ _COMMON: dict[str, Any] = {
 _COMPOSITIONS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "advantage_normalization": "batch", "critic": CriticSettings()},
     "grpo": {},
-    "rloo": {"advantage": "leave_one_out", "advantage_normalization": "none", "aggregation": "seq-mean-token-mean"},
+    "rloo": {
+        "advantage": "leave_one_out",
+        "advantage_normalization": "none",
+        "ratio_level": "sequence_product",
+        "aggregation": "seq-mean-token-mean",
+    },
     "reinforce_plus_plus": {"advantage": "discounted", "advantage_normalization": "batch"},
     "dr_grpo": {"advantage_normalization": "none", "aggregation": "seq-mean-token-sum-norm"},
     "dapo": {"clip_high": 0.28, "dynamic_sampling_rounds": 4},

@@ -1,0 +1,198 @@
+"""Advantages: how much better a token was than what was to be expected.
+
+`estimate_advantages` needs one complete group and no more, so preparation runs it while other groups still decode.
+`normalize_batch` needs the whole step's batch, so the learner runs it, once, before cutting the batch into minibatches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from rlhfless_functions.algorithms.aggregation import masked
+from rlhfless_functions.algorithms.kl import kl_estimate
+from rlhfless_functions.settings import AlgorithmSettings
+
+GROUP_EPSILON = 1e-4
+"""Added to a group's standard deviation, as TRL does: a bound on how much a nearly constant group is amplified."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The advantages of one group, before any normalisation over the batch."""
+
+    advantages: torch.Tensor
+    """float64 [samples, tokens]; 0 where the mask is False."""
+    returns: torch.Tensor | None
+    """Targets of the critic, float64 [samples, tokens]; None without a critic."""
+    mask: torch.Tensor
+    """bool [samples, tokens]: the mask that was given, False on the whole row of a sample that has no reward."""
+
+
+def estimate_advantages(
+    settings: AlgorithmSettings,
+    rewards: Sequence[float | None],
+    mask: torch.Tensor,
+    *,
+    log_probs: torch.Tensor | None = None,
+    reference_log_probs: torch.Tensor | None = None,
+    values: torch.Tensor | None = None,
+) -> Estimate:
+    """Advantages of the samples of one prompt.
+
+    Args:
+        settings: of the job.
+        rewards: of each sample; None if unscorable, which leaves it out of the baseline and out of the loss.
+        mask: bool [samples, tokens], True on response tokens, EOS included; right-padded.
+        log_probs: of the policy that generated; needed with `kl.placement: reward`.
+        reference_log_probs: of the reference; needed with `kl.placement: reward`.
+        values: of the critic, at the states before each token; needed with `advantage: gae`.
+
+    Raises:
+        ValueError: if a needed tensor is missing.
+    """
+    settings = settings.resolved()
+    scorable = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool, device=mask.device)
+    mask = mask & scorable[:, None]
+    penalty = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    if settings.kl.coefficient > 0 and settings.kl.placement == "reward":
+        if log_probs is None or reference_log_probs is None:
+            raise ValueError("kl.placement: reward needs the log-probabilities of the policy and of the reference")
+        distance = kl_estimate(log_probs.double(), reference_log_probs.double(), settings.kl.estimator)
+        penalty = settings.kl.coefficient * masked(distance, mask)
+    if settings.advantage == "gae":
+        if values is None:
+            raise ValueError("advantage: gae needs the critic's values")
+        advantages, returns = generalized_advantages(
+            token_rewards(rewards, penalty, mask), values.double(), mask, settings.gamma, settings.gae_lambda
+        )
+        return Estimate(advantages, returns, mask)
+    if settings.advantage == "discounted":
+        return Estimate(discounted_returns(token_rewards(rewards, penalty, mask), mask, settings.gamma), None, mask)
+    # A response has one advantage here, so its penalty is summed up, as TRL's RLOO does.
+    totals = [
+        None if reward is None else reward - paid
+        for reward, paid in zip(rewards, penalty.sum(-1).tolist(), strict=True)
+    ]
+    per_sample = group_advantages(
+        totals,
+        leave_one_out=settings.advantage == "leave_one_out",
+        scale=settings.advantage_normalization == "group",
+    ).to(mask.device)
+    return Estimate(masked(per_sample[:, None], mask), None, mask)
+
+
+def group_advantages(rewards: Sequence[float | None], *, leave_one_out: bool, scale: bool) -> torch.Tensor:
+    """Reward minus the group's mean (GRPO, arXiv 2402.03300) or minus the mean of the others (RLOO, arXiv 2402.14740).
+
+    A constant group gives exact zeros, whatever its reward and its size: rewards are first shifted by one of them, so
+    that no rounding of a mean is left over and blown up by the division (NeMo-RL issue 4161). The standard deviation is
+    that of a sample (n − 1), over a second pass, as in TRL.
+
+    Args:
+        rewards: of the group's samples; None is left out of mean and standard deviation.
+        leave_one_out: which of the two baselines.
+        scale: divide by the group's standard deviation + `GROUP_EPSILON`.
+
+    Returns:
+        float64 [samples]; 0 where the reward is None, or is the group's only one.
+    """
+    advantages = torch.zeros(len(rewards), dtype=torch.float64)
+    scorable = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool)
+    scores = torch.tensor([reward for reward in rewards if reward is not None], dtype=torch.float64)
+    count = len(scores)
+    if count < 2:
+        return advantages
+    shifted = scores - scores[0]
+    centred = shifted - shifted.mean()
+    # r_i − (Σ r − r_i) / (n − 1) = (r_i − mean) n / (n − 1)
+    group = centred * (count / (count - 1)) if leave_one_out else centred
+    if scale:
+        group = group / ((centred.square().sum() / (count - 1)).sqrt() + GROUP_EPSILON)
+    advantages[scorable] = group
+    return advantages
+
+
+def token_rewards(rewards: Sequence[float | None], penalty: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Rewards per token: minus the penalty at each, and the sample's reward at its last (arXiv 2203.02155).
+
+    Args:
+        rewards: of each sample; None counts as 0 (its row is masked).
+        penalty: the weighted KL estimate of each token [samples, tokens].
+        mask: bool [samples, tokens], True on response tokens; right-padded.
+
+    Returns:
+        Same shape and type as the penalty; 0 where the mask is False.
+    """
+    scores = torch.tensor([reward or 0.0 for reward in rewards], dtype=penalty.dtype, device=penalty.device)
+    position = torch.arange(mask.shape[1], device=mask.device)
+    last = mask & (position == mask.sum(-1, keepdim=True) - 1)
+    return masked(-penalty, mask) + masked(scores[:, None], last)
+
+
+def generalized_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalized advantage estimation (arXiv 1506.02438, eq. 16), with value 0 after the last token.
+
+    Args:
+        rewards: per token [samples, tokens].
+        values: V of the state before each token, same shape.
+        mask: bool, True on response tokens; right-padded.
+        gamma: discount per token.
+        gae_lambda: λ.
+
+    Returns:
+        Advantages, and the critic's targets (advantages + values); both 0 where the mask is False.
+    """
+    rewards, values = masked(rewards, mask), masked(values, mask)
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=-1)
+    advantages = _discounted_sums(rewards + gamma * following - values, gamma * gae_lambda)
+    return masked(advantages, mask), masked(advantages + values, mask)
+
+
+def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Σ over k ≥ t of γ^(k − t) r_k, the advantage of REINFORCE++ before normalisation (arXiv 2501.03262, eq. 10).
+
+    Args:
+        rewards: per token [samples, tokens].
+        mask: bool, True on response tokens; right-padded.
+        gamma: discount per token.
+
+    Returns:
+        Same shape; 0 where the mask is False.
+    """
+    return masked(_discounted_sums(masked(rewards, mask), gamma), mask)
+
+
+def _discounted_sums(terms: torch.Tensor, discount: float) -> torch.Tensor:
+    # After each round a sum reaches twice as far, so a long response costs log₂(tokens) rounds instead of one a token.
+    reach = 1
+    while reach < terms.shape[1]:
+        terms = terms + discount**reach * functional.pad(terms[:, reach:], (0, reach))
+        reach *= 2
+    return terms
+
+
+def normalize_batch(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and standard deviation 1 over all tokens of the batch that count ("whitening").
+
+    (A − mean) / √(variance + 1e-8) with the sample variance (n − 1), as in TRL's and verl's `masked_whiten`, but in two
+    passes in float64: equal advantages give exact zeros.
+
+    Args:
+        advantages: of the whole step's batch [samples, tokens].
+        mask: bool, True on tokens that count.
+
+    Returns:
+        Same shape and type; 0 where the mask is False, and everywhere if no token counts.
+    """
+    chosen = advantages[mask].double()
+    if not len(chosen):
+        return torch.zeros_like(advantages)
+    shifted = chosen - chosen[0]
+    centred = shifted - shifted.mean()
+    variance = centred.square().sum() / max(len(chosen) - 1, 1)
+    whitened = (centred * torch.rsqrt(variance + 1e-8)).to(advantages.dtype)
+    return torch.zeros_like(advantages).masked_scatter(mask, whitened)

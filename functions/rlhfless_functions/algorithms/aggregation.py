@@ -1,0 +1,57 @@
+"""From losses per token to one number, so that cutting the batch into micro-batches changes nothing.
+
+A mean of means weighs the tokens of short micro-batches more. So every micro-batch, on every rank, contributes a plain
+sum, and all of them are divided by one normaliser, which is known from the lengths of the whole optimizer step.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`values` with exact zeros, and zero gradients, where `mask` is False, whatever stood there (NaN included)."""
+    return torch.where(mask, values, 0.0)
+
+
+def aggregate(per_token: torch.Tensor, mask: torch.Tensor, aggregation: Aggregation) -> torch.Tensor:
+    """The part of one micro-batch in the loss, before division by the `normalizer` of its optimizer step.
+
+    Args:
+        per_token: losses [samples, tokens], or [samples, 1] where a sample has the same loss at each token.
+        mask: bool [samples, tokens], True on tokens that count; a row without any contributes nothing.
+        aggregation: the mean that is meant.
+
+    Returns:
+        A scalar, the unnormalised sum.
+    """
+    terms = masked(per_token, mask)
+    if aggregation == "seq-mean-token-mean":
+        return (terms.sum(-1) / mask.sum(-1).clamp(min=1)).sum()
+    return terms.sum()
+
+
+def normalizer(lengths: Sequence[int], aggregation: Aggregation, longest_response: int) -> float:
+    """What the sums of `aggregate` over all micro-batches and ranks of an optimizer step are divided by.
+
+    Args:
+        lengths: tokens that count of every sample of the optimizer step; samples with none are not counted.
+        aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO, arXiv
+            2402.03300). `seq-mean-token-sum-norm`: samples times the longest response allowed, a constant (Dr. GRPO,
+            arXiv 2503.20783).
+        longest_response: `sampling.max_response_tokens`.
+
+    Returns:
+        The normaliser; 1 if no token counts, since the sums are then 0.
+    """
+    samples = sum(length > 0 for length in lengths)
+    if aggregation == "token-mean":
+        total = sum(lengths)
+    elif aggregation == "seq-mean-token-mean":
+        total = samples
+    else:
+        total = samples * longest_response
+    return float(max(total, 1))

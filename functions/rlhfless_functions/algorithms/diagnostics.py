@@ -1,0 +1,161 @@
+"""What to look at while a policy learns, as moments that add up over micro-batches, minibatches and ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from rlhfless_functions.algorithms.kl import kl_estimate
+from rlhfless_functions.algorithms.ratios import MAX_LOG_RATIO, sampler_ratio
+
+WITH_EXTREMES = frozenset({"advantage", "ratio", "return", "sampler_ratio", "value"})
+"""Quantities whose spread and extremes are told besides their mean."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, sum, sum of squares, least and greatest of a quantity. They stay on the device until `summarize`."""
+
+    data: torch.Tensor
+    """float64 [5]"""
+
+    @classmethod
+    def of(cls, values: torch.Tensor, mask: torch.Tensor) -> Self:
+        """The moments of the values where the mask is True; both of one shape."""
+        values, infinity = values.detach().double(), torch.inf
+        chosen = torch.where(mask, values, 0.0)
+        return cls(
+            torch.stack(
+                [
+                    mask.sum().double(),
+                    chosen.sum(),
+                    chosen.square().sum(),
+                    torch.where(mask, values, infinity).amin() if mask.numel() else values.new_tensor(infinity),
+                    torch.where(mask, values, -infinity).amax() if mask.numel() else values.new_tensor(-infinity),
+                ]
+            )
+        )
+
+    def __add__(self, other: "Moments") -> "Moments":
+        sums = self.data[:3] + other.data[:3]
+        least = torch.minimum(self.data[3], other.data[3])
+        greatest = torch.maximum(self.data[4], other.data[4])
+        return Moments(torch.cat([sums, torch.stack([least, greatest])]))
+
+
+Statistics = dict[str, Moments]
+"""Moments of named quantities."""
+
+
+def add_statistics(left: Mapping[str, Moments], right: Mapping[str, Moments]) -> Statistics:
+    """The statistics of two disjoint parts of a batch taken together."""
+    return {
+        name: left[name] + right[name] if name in left and name in right else (left.get(name) or right[name])
+        for name in [*left, *(name for name in right if name not in left)]
+    }
+
+
+def policy_statistics(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    entropy: torch.Tensor | None = None,
+    sampler_log_probs: torch.Tensor | None = None,
+    reference_log_probs: torch.Tensor | None = None,
+) -> Statistics:
+    """Statistics of the policy on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
+
+    Args:
+        log_probs: under the policy now.
+        old_log_probs: under the policy that the step started from.
+        ratio: of `importance_ratio`; [samples, 1] at a sequence level, where each sample counts once.
+        advantages: that the loss uses.
+        mask: bool, True on tokens that count.
+        clip_low: distance of the lower bound from 1.
+        clip_high: distance of the upper bound from 1.
+        entropy: of the policy's distribution at each token, in nats.
+        sampler_log_probs: as the engine reported them.
+        reference_log_probs: under the reference.
+
+    Returns:
+        `advantage`; `ratio`; `clip_low` and `clip_high`, the shares whose gradient is clipped away (ratio below its
+        bound with a negative advantage, above it with a positive one); `approx_kl`, KL(old ‖ now); `entropy`; `kl`,
+        KL(now ‖ reference), both by k3; and of trainer against sampler `sampler_ratio`, `sampler_mismatch` (exp|Δ|; its
+        mean is less than 1.05 at equal weights) and `sampler_kl` (k3; less than 1e-3).
+    """
+    with torch.no_grad():
+        units = mask.any(-1, keepdim=True) if ratio.shape != mask.shape else mask
+        sign = torch.where(mask, advantages, 0.0).sum(-1, keepdim=True) if ratio.shape != mask.shape else advantages
+        statistics = {
+            "advantage": Moments.of(advantages, mask),
+            "ratio": Moments.of(ratio, units),
+            "clip_low": Moments.of((ratio < 1 - clip_low) & (sign < 0), units),
+            "clip_high": Moments.of((ratio > 1 + clip_high) & (sign > 0), units),
+            "approx_kl": Moments.of(kl_estimate(old_log_probs, log_probs, "k3"), mask),
+        }
+        if entropy is not None:
+            statistics["entropy"] = Moments.of(entropy, mask)
+        if reference_log_probs is not None:
+            statistics["kl"] = Moments.of(kl_estimate(log_probs, reference_log_probs, "k3"), mask)
+        if sampler_log_probs is not None:
+            gap = (old_log_probs - sampler_log_probs).abs()
+            statistics["sampler_ratio"] = Moments.of(sampler_ratio(old_log_probs, sampler_log_probs, mask), mask)
+            statistics["sampler_mismatch"] = Moments.of(gap.clamp(max=MAX_LOG_RATIO).exp(), mask)
+            statistics["sampler_kl"] = Moments.of(kl_estimate(sampler_log_probs, old_log_probs, "k3"), mask)
+        return statistics
+
+
+def critic_statistics(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    value_clip: float | None,
+) -> Statistics:
+    """Statistics of the critic on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
+
+    Returns:
+        `value`, `return`, `value_error` (return − value), and `value_clip`, the share of values that moved further than
+        the clip allows.
+    """
+    with torch.no_grad():
+        statistics = {
+            "value": Moments.of(values, mask),
+            "return": Moments.of(returns, mask),
+            "value_error": Moments.of(returns - values, mask),
+        }
+        if value_clip is not None:
+            statistics["value_clip"] = Moments.of((values - old_values).abs() > value_clip, mask)
+        return statistics
+
+
+def summarize(statistics: Mapping[str, Moments]) -> dict[str, float]:
+    """Finite numbers for people, read from the device at once.
+
+    Returns:
+        The mean under each quantity's name; for those `WITH_EXTREMES` also `_std`, `_min` and `_max`; and the critic's
+        `explained_variance`, 1 − Var(return − value) / Var(return). What has no value is left out: quantities of no
+        token, and the explained variance of constant returns.
+    """
+    if not statistics:
+        return {}
+    rows = torch.stack([moments.data for moments in statistics.values()]).tolist()
+    summary: dict[str, float] = {}
+    variances: dict[str, float] = {}
+    for name, (count, total, squares, least, greatest) in zip(statistics, rows, strict=True):
+        if count == 0:
+            continue
+        mean = total / count
+        variances[name] = max(squares / count - mean * mean, 0.0)
+        summary[name] = mean
+        if name in WITH_EXTREMES:
+            summary |= {f"{name}_std": variances[name] ** 0.5, f"{name}_min": least, f"{name}_max": greatest}
+    if variances.get("return", 0.0) > 0 and "value_error" in variances:
+        summary["explained_variance"] = 1 - variances["value_error"] / variances["return"]
+    return summary

@@ -1,0 +1,59 @@
+"""Distance to the reference policy: estimators of KL(policy ‖ reference) from the sampled tokens.
+
+Where an estimator may stand follows from its gradient, not from its value (arXiv 2512.21852; TRL issue 4967). As a part
+of the reward, k1 is unbiased. In the loss, the gradient of k1 has mean zero and that of k3 is the gradient of another
+divergence; k2, and k3 times the importance ratio, have the gradient of the true KL:
+
+    ∇ k2      = (log π − log π_ref) ∇ log π
+    ∇ (ρ k3)  = ρ (log π − log π_ref) ∇ log π,   with ρ = π / π_old
+
+Both are exact for samples of π itself. The weighted k3 stays exact once π has moved from π_old within a step; k2 does
+not, by as much as ρ differs from 1.
+"""
+
+from typing import Literal
+
+import torch
+
+from rlhfless_functions.algorithms.ratios import MAX_LOG_RATIO
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(log_probs: torch.Tensor, reference_log_probs: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+    """KL(policy ‖ reference) in nats, estimated at each sampled token (Schulman, "Approximating KL divergence", 2020).
+
+    Args:
+        log_probs: of the sampled tokens under the policy, any shape.
+        reference_log_probs: of the same tokens under the reference, same shape.
+        estimator: k1 = δ, unbiased and of either sign; k2 = δ²/2; k3 = exp(−δ) − 1 + δ, unbiased and never negative;
+            with δ = log π − log π_ref.
+    """
+    difference = log_probs - reference_log_probs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    return torch.expm1((-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) + difference
+
+
+def kl_loss(
+    log_probs: torch.Tensor, reference_log_probs: torch.Tensor, ratio: torch.Tensor, estimator: Estimator
+) -> torch.Tensor:
+    """The penalty per token for the loss, whose gradient is that of the true KL.
+
+    Args:
+        log_probs: of the sampled tokens under the policy, with gradients.
+        reference_log_probs: of the same tokens under the reference.
+        ratio: π / π_old of each token, with gradients, whatever the ratio level of the policy loss. As in TRL's
+            `use_bias_correction_kl`, but for sequence-level ratios: TRL puts the sequence's ratio here, with which
+            the gradient is not that of the KL.
+        estimator: k2, which is taken as it is, or k3, which is multiplied by the ratio.
+
+    Raises:
+        ValueError: for k1.
+    """
+    if estimator == "k1":
+        raise ValueError("estimator: k1 in the loss has a gradient of mean zero; use k2 or k3, or placement: reward")
+    estimate = kl_estimate(log_probs, reference_log_probs, estimator)
+    return ratio * estimate if estimator == "k3" else estimate

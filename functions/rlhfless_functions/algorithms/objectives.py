@@ -1,0 +1,118 @@
+"""The losses of a micro-batch, composed from the pieces that an algorithm's settings choose."""
+
+from dataclasses import dataclass
+
+import torch
+
+from rlhfless_functions.algorithms.aggregation import aggregate, masked
+from rlhfless_functions.algorithms.diagnostics import Statistics, critic_statistics, policy_statistics
+from rlhfless_functions.algorithms.kl import kl_loss
+from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, value_loss
+from rlhfless_functions.algorithms.ratios import importance_ratio, sampler_ratio, truncated_weights
+from rlhfless_functions.settings import AlgorithmSettings
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One micro-batch's part of a loss."""
+
+    total: torch.Tensor
+    """A scalar with gradients: divide it by the `normalizer` of the optimizer step, then call `backward`."""
+    statistics: Statistics
+    """Adds up over micro-batches."""
+
+
+def policy_loss(
+    settings: AlgorithmSettings,
+    *,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    entropy: torch.Tensor | None = None,
+    old_log_probs: torch.Tensor | None = None,
+    sampler_log_probs: torch.Tensor | None = None,
+    reference_log_probs: torch.Tensor | None = None,
+) -> Loss:
+    """The policy's loss on one micro-batch: clipped objective × truncated importance weight + KL − entropy bonus.
+
+    Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
+
+    Args:
+        settings: of the job.
+        log_probs: of the sampled tokens under the policy, with gradients.
+        advantages: normalised over the batch already, where the settings say so.
+        mask: bool, True on tokens that count.
+        entropy: of the policy's distribution at each token, in nats; with gradients if there is an entropy bonus.
+        old_log_probs: under the policy that the step started from; `log_probs` themselves, detached, if None, which is
+            right in the step's first optimizer update.
+        sampler_log_probs: as the engine reported them; no importance weights if None.
+        reference_log_probs: under the reference; needed with a KL penalty in the loss.
+
+    Raises:
+        ValueError: if a needed tensor is missing.
+    """
+    settings = settings.resolved()
+    log_probs, advantages = masked(log_probs, mask), masked(advantages, mask)
+    old = log_probs.detach() if old_log_probs is None else masked(old_log_probs, mask)
+    ratio = importance_ratio(log_probs, old, mask, settings.ratio_level)
+    low, high = settings.clip_low, settings.clip_high
+    if settings.clip == "cispo":
+        per_token = cispo_loss(ratio, log_probs, advantages, low, high)
+    else:
+        per_token = ppo_loss(ratio, advantages, low, high, settings.dual_clip)
+    cap = settings.importance_sampling.cap
+    if cap is not None and sampler_log_probs is not None:
+        per_token = per_token * truncated_weights(sampler_ratio(old, sampler_log_probs, mask), cap)
+    if settings.kl.coefficient > 0 and settings.kl.placement == "loss":
+        if reference_log_probs is None:
+            raise ValueError("kl.placement: loss needs the log-probabilities of the reference")
+        token_ratio = importance_ratio(log_probs, old, mask, "token")
+        reference = masked(reference_log_probs, mask)
+        per_token = per_token + settings.kl.coefficient * kl_loss(
+            log_probs, reference, token_ratio, settings.kl.estimator
+        )
+    if settings.entropy_coefficient > 0:
+        if entropy is None:
+            raise ValueError("entropyCoefficient needs the entropy of the policy")
+        per_token = per_token - settings.entropy_coefficient * masked(entropy, mask)
+    statistics = policy_statistics(
+        log_probs,
+        old,
+        ratio,
+        advantages,
+        mask,
+        clip_low=low,
+        clip_high=high,
+        entropy=entropy,
+        sampler_log_probs=sampler_log_probs,
+        reference_log_probs=reference_log_probs,
+    )
+    return Loss(aggregate(per_token, mask, settings.aggregation), statistics)
+
+
+def critic_loss(
+    settings: AlgorithmSettings,
+    *,
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+) -> Loss:
+    """The critic's loss on one micro-batch, aggregated like the policy's, so that one normaliser serves both.
+
+    Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
+
+    Args:
+        settings: of the job.
+        values: under the critic now, with gradients.
+        old_values: when the batch was prepared.
+        returns: targets.
+        mask: bool, True on tokens that count.
+    """
+    settings = settings.resolved()
+    value_clip = None if settings.critic is None else settings.critic.value_clip
+    values, old_values, returns = masked(values, mask), masked(old_values, mask), masked(returns, mask)
+    return Loss(
+        aggregate(value_loss(values, old_values, returns, value_clip), mask, settings.aggregation),
+        critic_statistics(values, old_values, returns, mask, value_clip),
+    )
