@@ -1,0 +1,53 @@
+"""The artifact store: whatever a job keeps, under any fsspec URI or plain path. Neither torch nor transformers here.
+
+A published folder is immutable and exists whole or not at all: its `manifest.json`, with every file's size and SHA-256,
+is written last. A crash leaves only files that no manifest names, which `sweep` removes.
+"""
+
+from rlhfless_functions.artifacts.errors import (
+    ArtifactCorruptError,
+    ArtifactError,
+    ArtifactMissingError,
+    ArtifactUnwritableError,
+)
+from rlhfless_functions.artifacts.files import (
+    create_exclusive,
+    exists,
+    join,
+    list_files,
+    local_path,
+    read_bytes,
+    read_json,
+    remove,
+    write_bytes,
+    write_json,
+)
+from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
+from rlhfless_functions.artifacts.publication import publish
+from rlhfless_functions.artifacts.retrieval import local_folder
+from rlhfless_functions.artifacts.sweeping import sweep
+
+__all__ = [
+    "MANIFEST",
+    "ArtifactCorruptError",
+    "ArtifactError",
+    "ArtifactMissingError",
+    "ArtifactUnwritableError",
+    "Manifest",
+    "ManifestEntry",
+    "create_exclusive",
+    "exists",
+    "is_published",
+    "join",
+    "list_files",
+    "local_folder",
+    "local_path",
+    "manifest",
+    "publish",
+    "read_bytes",
+    "read_json",
+    "remove",
+    "sweep",
+    "write_bytes",
+    "write_json",
+]

@@ -1,0 +1,90 @@
+"""What can go wrong with the store, in words that name the URI and the remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlhfless_functions.api import FailureReason
+
+
+class ArtifactError(OSError):
+    """The store cannot do what was asked."""
+
+    reason: FailureReason = "artifact_missing"
+    """The contract's failure reason for it."""
+
+
+class ArtifactMissingError(ArtifactError):
+    """There is nothing at the URI, or it cannot be read."""
+
+
+class ArtifactCorruptError(ArtifactError):
+    """What is at the URI is not what was published."""
+
+
+class ArtifactUnwritableError(ArtifactError):
+    """The URI cannot be written: no permission, no space, no such bucket."""
+
+    reason: FailureReason = "artifact_unwritable"
+
+
+_NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+
+
+@contextmanager
+def reading(uri: str) -> Iterator[None]:
+    """Turn whatever a file system raises while `uri` is read into an ArtifactMissingError."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except (*_NOT_FOUND, IsADirectoryError) as error:
+        raise ArtifactMissingError(
+            f"{uri} does not exist: check the URI, or make the artifact again if it was removed"
+        ) from error
+    except PermissionError as error:
+        raise ArtifactMissingError(
+            f"{uri} may not be read: give this user or its credentials permission to read it ({error})"
+        ) from error
+    except Exception as error:
+        raise ArtifactMissingError(f"{uri} cannot be read: {_no_answer(error)}") from error
+
+
+@contextmanager
+def writing(uri: str) -> Iterator[None]:
+    """Turn whatever a file system raises while `uri` is written into an ArtifactUnwritableError."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except Exception as error:
+        raise unwritable(uri, error) from error
+
+
+def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
+    """The error that says why `uri` could not be written."""
+    return ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
+
+
+def no_space(error: BaseException) -> bool:
+    """Whether the error says that a disk or quota is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _obstacle(error: Exception) -> str:
+    if no_space(error):
+        return "no space is left on the device; free some, or choose another artifacts URI"
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+        return f"no permission; give this user or its credentials write access, or choose another URI ({error})"
+    if isinstance(error, (*_NOT_FOUND, FileExistsError, IsADirectoryError)):
+        return f"a part of it is missing or not a folder; make the bucket or folder, or choose another URI ({error})"
+    return _no_answer(error)
+
+
+def _no_answer(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return f"its protocol needs a package that is not installed ({error})"
+    return (
+        "the store did not answer as it should; check the URI and, for S3, AWS_ENDPOINT_URL and the credentials"
+        f" ({type(error).__name__}: {error})"
+    )

@@ -1,0 +1,223 @@
+"""URIs and single files: read, write atomically, create exclusively, list, remove."""
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from rlhfless_functions.artifacts.errors import ArtifactCorruptError, reading, writing
+
+TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{32}")
+"""Names of files and folders that are being written, and of the place that they are written for."""
+
+# --- URIs --------------------------------------------------------------------------------------------------------
+
+
+def join(base: str, *names: str) -> str:
+    """`base` with path components appended."""
+    start = base.rstrip("/")
+    return "/".join([base.removesuffix("/") if start.endswith(":") else start, *names])
+
+
+def local_path(uri: str) -> Path | None:
+    """The path that a URI names on this machine's file system; None for a URI of any other store."""
+    for scheme in ("file://", "local://"):
+        if uri.startswith(scheme):
+            return Path(uri.removeprefix(scheme))
+    return None if "://" in uri or "::" in uri else Path(uri)
+
+
+def remote(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URI and the path in it.
+
+    Looked up anew each time: fsspec keeps the instances, and a forked child must not use its parent's.
+    """
+    filesystem, path = url_to_fs(uri, use_listings_cache=False)
+    return filesystem, path
+
+
+_of_parent: list[Any] = []
+
+
+def _leave_connections_to_parent() -> None:
+    """Keep the parent's file systems alive and unused: finalizing one would wait for a loop that did not fork."""
+    for cls in _subclasses(fsspec.AbstractFileSystem):
+        _of_parent.extend(cls._cache.values())
+        cls._cache.clear()
+
+
+def _subclasses(cls: type) -> Iterator[Any]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+os.register_at_fork(after_in_child=_leave_connections_to_parent)
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_bytes(uri: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+        ArtifactMissingError: if it is not there or cannot be read.
+    """
+    path = local_path(uri)
+    with reading(uri):
+        if path is not None:
+            return path.read_bytes()
+        filesystem, name = remote(uri)
+        content: bytes = filesystem.cat_file(name)
+        return content
+
+
+def read_json(uri: str) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ArtifactMissingError: if it is not there or cannot be read.
+        ArtifactCorruptError: if it is no JSON.
+    """
+    try:
+        return json.loads(read_bytes(uri))
+    except ValueError as error:
+        raise ArtifactCorruptError(f"{uri} is no JSON ({error}): restore it from a copy, or remove it") from error
+
+
+def exists(uri: str) -> bool:
+    """Whether there is a file or folder.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+    """
+    path = local_path(uri)
+    with reading(uri):
+        if path is not None:
+            return path.exists()
+        filesystem, name = remote(uri)
+        return bool(filesystem.exists(name))
+
+
+def list_files(uri: str) -> list[str]:
+    """URIs of all files below a folder, sorted; none if there is no folder. Files still being written are left out.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+    """
+    return [join(uri, name) for name in sorted(walk(uri)) if not any(map(TEMPORARY.fullmatch, name.split("/")))]
+
+
+def walk(uri: str) -> list[str]:
+    """Paths, relative to the folder, of all files below it, those still being written included.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+    """
+    path = local_path(uri)
+    with reading(uri):
+        if path is not None:
+            return [
+                (Path(folder) / name).relative_to(path).as_posix()
+                for folder, _, names in os.walk(path)
+                for name in names
+            ]
+        filesystem, folder_name = remote(uri)
+        prefix = folder_name.rstrip("/") + "/"
+        return [name.removeprefix(prefix) for name in filesystem.find(folder_name) if name.startswith(prefix)]
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def write_bytes(uri: str, data: bytes) -> None:
+    """Write a file, or replace it, atomically: a reader sees the old content or the new.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written; the old content stands.
+    """
+    path = local_path(uri)
+    with writing(uri):
+        if path is None:
+            filesystem, name = remote(uri)
+            filesystem.pipe_file(name, data)
+        else:
+            with _written_beside(path, data) as temporary:
+                temporary.replace(path)
+
+
+def write_json(uri: str, value: Any) -> None:
+    """Write a JSON file atomically.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written.
+    """
+    write_bytes(uri, json.dumps(value).encode())
+
+
+def create_exclusive(uri: str, data: bytes) -> bool:
+    """Write a file only if there is none. Of any number that try at once, exactly one gets True.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written.
+    """
+    path = local_path(uri)
+    with writing(uri):
+        try:
+            if path is None:
+                filesystem, name = remote(uri)
+                filesystem.pipe_file(name, data, mode="create")
+            else:
+                with _written_beside(path, data) as temporary:
+                    os.link(temporary, path)
+        except FileExistsError:
+            if not exists(uri):
+                raise
+            return False
+        return True
+
+
+def remove(uri: str) -> None:
+    """Remove a file, or a folder with all that is in it; nothing happens if there is none.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be removed.
+    """
+    path = local_path(uri)
+    with writing(uri):
+        if path is None:
+            filesystem, name = remote(uri)
+            if filesystem.exists(name):
+                filesystem.rm(name, recursive=True)
+        elif path.is_dir() and not path.is_symlink():
+            # A folder vanishes at once, whatever interrupts the removal of its files.
+            shutil.rmtree(path.replace(beside(path)))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def beside(path: Path) -> Path:
+    """An unused name in the same folder, recognisable as a temporary of `path`."""
+    return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
+
+
+@contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = beside(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
