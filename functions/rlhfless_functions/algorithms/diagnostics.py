@@ -50,10 +50,10 @@ Statistics = dict[str, Moments]
 
 def add_statistics(left: Mapping[str, Moments], right: Mapping[str, Moments]) -> Statistics:
     """The statistics of two disjoint parts of a batch taken together."""
-    return {
-        name: left[name] + right[name] if name in left and name in right else (left.get(name) or right[name])
-        for name in [*left, *(name for name in right if name not in left)]
-    }
+    total = dict(left)
+    for name, moments in right.items():
+        total[name] = total[name] + moments if name in total else moments
+    return total
 
 
 def policy_statistics(
