@@ -252,11 +252,23 @@ class GroupResult(Message):
     """Standard deviation of the group's rewards; 0 teaches nothing where the baseline is the group."""
 
 
+class ExampleSample(Message):
+    """A scored sample as text, for people to read."""
+
+    prompt: str
+    response: str
+    reward: float | None
+    tokens: int
+    finish_reason: FinishReason
+
+
 class PrepareResult(Message):
     """A prepared chunk of groups."""
 
     part: str
     groups: list[GroupResult]
+    examples: list[ExampleSample] = []
+    """The first sample of each of the first few groups."""
     metrics: dict[str, float]
     """Sums and counts are marked by their names (`/sum`, `/count`); the control plane adds chunks up."""
 

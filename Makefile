@@ -1,0 +1,44 @@
+# Everything works in .venv at the root. `make help` says what there is.
+PYTHON ?= python3.11
+JOB ?= examples/quickstart/grpo.yaml
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types bench docs lock clean
+
+help: ## say what each target does
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+run: $(STAMP) ## set up, then train JOB (default: the quickstart, by GRPO) on this machine
+	$(BIN)/rlhfless run $(JOB)
+
+test: $(STAMP) ## set up, then run the tests and report their line coverage
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term:skip-covered
+
+lint: $(STAMP) ## check style and formatting with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## check the operator package with mypy --strict
+	$(BIN)/mypy
+
+bench: $(STAMP) ## measure a quickstart step against TRL's, on this machine
+	$(BIN)/python benchmarks/step_time.py
+
+docs: $(STAMP) ## write docs/reference.md and the CRD anew from the job's model
+	$(BIN)/rlhfless reference > docs/reference.md
+	$(BIN)/rlhfless crd > crds/rlhfjobs.rlhfless.io.yaml
+
+lock: ## write constraints.txt anew from what is installed in .venv
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean: ## remove the environment, caches and build outputs; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist build

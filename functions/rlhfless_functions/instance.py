@@ -1,0 +1,91 @@
+"""Start one function instance in this process: a pod's container, or a child of the local template process."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlhfless_functions import logs
+from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.server import Function, Instance, serve
+from rlhfless_functions.settings import ModelSettings
+
+
+class InstanceOptions(BaseModel):
+    """How an instance is started. A pod gets them as RLHFLESS_* variables, a local process as JSON."""
+
+    stage: Stage
+    name: str
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    threads: int = 1
+    """Threads of torch's CPU operators."""
+    model: ModelSettings | None = None
+    """With `weights`: what to load before the instance is ready."""
+    weights: WeightsReference | None = None
+    started_at: float
+    """Unix time at which the instance was asked for, from which its cold start counts."""
+
+
+def create_function(stage: Stage) -> Function:
+    """The stage's code; its imports are this process's largest cost, so only the one stage's are made."""
+    if stage == "generation":
+        from rlhfless_functions.generation import Generator
+
+        return Generator()
+    if stage == "preparation":
+        from rlhfless_functions.preparation import Preparer
+
+        return Preparer()
+    from rlhfless_functions.learning import Learner
+
+    return Learner()
+
+
+def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
+    """Serve until SIGTERM."""
+    import torch
+
+    logs.configure(instance=options.name)
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)
+    instance = Instance(options.stage, create_function(options.stage), name=options.name, started_at=options.started_at)
+    asyncio.run(
+        serve(
+            instance,
+            host=options.host,
+            port=options.port,
+            token=options.token,
+            model=options.model,
+            weights=options.weights,
+            on_listening=on_listening,
+        )
+    )
+
+
+def main() -> None:
+    """Entry point of a container: options from RLHFLESS_STAGE, RLHFLESS_TOKEN, PORT and so on."""
+    environment = os.environ
+    values: dict[str, Any] = {
+        "stage": environment["RLHFLESS_STAGE"],
+        "name": environment.get("HOSTNAME", f"local-{os.getpid()}"),
+        "token": environment["RLHFLESS_TOKEN"],
+        "host": "0.0.0.0",
+        "port": int(environment.get("PORT", "8080")),
+        "threads": int(environment.get("RLHFLESS_THREADS", "1")),
+        "started_at": time.time(),
+    }
+    for field, variable in (("model", "RLHFLESS_MODEL"), ("weights", "RLHFLESS_WEIGHTS")):
+        if variable in environment:
+            annotation: Any = {"model": ModelSettings, "weights": WeightsReference}[field]
+            values[field] = annotation.model_validate_json(environment[variable])
+    run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""One task over HTTP: POST the request, read the events. The same for a local process and a Knative service."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import aiohttp
+
+from rlhfless_functions.api import Done, Event, Failed, RunRequest, parse_event
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+
+_MAX_LINE_BYTES = 16 * 2**20
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session without a limit on the length of a stream; silence is bounded by `stall_seconds` below."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        read_bufsize=2**18,
+        connector=aiohttp.TCPConnector(limit=0),
+    )
+
+
+async def run_task(
+    session: aiohttp.ClientSession, url: str, token: str, request: RunRequest, *, stall_seconds: float
+) -> AsyncGenerator[Event, None]:
+    """Yield a task's events, the `Done` record last. Closing the generator closes the stream, which cuts the task.
+
+    Args:
+        url: base address of the instance or service.
+        token: the job's bearer token.
+        stall_seconds: longest silence; functions send heartbeats well within it.
+
+    Raises:
+        InstanceLostError: no terminal record came.
+        TaskFailedError: the task failed or was refused.
+    """
+    body = request.model_dump_json().encode()
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    try:
+        async with session.post(f"{url}/v1/run", data=body, headers=headers) as response:
+            async for line in _lines(response.content, stall_seconds):
+                try:
+                    event = parse_event(line)
+                except ValueError as error:
+                    # A proxy that times out appends its own words to a stream that it then ends in good order.
+                    raise InstanceLostError(f"HTTP {response.status}: {error}") from error
+                if isinstance(event, Failed):
+                    raise TaskFailedError(event)
+                yield event
+                if isinstance(event, Done):
+                    return
+            raise InstanceLostError(f"HTTP {response.status}: the stream ended without a terminal record")
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise InstanceLostError(f"{type(error).__name__}: {error}") from error
+    except TimeoutError as error:
+        raise InstanceLostError(f"nothing was heard for {stall_seconds:g} s") from error
+
+
+async def _lines(content: aiohttp.StreamReader, stall_seconds: float) -> AsyncGenerator[bytes, None]:
+    pending = bytearray()
+    while True:
+        async with asyncio.timeout(stall_seconds):
+            chunk = await content.readany()
+        if not chunk:
+            return
+        pending += chunk
+        if b"\n" in chunk:
+            *lines, rest = bytes(pending).split(b"\n")
+            pending = bytearray(rest)
+            for line in lines:
+                yield line
+        elif len(pending) > _MAX_LINE_BYTES:
+            raise InstanceLostError(f"a line of over {_MAX_LINE_BYTES} bytes")

@@ -1,0 +1,107 @@
+"""One driver from its start to its end: takes the lease, opens the run, trains, and leaves a true status behind."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.platforms.base import Platform, StateChange
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.lease import RENEW_SECONDS, Lease, LeaseLostError
+from rlhfless_operator.training.loop import train
+from rlhfless_operator.training.progress import LiveProgress
+from rlhfless_operator.training.run import TrainingRun, new_uid, read_status
+from rlhfless_operator.training.status import RLHFJobStatus
+from rlhfless_operator.training.summary import summarize
+from rlhfless_operator.training.tasks import StageFailedError
+
+_FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
+"""Parts of a job that can't change once it has begun: the steps that are done would mean something else."""
+
+
+class JobChangedError(Exception):
+    """The document is not the one that the job was begun with."""
+
+
+async def drive(
+    job: RLHFJob,
+    folder: JobFolder,
+    make_platform: Callable[[Callable[[StateChange], None]], Platform],
+    progress: LiveProgress,
+    *,
+    on_open: Callable[[TrainingRun], None] = lambda run: None,
+) -> dict[str, Any]:
+    """Run a job to its end, or on from where it is; returns its summary.
+
+    Raises:
+        LeaseHeldError: another driver runs it.
+        LeaseLostError: another driver has taken it over.
+        StageFailedError: it failed; the status says so too.
+        JobChangedError: it was begun with another document.
+    """
+    lease = await asyncio.to_thread(Lease.acquire, folder.root)
+    try:
+        status = await asyncio.to_thread(_open_status, job, folder)
+        run = TrainingRun(job, folder, lease, status, make_platform, progress)
+        on_open(run)
+        try:
+            await _train_under_lease(run)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            await _leave(run, "Interrupted", "stopped by its user; run it again to go on")
+            raise
+        except (StageFailedError, artifacts.ArtifactError, ValueError) as error:
+            await _leave(run, "Failed", str(error))
+            raise
+        finally:
+            await run.platform.close()
+            await asyncio.to_thread(_write_summary, run)
+        return summarize(job, run.status, run.records)
+    finally:
+        await asyncio.to_thread(lease.release)
+
+
+async def _train_under_lease(run: TrainingRun) -> None:
+    async def keep_lease() -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.to_thread(run.lease.renew)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(keep_lease())
+            await train(run)
+            keeper.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+async def _leave(run: TrainingRun, phase: str, message: str) -> None:
+    with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
+        await run.update_status(phase=phase, message=message)
+
+
+def _write_summary(run: TrainingRun) -> None:
+    with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
+        run.lease.check()
+        artifacts.write_json(run.folder.file("summary.json"), summarize(run.job, run.status, run.records))
+
+
+def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    begun = folder.file("job.yaml")
+    if artifacts.exists(begun):
+        before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
+        now = document["spec"]
+        changed = [name for name in _FIXED_FIELDS if before.get(name) != now.get(name)]
+        if changed:
+            names = ", ".join(f"spec.{name}" for name in changed)
+            raise JobChangedError(
+                f"{names} changed since this job was begun in {folder.root};"
+                f" use another metadata.name, or start over with --fresh"
+            )
+    artifacts.write_bytes(begun, yaml.safe_dump(document, sort_keys=False).encode())
+    return read_status(folder) or RLHFJobStatus(uid=new_uid())

@@ -1,0 +1,67 @@
+"""Where everything of one job lies below its folder in the artifact store."""
+
+from rlhfless_functions.api import Purpose
+from rlhfless_functions.artifacts import join
+
+TRANSIENT = ("rollouts", "batches", "weights", "critics", "checkpoints", "progress", "results")
+"""Sub-folders that garbage collection goes through; what stands beside them is for the user and stays."""
+
+
+class JobFolder:
+    """The URIs of one job's artifacts.
+
+    Args:
+        root: URI of the job's folder.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def file(self, name: str) -> str:
+        """A file for the user or the driver: `status.json`, `metrics.jsonl`, `report.html` and so on."""
+        return join(self.root, name)
+
+    def data(self, purpose: Purpose) -> str:
+        """The materialised dataset."""
+        return join(self.root, "data", purpose)
+
+    def rollouts(self, step: int, purpose: Purpose) -> str:
+        """The sinks of one step's actors."""
+        return join(self.root, "rollouts", _named(step, purpose))
+
+    def batches(self, step: int, purpose: Purpose) -> str:
+        """The prepared chunks of one step, and the results that announced them."""
+        return join(self.root, "batches", _named(step, purpose))
+
+    def weights(self, step: int) -> str:
+        """A weights version."""
+        return join(self.root, "weights", _step(step))
+
+    def critic(self, step: int) -> str:
+        """The critic's version."""
+        return join(self.root, "critics", _step(step))
+
+    def checkpoint(self, step: int) -> str:
+        """Weights, critic and optimizer state after a step."""
+        return join(self.root, "checkpoints", _step(step))
+
+    def progress(self, step: int) -> str:
+        """The control plane's own state after a step: data cursor and length predictions."""
+        return join(self.root, "progress", f"{_step(step)}.json")
+
+    def result(self, name: str, step: int) -> str:
+        """The result of a task whose output is a folder, or a stage's record."""
+        return join(self.root, "results", f"{_step(step)}-{name}.json")
+
+    @property
+    def export(self) -> str:
+        """The trained model, as a Hugging Face folder."""
+        return join(self.root, "model")
+
+
+def _step(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _named(step: int, purpose: Purpose) -> str:
+    return _step(step) if purpose == "training" else f"{_step(step)}-{purpose}"

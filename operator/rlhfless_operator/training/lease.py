@@ -1,0 +1,126 @@
+"""One driver a job: numbered leases, the highest of which owns the job, so that a superseded driver knows it.
+
+A lease is taken by creating `leases/NUMBER.json`, which only one can do. Its holder renews it; another takes the next
+number only when it has expired, was released, or its process is seen to be dead on this very machine. Before anything
+is published the holder looks whether a higher number exists: the number is the fence.
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from rlhfless_functions import artifacts
+
+LEASE_SECONDS = 30.0
+RENEW_SECONDS = 5.0
+
+
+class LeaseHeldError(Exception):
+    """Another driver runs this job."""
+
+
+class LeaseLostError(Exception):
+    """Another driver has taken the job over; this one must stop and publish nothing more."""
+
+
+class Lease:
+    """The right to drive a job. Make one with `Lease.acquire`."""
+
+    def __init__(self, folder: str, number: int) -> None:
+        self._folder = folder
+        self.number = number
+        """Grows with every driver of the job; names what this one writes."""
+
+    @classmethod
+    def acquire(cls, root: str) -> Self:
+        """Take the job in the folder `root`.
+
+        Raises:
+            LeaseHeldError: another driver holds it; says which.
+        """
+        folder = artifacts.join(root, "leases")
+        newest = _newest(folder)
+        if newest:
+            holder = artifacts.read_json(_uri(folder, newest))
+            if not _is_free(holder):
+                raise LeaseHeldError(
+                    f"this job is driven by process {holder['pid']} on {holder['host']};"
+                    f" stop it first, or wait {LEASE_SECONDS:.0f} s after it has gone"
+                )
+        lease = cls(folder, newest + 1)
+        if not artifacts.create_exclusive(_uri(folder, lease.number), lease._content(released=False)):
+            raise LeaseHeldError("another driver took this job just now")
+        if newest:
+            artifacts.remove(_uri(folder, newest))
+        return lease
+
+    def renew(self) -> None:
+        """Prolong the lease.
+
+        Raises:
+            LeaseLostError: somebody else has the job now.
+        """
+        self.check()
+        artifacts.write_bytes(_uri(self._folder, self.number), self._content(released=False))
+
+    def check(self) -> None:
+        """The fence: call it before publishing anything.
+
+        Raises:
+            LeaseLostError: somebody else has the job now.
+        """
+        if _newest(self._folder) != self.number:
+            raise LeaseLostError("another driver has taken this job over; this one stops")
+
+    def release(self) -> None:
+        """Let the next driver in at once."""
+        if _newest(self._folder) == self.number:
+            artifacts.write_bytes(_uri(self._folder, self.number), self._content(released=True))
+
+    def _content(self, *, released: bool) -> bytes:
+        return json.dumps(
+            {
+                "host": socket.gethostname(),
+                "boot": _boot_id(),
+                "pid": os.getpid(),
+                "process_started": _process_started(os.getpid()),
+                "renewed": time.time(),
+                "released": released,
+            }
+        ).encode()
+
+
+def _uri(folder: str, number: int) -> str:
+    return artifacts.join(folder, f"{number:06d}.json")
+
+
+def _newest(folder: str) -> int:
+    numbers = [int(uri.rsplit("/", 1)[-1].removesuffix(".json")) for uri in artifacts.list_files(folder)]
+    return max(numbers, default=0)
+
+
+def _is_free(holder: dict[str, Any]) -> bool:
+    if holder["released"] or time.time() - holder["renewed"] > LEASE_SECONDS:
+        return True
+    on_this_machine = holder["host"] == socket.gethostname() and holder["boot"] == _boot_id()
+    return bool(on_this_machine and _process_started(holder["pid"]) != holder["process_started"])
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _process_started(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, which tells it from a later one with the same id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command's name, the second field, may hold spaces and parentheses.
+    return stat.rpartition(")")[2].split()[19]

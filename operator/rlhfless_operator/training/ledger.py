@@ -1,0 +1,112 @@
+"""The ledger: instance-seconds by state, and money, per stage and step."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.platforms.base import InstanceState, StateChange
+
+ChargedState = Literal["starting", "busy", "idle", "draining"]
+CHARGED_STATES: tuple[ChargedState, ...] = ("starting", "busy", "idle", "draining")
+STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
+
+
+@dataclass(frozen=True)
+class Span:
+    """An instance was in a state from `start` to `end`, in monotonic seconds."""
+
+    instance: str
+    stage: Stage
+    state: ChargedState
+    start: float
+    end: float
+
+
+@dataclass
+class Account:
+    """Instance-seconds by stage and state."""
+
+    seconds: dict[tuple[Stage, ChargedState], float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, other: "Account") -> None:
+        """Take in another account's seconds."""
+        for key, seconds in other.seconds.items():
+            self.seconds[key] += seconds
+
+    def total(self, stage: Stage | None = None, state: ChargedState | None = None) -> float:
+        """Instance-seconds, of one stage or state or of all."""
+        return sum(
+            seconds
+            for (of_stage, of_state), seconds in self.seconds.items()
+            if stage in (None, of_stage) and state in (None, of_state)
+        )
+
+    def cost(self, instance_hour: Decimal, stage: Stage | None = None) -> Decimal:
+        """Money, to a millionth."""
+        hours = Decimal(repr(self.total(stage))) / 3600
+        return (hours * instance_hour).quantize(Decimal("0.000001"))
+
+    def as_dict(self, instance_hour: Decimal) -> dict[Stage, dict[str, float | str]]:
+        """One row a stage, as `metrics.jsonl` has it."""
+        return {
+            stage: {
+                **{state: round(self.total(stage, state), 6) for state in CHARGED_STATES},
+                "cost": str(self.cost(instance_hour, stage)),
+            }
+            for stage in STAGES
+        }
+
+
+class Ledger:
+    """Accounts for every instance from the moment it is asked for until it is gone."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Stage, ChargedState, float]] = {}
+        self._account = Account()
+        self._spans: list[Span] = []
+
+    def observe(self, change: StateChange) -> None:
+        """An instance changed its state."""
+        self._charge(change.instance, change.at)
+        if change.state == "ended":
+            self._open.pop(change.instance, None)
+        else:
+            self._open[change.instance] = (change.stage, change.state, change.at)
+
+    def close(self, now: float) -> Account:
+        """End the account at `now` and begin the next; instances that live on are split at this moment."""
+        for instance, (stage, state, _) in list(self._open.items()):
+            self._charge(instance, now)
+            self._open[instance] = (stage, state, now)
+        account, self._account = self._account, Account()
+        return account
+
+    def running(self, now: float) -> Account:
+        """The open account with living instances charged up to `now`; nothing is closed."""
+        account = Account()
+        account.add(self._account)
+        for stage, state, since in self._open.values():
+            account.seconds[stage, state] += max(0.0, now - since)
+        return account
+
+    def take_spans(self) -> list[Span]:
+        """The spans that have ended since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def instances(self) -> dict[tuple[Stage, InstanceState], int]:
+        """How many instances are in each state now."""
+        counts: dict[tuple[Stage, InstanceState], int] = defaultdict(int)
+        for stage, state, _ in self._open.values():
+            counts[stage, state] += 1
+        return counts
+
+    def _charge(self, instance: str, until: float) -> None:
+        if instance not in self._open:
+            return
+        stage, state, since = self._open[instance]
+        if until > since:
+            self._account.seconds[stage, state] += until - since
+            self._spans.append(Span(instance, stage, state, since, until))

@@ -1,0 +1,60 @@
+"""The plan of a step's generation, from what the control plane knows: predicted lengths, speed, prices, limits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfless_functions.api import SampleTask
+from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor
+from rlhfless_operator.policy.loads import SampleLoad
+from rlhfless_operator.policy.planning import Limits, Plan, plan
+from rlhfless_operator.spec import RLHFJobSpec
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """A step's plan, and what it rests on."""
+
+    plan: Plan
+    shares: list[list[SampleTask]]
+    """The plan's shares in the words of the wire contract, longest expected time first."""
+    estimates: Mapping[int, LengthEstimate]
+    """Predicted lengths as they were when the step was planned."""
+
+
+def plan_generation(
+    spec: RLHFJobSpec,
+    prompts: Sequence[int],
+    samples_per_prompt: int,
+    prompt_tokens: Sequence[int],
+    predictor: LengthPredictor,
+    latency: LinearLatency,
+    *,
+    start_seconds: float,
+) -> GenerationPlan:
+    """Divide the samples of `prompts` over actors as the job's planning policy says.
+
+    Args:
+        prompt_tokens: tokens of every prompt of the dataset, by row.
+        start_seconds: what an instance spends before it works.
+    """
+    estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
+    longest = float(spec.sampling.max_response_tokens)
+    loads = [
+        SampleLoad(prompt, index, prompt_tokens[prompt], min(longest, tokens))
+        for prompt in prompts
+        for index, tokens in enumerate(estimates[prompt].quantiles(samples_per_prompt))
+    ]
+    instances = spec.generation.instances
+    limits = Limits(instances.min, instances.max, kv_tokens=spec.generation.kv_budget_tokens)
+    made = plan(
+        spec.planning.policy,
+        loads,
+        latency,
+        limits,
+        cost_weight=spec.planning.cost_weight,
+        startup_seconds=start_seconds,
+    )
+    shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
+    tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
+    return GenerationPlan(made, tasks, estimates)

@@ -1,0 +1,116 @@
+"""The preparation stage: complete groups are prepared while the tail still decodes."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import ExampleSample, GroupResult, PrepareRequest, PrepareResult
+from rlhfless_operator.platforms.base import Platform
+from rlhfless_operator.training.generation import CompleteGroup
+from rlhfless_operator.training.tasks import run_to_end
+
+_CHUNKS_PER_STEP = 6
+"""About how many requests a step's groups are cut into: fewer overlap less, more cost more round trips."""
+
+
+@dataclass
+class PreparationOutcome:
+    """What preparation made of a step's groups."""
+
+    parts: list[str] = field(default_factory=list)
+    """Prepared chunks."""
+    groups: dict[int, GroupResult] = field(default_factory=dict)
+    """What each prompt's group came to."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Metrics of all chunks, added up."""
+    examples: list[ExampleSample] = field(default_factory=list)
+    """Samples for people to read, by prompt."""
+
+    def add(self, result: PrepareResult) -> None:
+        """Take in a chunk."""
+        self.parts.append(result.part)
+        self.examples += result.examples
+        self.groups.update({group.prompt: group for group in result.groups})
+        for name, value in result.metrics.items():
+            self.sums[name] = max(self.sums[name], value) if name.endswith("/max") else self.sums[name] + value
+
+
+def prepared_before(folder: str) -> PreparationOutcome:
+    """The chunks that an earlier driver of this step had prepared."""
+    outcome = PreparationOutcome()
+    for uri in artifacts.list_files(folder):
+        if uri.endswith(".json"):
+            outcome.add(PrepareResult.model_validate(artifacts.read_json(uri)))
+    return outcome
+
+
+async def prepare(
+    platform: Platform,
+    groups: AsyncIterator[CompleteGroup],
+    expected: int,
+    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
+    outcome: PreparationOutcome,
+    *,
+    driver: int,
+    retries: int,
+) -> None:
+    """Prepare groups in chunks as they come, until there are no more.
+
+    Args:
+        groups: complete groups, as generation yields them; those in `outcome` already are passed over.
+        expected: number of groups to come, which sets the size of a chunk.
+        make_request: (part, attempt, groups) → request.
+        outcome: filled in along the way; holds what an earlier driver had prepared.
+
+    Raises:
+        StageFailedError: a chunk can't be prepared, or generation failed.
+    """
+    waiting: list[CompleteGroup] = []
+    arrived = asyncio.Event()
+    ended = False
+    least = max(1, expected // _CHUNKS_PER_STEP)
+
+    async def collect() -> None:
+        nonlocal ended
+        try:
+            async for group in groups:
+                if group.prompt not in outcome.groups:
+                    waiting.append(group)
+                arrived.set()
+        finally:
+            ended = True
+            arrived.set()
+
+    async def work() -> None:
+        chunk_number = 0
+        while not ended or waiting:
+            if len(waiting) < least and not ended:
+                arrived.clear()
+                await arrived.wait()
+                continue
+            # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
+            # group through the models by itself.
+            chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
+            part = f"chunk-{driver}-{chunk_number:04d}"
+            chunk_number += 1
+            result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+            outcome.add(PrepareResult.model_validate(result))
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(collect())
+            tasks.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def _request(
+    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
+    part: str,
+    chunk: Sequence[CompleteGroup],
+    attempt: int,
+) -> PrepareRequest:
+    return make_request(part, attempt, chunk)

@@ -1,0 +1,46 @@
+"""What is going on right now, for whoever looks: gathered from events, never asked for."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import Event, Progress, Samples
+
+StageName = str
+
+
+@dataclass
+class LiveProgress:
+    """The current step as it goes. The terminal view reads it a few times a second."""
+
+    on_note: Callable[[str], None] = lambda note: None
+    """Told of what a person should know."""
+    stage_name: str = "starting"
+    stage_since: float = field(default_factory=time.monotonic)
+    step: int = 0
+    actors: int = 0
+    finished: int = 0
+    samples: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    """Response tokens of each actor's current request."""
+
+    def begin_step(self, step: int, samples: int) -> None:
+        """A step begins."""
+        self.step, self.samples, self.finished, self.tokens = step, samples, 0, {}
+
+    def stage(self, name: str, *, actors: int | None = None) -> None:
+        """A stage begins."""
+        self.stage_name, self.stage_since = name, time.monotonic()
+        if actors is not None:
+            self.actors = actors
+
+    def event(self, actor: int, event: Event) -> None:
+        """An actor said something."""
+        if isinstance(event, Progress):
+            self.tokens[actor] = event.tokens
+        elif isinstance(event, Samples):
+            self.finished += len(event.samples)
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+        self.on_note(text)

@@ -1,0 +1,132 @@
+"""The lines of `metrics.jsonl`, `ledger.jsonl` and `samples.jsonl`: what a run tells people and scripts."""
+
+import math
+from decimal import Decimal
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from rlhfless_functions import artifacts
+
+
+class Record(BaseModel):
+    """The base of the lines: frozen, and tolerant of fields that another release wrote."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class StageAccount(Record):
+    """What one stage's instances did in a step."""
+
+    starting: float = 0.0
+    """Instance-seconds from being asked for until ready."""
+    busy: float = 0.0
+    """Instance-seconds of work."""
+    idle: float = 0.0
+    """Instance-seconds of being kept without work."""
+    draining: float = 0.0
+    """Instance-seconds from being told to end until gone."""
+    cost: Decimal = Decimal(0)
+    """Price of all of them."""
+
+    @property
+    def seconds(self) -> float:
+        """Instance-seconds in any state."""
+        return self.starting + self.busy + self.idle + self.draining
+
+
+class StepRecord(Record):
+    """One finished step. Step 0 is the evaluation before the first."""
+
+    step: int
+    """Number of the step."""
+    seconds: float = 0.0
+    """How long it took."""
+    stages: dict[str, float] = {}
+    """Seconds in which each stage alone held the step up: generation, preparation, learning, overhead."""
+    metrics: dict[str, float] = {}
+    """Means of the step by name, such as `reward` or `kl/reference`."""
+    ledger: dict[str, StageAccount] = {}
+    """Instance-seconds and money by stage."""
+    plan: dict[str, Any] | None = None
+    """The plan that generation followed."""
+    evaluation: dict[str, float] | None = None
+    """Results on the evaluation's prompts after this step, where it was evaluated."""
+
+    @field_validator("metrics", "evaluation", mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {name: number for name, number in value.items() if number is not None} if value else value
+
+    @property
+    def cost(self) -> Decimal:
+        """Price of the step."""
+        return sum((account.cost for account in self.ledger.values()), Decimal(0))
+
+    def metric(self, name: str) -> float:
+        """A metric; NaN where this step has none."""
+        return self.metrics.get(name, math.nan)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy of the evaluation after this step."""
+        return self.evaluation.get("accuracy") if self.evaluation else None
+
+
+class SpanRecord(Record):
+    """An instance was in a state for a while."""
+
+    instance: str
+    """Name of the pod or local process."""
+    stage: str
+    """Its function."""
+    state: Literal["starting", "busy", "idle", "draining"]
+    """What it did."""
+    start: float
+    """Seconds since the run began."""
+    end: float
+    """Seconds since the run began."""
+
+
+class SampleRecord(Record):
+    """One completion of an evaluation prompt."""
+
+    when: Literal["before", "after"]
+    """Before the first step or after the last."""
+    prompt: str
+    """The prompt's text."""
+    response: str
+    """The response's text."""
+    reward: float | None = None
+    """Its reward; None if it could not be scored."""
+    tokens: int = Field(default=0, ge=0)
+    """Tokens of the response."""
+    finish_reason: str = ""
+    """Why it ended."""
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def read_records(uri: str, kind: type[RecordType]) -> list[RecordType]:
+    """All records of a JSONL file; none if there is no such file.
+
+    The last line may be torn, because its writer was killed in the middle of it; it is left out then.
+
+    Raises:
+        ValueError: for any other line that is no such record, naming the file and the line.
+    """
+    if not artifacts.exists(uri):
+        return []
+    lines = artifacts.read_bytes(uri).splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(kind.model_validate_json(line))
+        except ValidationError as error:
+            if number == len(lines):
+                break
+            fault = error.errors()[0]
+            where = ".".join(str(part) for part in fault["loc"]) or "the line"
+            raise ValueError(f"{uri}, line {number}: {where}: {fault['msg']}; restore the file or delete it") from error
+    return records

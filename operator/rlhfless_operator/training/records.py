@@ -1,0 +1,94 @@
+"""What the control plane writes down: a step's batch, a step's record, and the files that grow by a line a step."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import BatchReference
+
+
+class PlanRecord(BaseModel):
+    """A step's plan, in numbers."""
+
+    policy: str
+    actors: int
+    expected_seconds: float
+    expected_instance_seconds: float
+    lower_bound_instance_seconds: float
+    rank_correlation: float | None = None
+    """Spearman's ρ between predicted and actual lengths."""
+    relative_error: float | None = None
+    """Mean relative error of the predicted lengths."""
+
+
+class StepBatch(BaseModel):
+    """A generated and prepared step: with it, a driver that comes later goes on with learning."""
+
+    model_config = ConfigDict(frozen=True)
+
+    batch: BatchReference
+    cursor: dict[str, Any]
+    """Position in the data after the step."""
+    lengths: dict[int, list[int]]
+    """Response tokens of every group that was generated, by prompt."""
+    metrics: dict[str, float]
+    plan: PlanRecord
+    seconds: dict[str, float]
+    """Duration of generation, and of preparation beyond it."""
+
+
+class StepRecord(BaseModel):
+    """One line of `metrics.jsonl`."""
+
+    step: int
+    seconds: float
+    stages: dict[str, float]
+    metrics: dict[str, float]
+    ledger: dict[str, dict[str, float | str]]
+    plan: PlanRecord | None
+    evaluation: dict[str, float] | None
+
+
+class JsonLines:
+    """A file of one JSON object a line, rewritten whole at each append, since object stores can't append.
+
+    Args:
+        uri: where it is.
+        lines: what it holds already.
+    """
+
+    def __init__(self, uri: str, lines: list[dict[str, Any]]) -> None:
+        self._uri = uri
+        self._lines = [json.dumps(line) for line in lines]
+
+    def append(self, *items: Mapping[str, Any]) -> None:
+        """Add lines."""
+        self._lines += [json.dumps(item) for item in items]
+        artifacts.write_bytes(self._uri, "".join(f"{line}\n" for line in self._lines).encode())
+
+
+def read_lines(uri: str) -> list[dict[str, Any]]:
+    """The objects of a file of one JSON object a line; none if it is not there."""
+    if not artifacts.exists(uri):
+        return []
+    return [json.loads(line) for line in artifacts.read_bytes(uri).splitlines() if line.strip()]
+
+
+def mean_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Chunks' sums and counts as the step's metrics: `x/sum` and `x/count` become `x`, or the count if it is alone."""
+    metrics: dict[str, float] = {}
+    for name, value in sums.items():
+        if name.endswith("/sum"):
+            stem = name.removesuffix("/sum")
+            if sums.get(f"{stem}/count"):
+                metrics[stem] = value / sums[f"{stem}/count"]
+        elif name.endswith("/count"):
+            stem = name.removesuffix("/count")
+            if f"{stem}/sum" not in sums:
+                metrics[stem] = value
+        else:
+            metrics[name] = value
+    return metrics

@@ -1,0 +1,191 @@
+"""The requests of one job: pure functions from the job and its status to the wire contract."""
+
+from collections.abc import Sequence
+
+from rlhfless_functions.api import (
+    BatchReference,
+    ExportRequest,
+    GenerationRequest,
+    LearnRequest,
+    MaterializeRequest,
+    PrepareRequest,
+    Purpose,
+    SampleTask,
+    Stage,
+    TaskKey,
+    WeightsReference,
+)
+from rlhfless_functions.artifacts import join
+from rlhfless_functions.settings import AlgorithmSettings, DataSettings, LearningSettings
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
+
+
+class RequestBuilder:
+    """Makes the requests of one job.
+
+    Args:
+        job: the job with resolved paths.
+        folder: where its artifacts are.
+        uid: unique id of the job's incarnation.
+    """
+
+    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str) -> None:
+        self._spec = job.spec
+        self._folder = folder
+        self._uid = uid
+        self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
+        self.initial = WeightsReference(version=0, uri=job.spec.model.source)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one training step."""
+        batch = self._spec.batch
+        samples = batch.prompts_per_step * batch.samples_per_prompt
+        return samples // (batch.minibatch_samples or samples) * self.algorithm.epochs
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained."""
+        return self.algorithm.advantage == "gae"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the distance to the reference policy is penalised."""
+        return self.algorithm.kl is not None and self.algorithm.kl.coefficient > 0
+
+    def data(self, purpose: Purpose) -> DataSettings:
+        """The dataset of a purpose."""
+        if purpose == "training":
+            return self._spec.data
+        assert self._spec.evaluation is not None
+        return self._spec.evaluation.data
+
+    def materialize(self, purpose: Purpose, attempt: int) -> MaterializeRequest:
+        """Read, tokenize and publish a dataset."""
+        return MaterializeRequest(
+            key=self._key(0, "preparation", f"data-{purpose}", attempt),
+            result=self._folder.result(f"data-{purpose}", 0),
+            model=self._spec.model,
+            data=self.data(purpose),
+            sampling=self._spec.sampling,
+            sink=self._folder.data(purpose),
+        )
+
+    def generate(
+        self,
+        step: int,
+        purpose: Purpose,
+        weights: WeightsReference,
+        part: str,
+        attempt: int,
+        samples: list[SampleTask],
+        sink: str,
+        resume_from: list[str],
+    ) -> GenerationRequest:
+        """Generate an actor's share."""
+        return GenerationRequest(
+            key=self._key(step, "generation", part, attempt),
+            result=join(sink, "result.json"),
+            purpose=purpose,
+            model=self._spec.model,
+            weights=weights,
+            prompts=self._folder.data(purpose),
+            samples=samples,
+            sampling=self._spec.sampling,
+            seed=self._spec.seed,
+            sink=sink,
+            resume_from=resume_from,
+            flush_seconds=self._spec.generation.flush,
+            kv_budget_tokens=self._spec.generation.kv_budget_tokens,
+        )
+
+    def prepare(
+        self,
+        step: int,
+        purpose: Purpose,
+        weights: WeightsReference,
+        critic: WeightsReference | None,
+        part: str,
+        attempt: int,
+        samples: Sequence[SampleTask],
+        rollouts: list[str],
+    ) -> PrepareRequest:
+        """Prepare a chunk of complete groups."""
+        folder = self._folder.batches(step, purpose)
+        training = purpose == "training"
+        return PrepareRequest(
+            key=self._key(step, "preparation", part, attempt),
+            result=join(folder, f"{part}.json"),
+            purpose=purpose,
+            model=self._spec.model,
+            prompts=self._folder.data(purpose),
+            rollouts=rollouts,
+            samples=list(samples),
+            rewards=self._spec.rewards,
+            algorithm=self.algorithm,
+            sampling=self._spec.sampling,
+            policy=weights,
+            old_log_probs=training and self.updates_per_step > 1,
+            reference=self.initial if training and self.has_reference else None,
+            critic=critic if training else None,
+            microbatch_tokens=self._spec.batch.microbatch_tokens,
+            sink=join(folder, f"{part}.parquet"),
+        )
+
+    def learn(
+        self,
+        status: RLHFJobStatus,
+        batch: BatchReference,
+        replay: list[BatchReference],
+        total_steps: int,
+        *,
+        checkpoint_due: bool,
+        attempt: int,
+    ) -> LearnRequest:
+        """Take one training step."""
+        step = batch.step
+        return LearnRequest(
+            key=self._key(step, "learning", "learn", attempt),
+            result=self._folder.result("learn", step),
+            model=self._spec.model,
+            initial=self.initial,
+            base=self.weights(status.weights),
+            batch=batch,
+            checkpoint=status.checkpoint.uri if status.checkpoint else None,
+            checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
+            replay=replay,
+            algorithm=self.algorithm,
+            optimizer=self._spec.optimizer,
+            batch_settings=self._spec.batch,
+            sampling=self._spec.sampling,
+            learning=LearningSettings.model_validate(
+                {name: getattr(self._spec.learning, name) for name in LearningSettings.model_fields}
+            ),
+            total_steps=total_steps,
+            seed=self._spec.seed,
+            publish=self._folder.weights(step),
+            publish_critic=self._folder.critic(step) if self.has_critic else None,
+            save_checkpoint=self._folder.checkpoint(step) if checkpoint_due else None,
+        )
+
+    def export(self, weights: WeightsReference, model_card: str, attempt: int) -> ExportRequest:
+        """Publish the trained model for the user."""
+        return ExportRequest(
+            key=self._key(weights.version, "learning", "export", attempt),
+            result=self._folder.result("export", weights.version),
+            model=self._spec.model,
+            weights=weights,
+            destination=self._folder.export,
+            model_card=model_card,
+        )
+
+    def weights(self, status: WeightsStatus | None) -> WeightsReference:
+        """The reference of a version that the status names; the model as given if it names none."""
+        if status is None:
+            return self.initial
+        return WeightsReference(version=status.version, uri=status.uri, adapter=status.adapter)
+
+    def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:
+        return TaskKey(job_uid=self._uid, step=step, stage=stage, part=part, attempt=attempt)

@@ -1,0 +1,155 @@
+"""Generation and preparation of one step, overlapped; with dynamic sampling, in rounds."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
+from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.policy.lengths import assess
+from rlhfless_operator.training.generation import CompleteGroup, GenerationOutcome, generate
+from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
+from rlhfless_operator.training.records import PlanRecord, StepBatch, mean_metrics
+from rlhfless_operator.training.run import TrainingRun
+
+
+async def roll_out(run: TrainingRun, step: int) -> StepBatch:
+    """Draw, predict, plan, generate and prepare one step; or find that an earlier driver has done so.
+
+    Raises:
+        StageFailedError: generation or preparation can't be done.
+    """
+    recorded = run.folder.result("batch", step)
+    if artifacts.exists(recorded):
+        return StepBatch.model_validate(artifacts.read_json(recorded))
+    batch_settings = run.spec.batch
+    weights = run.requests.weights(run.status.weights)
+    rollouts = run.folder.rollouts(step, "training")
+    generated = GenerationOutcome(sinks=_sinks_before(rollouts))
+    prepared = prepared_before(run.folder.batches(step, "training"))
+    started = time.monotonic()
+    kept: list[int] = []
+    flat: list[int] = []
+    first_plan: GenerationPlan | None = None
+    rounds = run.requests.algorithm.dynamic_sampling_rounds or 0
+    preparation_seconds = 0.0
+    for round_number in range(rounds + 1):
+        count = batch_settings.prompts_per_step - len(kept)
+        if count > run.prompts - len(kept) - len(flat):
+            break
+        prompts = run.cursor.draw(count, taken=[*kept, *flat])
+        plan = run.plan(prompts, batch_settings.samples_per_prompt, "training")
+        first_plan = first_plan or plan
+        preparation_seconds += await generate_and_prepare(run, step, "training", weights, plan, generated, prepared)
+        for prompt in prompts:
+            (kept if rounds == 0 or prepared.groups[prompt].spread > 0 else flat).append(prompt)
+        if len(kept) == batch_settings.prompts_per_step:
+            break
+        run.progress.note(f"round {round_number + 1}: {len(flat)} groups had equal rewards")
+    assert first_plan is not None
+    # Where the rounds are used up, groups that teach nothing fill the batch.
+    chosen = kept + flat[: batch_settings.prompts_per_step - len(kept)]
+    lengths: dict[int, list[int]] = {}
+    for (prompt, _), tokens in sorted(generated.lengths.items()):
+        lengths.setdefault(prompt, []).append(tokens)
+    report = assess(first_plan.estimates, {prompt: lengths[prompt] for prompt in first_plan.estimates})
+    metrics = mean_metrics(prepared.sums)
+    metrics["dynamic_sampling/replaced_groups"] = float(len(flat))
+    metrics["generation/lost_instances"] = float(generated.lost)
+    metrics["generation/cuts"] = float(generated.cuts)
+    step_batch = StepBatch(
+        batch=BatchReference(
+            step=step,
+            parts=sorted(prepared.parts),
+            samples=[
+                SampleTask(prompt=prompt, index=index)
+                for prompt in chosen
+                for index in range(batch_settings.samples_per_prompt)
+            ],
+        ),
+        cursor=run.cursor.state(),
+        lengths=lengths,
+        metrics=metrics,
+        plan=PlanRecord(
+            policy=first_plan.plan.policy,
+            actors=len(first_plan.shares),
+            expected_seconds=first_plan.plan.expected_seconds,
+            expected_instance_seconds=first_plan.plan.expected_instance_seconds,
+            lower_bound_instance_seconds=first_plan.plan.lower_bound_instance_seconds,
+            rank_correlation=report.rank_correlation,
+            relative_error=report.relative_error,
+        ),
+        seconds={
+            "generation": time.monotonic() - started - preparation_seconds,
+            "preparation": preparation_seconds,
+        },
+    )
+    run.lease.check()
+    artifacts.write_json(recorded, step_batch.model_dump(mode="json"))
+    return step_batch
+
+
+async def generate_and_prepare(
+    run: TrainingRun,
+    step: int,
+    purpose: Purpose,
+    weights: WeightsReference,
+    plan: GenerationPlan,
+    generated: GenerationOutcome,
+    prepared: PreparationOutcome,
+) -> float:
+    """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
+    critic = run.requests.weights(run.status.critic) if run.status.critic else None
+    preload = Preload(run.spec.model, weights)
+    running = len(plan.shares)
+    await run.platform.hold("generation", running, preload)
+    await run.platform.hold("preparation", 1)
+    run.progress.stage("generation" if purpose == "training" else purpose, actors=running)
+    generated_at = time.monotonic()
+
+    async def release_one() -> None:
+        nonlocal running
+        running -= 1
+        await run.platform.hold("generation", running, preload)
+
+    async def groups() -> AsyncGenerator[CompleteGroup, None]:
+        nonlocal generated_at
+        async for group in generate(
+            run.platform,
+            plan.shares,
+            lambda part, attempt, samples, sink, resume_from: run.requests.generate(
+                step, purpose, weights, part, attempt, samples, sink, resume_from
+            ),
+            generated,
+            sink_root=run.folder.rollouts(step, purpose),
+            driver=run.lease.number,
+            retries=run.spec.limits.retries,
+            migration=run.migration(plan),
+            on_event=run.progress.event,
+            on_share_done=release_one,
+        ):
+            yield group
+        generated_at = time.monotonic()
+        if purpose == "training":
+            run.progress.stage("preparation")
+
+    def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
+        samples = [sample for group in chunk for sample in group.samples]
+        return run.requests.prepare(step, purpose, weights, critic, part, attempt, samples, list(generated.parts))
+
+    await prepare(
+        run.platform,
+        groups(),
+        len(plan.estimates),
+        make_request,
+        prepared,
+        driver=run.lease.number,
+        retries=run.spec.limits.retries,
+    )
+    return time.monotonic() - generated_at
+
+
+def _sinks_before(folder: str) -> list[str]:
+    """The sinks that earlier drivers of this step wrote to."""
+    return sorted({uri.rsplit("/", 1)[0] for uri in artifacts.list_files(folder)})

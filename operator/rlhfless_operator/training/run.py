@@ -1,0 +1,288 @@
+"""One driver's hold on a job: its folder, lease, status, position and accounts, opened and committed in one place."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import LearnResult, Purpose, WeightsReference
+from rlhfless_operator.platforms.base import Platform, StateChange
+from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.lengths import LengthPredictor
+from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.training.cursor import DataCursor
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.garbage import remove_garbage
+from rlhfless_operator.training.generation import Migration, NeverCut
+from rlhfless_operator.training.lease import Lease
+from rlhfless_operator.training.ledger import Account, Ledger
+from rlhfless_operator.training.planning import GenerationPlan, plan_generation
+from rlhfless_operator.training.progress import LiveProgress
+from rlhfless_operator.training.records import JsonLines, StepBatch, StepRecord, read_lines
+from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.status import (
+    RECENT_STEPS,
+    CheckpointStatus,
+    RLHFJobStatus,
+    StepStatus,
+    WeightsStatus,
+)
+
+
+class JobFinishedError(Exception):
+    """The job has run to its end already."""
+
+
+def read_status(folder: JobFolder) -> RLHFJobStatus | None:
+    """The status in a job's folder; None where no driver has been."""
+    uri = folder.file("status.json")
+    return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
+
+
+class TrainingRun:
+    """A job as one driver has it in hand.
+
+    Args:
+        job: the job with resolved paths.
+        folder: where its artifacts are.
+        lease: this driver's right to the job.
+        status: as the last driver left it, with this incarnation's uid.
+        make_platform: where the functions run, given what is told of state changes.
+        progress: what the terminal view looks at.
+    """
+
+    def __init__(
+        self,
+        job: RLHFJob,
+        folder: JobFolder,
+        lease: Lease,
+        status: RLHFJobStatus,
+        make_platform: Callable[[Callable[[StateChange], None]], Platform],
+        progress: LiveProgress,
+    ) -> None:
+        self.job = job
+        self.spec: RLHFJobSpec = job.spec
+        self.folder = folder
+        self.lease = lease
+        self.status = status
+        self.progress = progress
+        self.ledger = Ledger()
+        self.platform = make_platform(self.ledger.observe)
+        self.requests = RequestBuilder(job, folder, status.uid)
+        self.predictor = LengthPredictor(default_tokens=job.spec.sampling.max_response_tokens / 2)
+        self.latency = LinearLatency(step_seconds=0.002, sequence_seconds=0.00002, prefill_token_seconds=0.000005)
+        self.migration: Callable[[GenerationPlan], Migration] = lambda plan: NeverCut()
+        self.prompts = 0
+        self.total_steps = 0
+        self.records: list[StepRecord] = []
+        self._prompt_tokens: dict[Purpose, list[int]] = {}
+        self._start_seconds = _Mean()
+        self._clock_offset = status.seconds - time.monotonic()
+        self._committed_at = time.monotonic()
+        self._background: set[asyncio.Task[None]] = set()
+
+    # --- opening ---
+
+    def open_data(self, purpose: Purpose) -> int:
+        """Take note of a materialised dataset; returns how many prompts it has."""
+        index = artifacts.read_json(artifacts.join(self.folder.data(purpose), "index.json"))
+        self._prompt_tokens[purpose] = index["lengths"]
+        return len(index["lengths"])
+
+    def open_position(self) -> None:
+        """Go to where the status says that the job is.
+
+        Raises:
+            ValueError: the data has too few prompts for a step.
+        """
+        self.prompts = self.open_data("training")
+        per_step = self.spec.batch.prompts_per_step
+        if self.prompts < per_step:
+            raise ValueError(
+                f"data.source has {self.prompts} usable prompts, fewer than batch.promptsPerStep, {per_step}"
+            )
+        self.total_steps = self.spec.steps or -(-self.prompts * (self.spec.epochs or 1) // per_step)
+        self.cursor = DataCursor(self.prompts, self.spec.seed, shuffle=self.spec.data.shuffle)
+        if self.status.step:
+            saved = artifacts.read_json(self.folder.progress(self.status.step))
+            self.cursor = self.cursor.restored(saved["cursor"])
+            self.predictor = LengthPredictor.from_state(saved["predictor"])
+        lines = [line for line in read_lines(self.folder.file("metrics.jsonl")) if line["step"] <= self.status.step]
+        self.records = [StepRecord.model_validate(line) for line in lines]
+        self._metrics = JsonLines(self.folder.file("metrics.jsonl"), lines)
+        self._spans = JsonLines(self.folder.file("ledger.jsonl"), read_lines(self.folder.file("ledger.jsonl")))
+
+    # --- what the stages ask ---
+
+    def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
+        """The plan for these prompts."""
+        return plan_generation(
+            self.spec,
+            prompts,
+            samples_per_prompt,
+            self._prompt_tokens[purpose],
+            # Evaluation prompts are rows of another dataset: what is known of their lengths is the prior.
+            self.predictor if purpose == "training" else LengthPredictor(default_tokens=self.predictor.prior().mean),
+            self.latency,
+            start_seconds=self._start_seconds.value,
+        )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a training step."""
+        return self.spec.batch.prompts_per_step * self.spec.batch.samples_per_prompt
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether the weights after `step` are evaluated."""
+        evaluation = self.spec.evaluation
+        if evaluation is None:
+            return False
+        every = evaluation.every_steps
+        return step in (0, self.total_steps) or (every is not None and step % every == 0)
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether a checkpoint is written after `step`."""
+        return step == self.total_steps or step % self.spec.checkpoints.every_steps == 0
+
+    # --- committing ---
+
+    async def update_status(self, **changes: Any) -> None:
+        """Write the status; the lease is the fence.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        self.status = self.status.model_copy(update=changes)
+        await asyncio.to_thread(self._write_status)
+
+    async def commit(
+        self, step: int, batch: StepBatch | None, learned: LearnResult | None, evaluation: dict[str, float] | None
+    ) -> StepRecord:
+        """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done."""
+        now = time.monotonic()
+        seconds, self._committed_at = now - self._committed_at, now
+        account = self.ledger.close(now)
+        stages = dict(batch.seconds) if batch else {}
+        if learned:
+            stages["learning"] = learned.metrics.get("seconds", 0.0)
+        stages["overhead"] = max(0.0, seconds - sum(stages.values()))
+        price = self.spec.prices.instance_hour
+        record = StepRecord(
+            step=step,
+            seconds=seconds,
+            stages=stages,
+            metrics={**(batch.metrics if batch else {}), **(learned.metrics if learned else {})},
+            ledger={**account.as_dict(price)},
+            plan=batch.plan if batch else None,
+            evaluation=evaluation,
+        )
+        if batch:
+            for prompt, lengths in batch.lengths.items():
+                self.predictor.observe(prompt, lengths)
+        changes = self._progress_of(step, record, account, learned, evaluation)
+        await asyncio.to_thread(self._write_records, step, record)
+        await self.update_status(**changes)
+        self.records.append(record)
+        self._collect_garbage()
+        return record
+
+    async def settle(self) -> None:
+        """Wait for what runs in the background."""
+        await asyncio.gather(*self._background)
+
+    def _progress_of(
+        self,
+        step: int,
+        record: StepRecord,
+        account: Account,
+        learned: LearnResult | None,
+        evaluation: dict[str, float] | None,
+    ) -> dict[str, Any]:
+        cost = account.cost(self.spec.prices.instance_hour)
+        status = self.status
+        changes: dict[str, Any] = {
+            "step": step,
+            "seconds": status.seconds + record.seconds,
+            "instance_seconds": status.instance_seconds + account.total(),
+            "idle_seconds": status.idle_seconds + account.total(state="idle"),
+            "cost": status.cost + cost,
+        }
+        if learned is not None and record.plan is not None:
+            reward = record.metrics.get("reward")
+            brief = StepStatus(step=step, reward=reward, seconds=record.seconds, actors=record.plan.actors, cost=cost)
+            changes |= {
+                "weights": _weights_status(learned.weights),
+                "critic": _weights_status(learned.critic),
+                "reward": reward,
+                "actors": record.plan.actors,
+                "recent_steps": [*status.recent_steps, brief][-RECENT_STEPS:],
+            }
+            if learned.checkpoint is not None:
+                changes["checkpoint"] = CheckpointStatus(step=step, uri=learned.checkpoint)
+        if evaluation is not None and self.spec.checkpoints.best:
+            best = status.best_evaluation
+            if best is None or evaluation["accuracy"] > best:
+                newest = _weights_status(learned.weights) if learned else None
+                changes |= {"best": newest, "best_evaluation": evaluation["accuracy"]}
+        return changes
+
+    def _write_records(self, step: int, record: StepRecord) -> None:
+        self.lease.check()
+        self._metrics.append(record.model_dump(mode="json"))
+        spans = self.ledger.take_spans()
+        for span in spans:
+            if span.stage == "generation" and span.state == "starting":
+                self._start_seconds.add(span.end - span.start)
+        offset = self._clock_offset
+        self._spans.append(
+            *(
+                {
+                    "instance": f"{span.instance}@{self.lease.number}",
+                    "stage": span.stage,
+                    "state": span.state,
+                    "start": round(span.start + offset, 6),
+                    "end": round(span.end + offset, 6),
+                }
+                for span in spans
+            )
+        )
+        artifacts.write_json(
+            self.folder.progress(step), {"cursor": self.cursor.state(), "predictor": self.predictor.state()}
+        )
+
+    def _write_status(self) -> None:
+        self.lease.check()
+        artifacts.write_bytes(self.folder.file("status.json"), self.status.model_dump_json(by_alias=True).encode())
+
+    def _collect_garbage(self) -> None:
+        task = asyncio.create_task(
+            asyncio.to_thread(remove_garbage, self.folder, self.status, self.spec.checkpoints.keep)
+        )
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+@dataclass
+class _Mean:
+    """A running mean, 0 before the first value."""
+
+    value: float = 0.0
+    count: int = field(default=0)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
+    if weights is None:
+        return None
+    return WeightsStatus(version=weights.version, uri=weights.uri, adapter=weights.adapter)
+
+
+def new_uid() -> str:
+    """A fresh incarnation's id."""
+    return uuid.uuid4().hex

@@ -1,0 +1,94 @@
+"""The job's status: a file beside the artifacts on a laptop, the custom resource's status on a cluster."""
+
+from decimal import Decimal
+from typing import Literal
+
+from pydantic import Field
+
+from rlhfless_functions.settings import Money, Settings
+
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Interrupted"]
+RECENT_STEPS = 20
+
+
+class WeightsStatus(Settings):
+    """A published weights version."""
+
+    version: int
+    """Step that made it; 0 is the model as given."""
+    uri: str
+    """Its folder."""
+    adapter: str | None = None
+    """Folder of its adapter, where LoRA is trained."""
+
+
+class CheckpointStatus(Settings):
+    """The checkpoint that a fresh learner starts from."""
+
+    step: int
+    """Step after which it was written."""
+    uri: str
+    """Its folder."""
+
+
+class StepStatus(Settings):
+    """One finished step, in brief."""
+
+    step: int
+    """Number of the step, from 1."""
+    reward: float | None = None
+    """Mean reward."""
+    seconds: float
+    """How long it took."""
+    actors: int
+    """Generation actors of its plan."""
+    cost: Money
+    """What its instances cost."""
+
+
+class RLHFJobStatus(Settings):
+    """How far a job is. Whoever restarts reads this and the artifact store, and goes on."""
+
+    phase: Phase = "Pending"
+    """For display: Pending, Running, Succeeded, Failed or Interrupted."""
+    uid: str = ""
+    """Unique id of this incarnation of the job; starting over makes a new one."""
+    stage: Literal["generation", "preparation", "learning", "evaluation", "export"] | None = None
+    """What the job is doing."""
+    step: int = 0
+    """Steps that are finished."""
+    steps: int = 0
+    """Steps of the whole job."""
+    prompts: int = 0
+    """Prompts of the training data, after the over-long ones were dropped."""
+    weights: WeightsStatus | None = None
+    """The newest weights."""
+    critic: WeightsStatus | None = None
+    """The newest critic."""
+    checkpoint: CheckpointStatus | None = None
+    """The newest checkpoint; the batches of the steps since are kept."""
+    best: WeightsStatus | None = None
+    """The weights with the best evaluation."""
+    best_evaluation: float | None = None
+    """The best evaluation's mean reward."""
+    reward: float | None = None
+    """Mean reward of the last step."""
+    actors: int = 0
+    """Generation actors of the last step."""
+    seconds: float = 0.0
+    """Time spent on finished steps and evaluations, over all drivers."""
+    instance_seconds: float = 0.0
+    """Instance-seconds, over all drivers."""
+    idle_seconds: float = 0.0
+    """Those of them in which an instance had nothing to do."""
+    cost: Money = Decimal(0)
+    """What the instances cost, over all drivers."""
+    message: str = ""
+    """Why the job is in its phase, where there is something to say."""
+    recent_steps: list[StepStatus] = Field(default=[], max_length=RECENT_STEPS)
+    """The last steps."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.phase in ("Succeeded", "Failed")

@@ -1,0 +1,39 @@
+"""What a job came to, for scripts and for the model card."""
+
+from typing import Any
+
+from rlhfless_operator.report import model_card
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.records import StepRecord
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.status import RLHFJobStatus
+
+
+def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
+    """`summary.json`: seconds, money, rewards, and accuracies where the job evaluates."""
+    rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
+    evaluations = [record.evaluation["accuracy"] for record in records if record.evaluation is not None]
+    summary: dict[str, Any] = {
+        "name": job.metadata.name,
+        "uid": status.uid,
+        "phase": status.phase,
+        "algorithm": job.spec.algorithm.name,
+        "model": job.spec.model.source,
+        "seed": job.spec.seed,
+        "steps": status.step,
+        "seconds": round(status.seconds, 3),
+        "gpu_seconds": round(status.instance_seconds, 3),
+        "idle_seconds": round(status.idle_seconds, 3),
+        "cost": str(status.cost),
+        "currency": job.spec.prices.currency,
+        "reward_first": rewards[0] if rewards else None,
+        "reward_last": rewards[-1] if rewards else None,
+    }
+    if evaluations:
+        summary |= {"accuracy_before": evaluations[0], "accuracy_after": evaluations[-1]}
+    return summary
+
+
+def model_card_of(run: TrainingRun) -> str:
+    """README.md of the trained model."""
+    return model_card(run.job, summarize(run.job, run.status, run.records))
