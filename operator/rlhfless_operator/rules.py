@@ -2,7 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from pydantic.alias_generators import to_camel
+
+from rlhfless_functions.settings import (
+    AlgorithmName,
+    AlgorithmSettings,
+    BatchSettings,
+    KlSettings,
+    RewardSettings,
+    Settings,
+)
+from rlhfless_functions.settings.rewards import RewardKind
 
 if TYPE_CHECKING:
     from rlhfless_operator.spec import RLHFJobSpec
@@ -20,6 +32,16 @@ class Violation:
 
 
 @dataclass(frozen=True)
+class CelRule:
+    """A rule for the API server."""
+
+    expression: str
+    """CEL over `self`, the section that the rule belongs to, after defaults; `oldSelf` is what it was before."""
+    message: str
+    """The rule itself, in one sentence."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """One rule over the fields of a job's spec."""
 
@@ -29,6 +51,8 @@ class Rule:
     """Paths of all fields that it reads."""
     check: "Callable[[RLHFJobSpec], str | None]"
     """What is wrong and the remedy; None if the rule holds."""
+    cel: CelRule
+    """The same for the API server."""
 
 
 def _one_length(spec: "RLHFJobSpec") -> str | None:
@@ -76,11 +100,107 @@ def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _of_algorithm(section: str, field: str, attribute: str) -> str:
+    """CEL for a choice of the algorithm: what the job says, or what the algorithm's name stands for."""
+    meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
+    table = ", ".join(f"'{name}': '{value}'" for name, value in meant.items())
+    return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"
+
+
 SPEC_RULES = (
-    Rule("steps", ("steps", "epochs"), _one_length),
-    Rule("rewards", ("rewards",), _reward_names_differ),
-    Rule("batch.samplesPerPrompt", ("batch.samplesPerPrompt", "algorithm"), _group_is_larger_than_one),
-    Rule("generation.instances", ("generation.instances",), _instances_are_a_range),
-    Rule("checkpoints.best", ("checkpoints.best", "evaluation"), _best_is_evaluated),
-    Rule("rewards", ("rewards", "sampling.maxResponseTokens"), _length_buffer_fits),
+    Rule(
+        "steps",
+        ("steps", "epochs"),
+        _one_length,
+        CelRule("has(self.steps) != has(self.epochs)", "exactly one of steps and epochs is given"),
+    ),
+    Rule(
+        "rewards",
+        ("rewards",),
+        _reward_names_differ,
+        CelRule(
+            "self.rewards.all(r, self.rewards.exists_one(other, other.name == r.name))", "every reward has its own name"
+        ),
+    ),
+    Rule(
+        "batch.samplesPerPrompt",
+        ("batch.samplesPerPrompt", "algorithm"),
+        _group_is_larger_than_one,
+        CelRule(
+            "self.batch.samplesPerPrompt > 1 ||"
+            f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])",
+            "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
+            " (advantage: group or leave_one_out)",
+        ),
+    ),
+    Rule(
+        "generation.instances",
+        ("generation.instances",),
+        _instances_are_a_range,
+        CelRule(
+            "self.generation.instances.min <= self.generation.instances.max",
+            "generation.instances.min is at most generation.instances.max",
+        ),
+    ),
+    Rule(
+        "checkpoints.best",
+        ("checkpoints.best", "evaluation"),
+        _best_is_evaluated,
+        CelRule("!self.checkpoints.best || has(self.evaluation)", "checkpoints.best needs evaluation"),
+    ),
+    Rule(
+        "rewards",
+        ("rewards", "sampling.maxResponseTokens"),
+        _length_buffer_fits,
+        CelRule(
+            "self.rewards.all(r, !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
+            "length.bufferTokens of a reward is less than sampling.maxResponseTokens",
+        ),
+    ),
 )
+
+_ADVANTAGE = _of_algorithm("self", "advantage", "advantage")
+_NORMALIZATION = _of_algorithm("self", "advantageNormalization", "advantage_normalization")
+_KINDS = ", ".join(f"has(self.{to_camel(kind)})" for kind in get_args(RewardKind))
+
+SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
+    AlgorithmSettings: (
+        CelRule(f"!has(self.critic) || {_ADVANTAGE} == 'gae'", "critic needs advantage: gae"),
+        CelRule(
+            f"{_NORMALIZATION} != 'group' || {_ADVANTAGE} in ['group', 'leave_one_out']",
+            "advantageNormalization: group needs advantage: group or leave_one_out",
+        ),
+        CelRule(
+            "!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward' ||"
+            f" {_ADVANTAGE} in ['gae', 'discounted']",
+            "kl.placement: reward needs advantage: gae or discounted",
+        ),
+    ),
+    KlSettings: (
+        CelRule(
+            "self.coefficient == 0.0 || self.placement != 'loss' || self.estimator != 'k1'",
+            "estimator: k1 in the loss has a gradient of mean zero",
+        ),
+    ),
+    BatchSettings: (
+        CelRule(
+            "!has(self.minibatchSamples) || self.promptsPerStep * self.samplesPerPrompt % self.minibatchSamples == 0",
+            "minibatchSamples divides promptsPerStep × samplesPerPrompt",
+        ),
+    ),
+    RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward has exactly one kind"),),
+}
+"""What the settings' own validators check, for the API server."""
+
+CHANGE_RULES = (
+    CelRule("self.model == oldSelf.model", "model can't be changed: make a new job"),
+    CelRule(
+        "has(self.steps) == has(oldSelf.steps) && (!has(self.steps) || self.steps >= oldSelf.steps)",
+        "steps may only grow",
+    ),
+    CelRule(
+        "has(self.epochs) == has(oldSelf.epochs) && (!has(self.epochs) || self.epochs >= oldSelf.epochs)",
+        "epochs may only grow",
+    ),
+)
+"""What may be changed in a job that exists."""

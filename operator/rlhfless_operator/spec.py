@@ -161,7 +161,7 @@ class RLHFJobSpec(Settings):
     """The model to train."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
     """The algorithm and its numbers."""
-    rewards: list[RewardSettings] = Field(min_length=1)
+    rewards: list[RewardSettings] = Field(min_length=1, max_length=32)
     """Reward terms; a sample's reward is their weighted sum."""
     data: DataSettings
     """The prompts to train on."""
@@ -175,7 +175,7 @@ class RLHFJobSpec(Settings):
     """Training steps of the job; either this or `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the training prompts; either this or `steps`."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
     generation: GenerationSpec = GenerationSpec()
     """The instances that generate."""

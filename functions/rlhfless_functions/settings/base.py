@@ -5,7 +5,7 @@ the wire. They are frozen and strict: an unknown field, or `"1"` where a number 
 """
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
@@ -28,8 +28,8 @@ class Settings(BaseModel):
 
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _BYTE_UNITS = {
     "": 1,
     "k": 10**3,
@@ -41,8 +41,8 @@ _BYTE_UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
-_MONEY = re.compile(r"\d+(\.\d+)?")
+_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
+_MONEY = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def parse_duration(value: Any) -> Any:
@@ -59,11 +59,15 @@ def parse_duration(value: Any) -> Any:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact spelling of a duration: `90.0` is `"90s"`, `0.25` is `"250ms"`."""
+    """The shortest exact spelling with one unit: `90.0` is `"90s"`, `600.0` is `"10m"`, `0.25` is `"250ms"`."""
     if seconds == int(seconds):
+        for unit in ("d", "h", "m"):
+            if seconds and seconds % _DURATION_UNITS[unit] == 0:
+                return f"{int(seconds / _DURATION_UNITS[unit])}{unit}"
         return f"{int(seconds)}s"
-    milliseconds = round(seconds * 1000, 6)
-    return f"{int(milliseconds)}ms" if milliseconds == int(milliseconds) else f"{seconds!r}s"
+    milliseconds = round(seconds * 1000)
+    exact = milliseconds * _DURATION_UNITS["ms"] == seconds
+    return f"{milliseconds}ms" if exact else f"{Decimal(repr(seconds)):f}s"
 
 
 def parse_bytes(value: Any) -> Any:
@@ -77,7 +81,10 @@ def parse_bytes(value: Any) -> Any:
     match = _BYTES.fullmatch(value)
     if match is None:
         raise ValueError(f"{value!r} is no amount of memory: write a number with its unit, such as 512Mi or 16Gi")
-    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+    count = Decimal(match[1]) * _BYTE_UNITS[match[2]]
+    if count >= 2**63:
+        raise ValueError(f"{value[:30]!r} is more memory than there is: write an amount such as 512Mi or 16Gi")
+    return int(count)
 
 
 def format_bytes(count: int) -> str:
@@ -99,10 +106,7 @@ def parse_money(value: Any) -> Any:
     text = str(value)
     if not _MONEY.fullmatch(text):
         raise ValueError(f'{text!r} is no price: write a decimal number such as "2.50"')
-    try:
-        return Decimal(text)
-    except InvalidOperation as error:  # pragma: no cover - the pattern admits decimals only
-        raise ValueError(str(error)) from error
+    return Decimal(text)
 
 
 def _positive(seconds: float) -> float:
@@ -111,18 +115,20 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
-_DURATION_SCHEMA = WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"})
+_DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"}
 
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     AfterValidator(_positive),
     PlainSerializer(format_duration),
-    _DURATION_SCHEMA,
+    WithJsonSchema({**_DURATION_SCHEMA, "allOf": [{"pattern": "[1-9]"}]}),
 ]
 """Seconds, written `30s`, `15m` or `1h30m`; longer than zero."""
 
-DurationOrZero = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration), _DURATION_SCHEMA]
+DurationOrZero = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(format_duration), WithJsonSchema(_DURATION_SCHEMA)
+]
 """Seconds, written `30s`, `15m` or `1h30m`; `0s` is allowed."""
 
 Bytes = Annotated[

@@ -1,0 +1,215 @@
+"""Names that users bring from TRL, verl and OpenRLHF, and what they are called here."""
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "model.source": ("model_name_or_path", "model_path", "pretrain", "model_id", "base_model"),
+    "model.revision": ("model_revision",),
+    "model.tokenizer": ("tokenizer_path", "tokenizer_name", "tokenizer_name_or_path", "processing_class"),
+    "model.chatTemplate": ("chat_template_path", "custom_chat_template", "apply_chat_template"),
+    "model.dtype": ("torch_dtype", "bf16", "fp16", "precision", "param_dtype"),
+    "model.lora": ("use_peft", "use_lora", "peft_config"),
+    "model.lora.rank": ("lora_r", "lora_rank", "r"),
+    "model.lora.alpha": ("lora_alpha",),
+    "model.lora.dropout": ("lora_dropout",),
+    "model.lora.targetModules": ("lora_target_modules",),
+    "algorithm.name": ("algo", "trainer"),
+    "algorithm.advantage": ("adv_estimator", "advantage_estimator"),
+    "algorithm.advantageNormalization": (
+        "scale_rewards",
+        "norm_adv_by_std_in_grpo",
+        "no_advantage_std_norm",
+        "whiten_rewards",
+        "normalize_advantages",
+    ),
+    "algorithm.gamma": ("discount",),
+    "algorithm.gaeLambda": ("lam", "lambd"),
+    "algorithm.ratioLevel": ("importance_sampling_level",),
+    "algorithm.clipLow": ("clip_ratio_low", "eps_clip_low", "epsilon_low"),
+    "algorithm.clipLow and spec.algorithm.clipHigh": (
+        "epsilon",
+        "clip_ratio",
+        "cliprange",
+        "clip_range",
+        "eps_clip",
+        "eps_clip_low_high",
+    ),
+    "algorithm.clipHigh": ("epsilon_high", "clip_ratio_high", "eps_clip_high"),
+    "algorithm.dualClip": ("clip_ratio_c", "delta"),
+    "algorithm.aggregation": ("loss_agg_mode", "loss_type", "loss_aggregation"),
+    "algorithm.kl.coefficient": ("beta", "kl_loss_coef", "init_kl_coef", "kl_coef", "kl_ctrl"),
+    "algorithm.kl.placement": ("use_kl_loss", "use_kl_in_reward"),
+    "algorithm.kl.estimator": ("kl_loss_type", "kl_estimator", "kl_penalty"),
+    "algorithm.entropyCoefficient": ("entropy_coeff", "entropy_coef", "entropy_loss_coef", "ent_coef"),
+    "algorithm.epochs": ("num_iterations", "ppo_epochs", "num_ppo_epochs", "max_epochs"),
+    "algorithm.importanceSampling.cap": (
+        "vllm_importance_sampling_cap",
+        "tis_imp_ratio_cap",
+        "vllm_is_truncated_threshold",
+        "rollout_is_threshold",
+    ),
+    "algorithm.critic": ("value_model", "critic_pretrain"),
+    "algorithm.critic.learningRate": ("critic_learning_rate", "critic_lr"),
+    "algorithm.critic.valueClip": ("cliprange_value", "vf_clip"),
+    "algorithm.critic.warmupSteps": ("critic_warmup", "freezing_actor_steps"),
+    "algorithm.dynamicSamplingRounds": (
+        "dynamic_filtering",
+        "filter_groups",
+        "max_num_gen_batches",
+        "dynamic_sampling",
+    ),
+    "algorithm.maskTruncated": ("mask_truncated_completions", "overlong_filter"),
+    "rewards": ("reward", "reward_funcs", "reward_functions", "reward_model", "reward_manager"),
+    "rewards[].weight": ("reward_weights",),
+    "rewards[].python": ("custom_reward_function", "compute_score"),
+    "rewards[].http": ("remote_rm_url",),
+    "rewards[].model": ("reward_model_path", "reward_pretrain", "reward_model_name"),
+    "rewards[].length.bufferTokens": ("overlong_buffer", "overlong_buffer_len"),
+    "data.source": (
+        "dataset",
+        "dataset_name",
+        "train_dataset",
+        "train_files",
+        "prompt_data",
+        "data_path",
+        "path",
+        "files",
+    ),
+    "data.promptColumn": ("input_key", "prompt_key"),
+    "data.groundTruthColumn": ("label_key", "answer_key"),
+    "data.systemPrompt": ("system",),
+    "data.longPrompts": ("filter_overlong_prompts", "truncation"),
+    "data.shuffle": ("shuffle_dataset",),
+    "sampling.temperature": ("sampling_temperature",),
+    "sampling.maxPromptTokens": ("max_prompt_length", "prompt_max_len", "max_prompt_len"),
+    "sampling.maxResponseTokens": (
+        "max_completion_length",
+        "max_response_length",
+        "response_length",
+        "generate_max_len",
+        "max_new_tokens",
+        "max_tokens",
+        "max_length",
+    ),
+    "sampling.stop": ("stop_strings", "stop_words", "stop_token"),
+    "batch.promptsPerStep": ("train_batch_size", "rollout_batch_size", "generation_batch_size", "batch_size"),
+    "batch.samplesPerPrompt": (
+        "num_generations",
+        "n",
+        "rollout_n",
+        "n_samples_per_prompt",
+        "group_size",
+        "num_samples",
+    ),
+    "batch.minibatchSamples": ("ppo_mini_batch_size", "mini_batch_size", "num_mini_batches"),
+    "batch.microbatchTokens": (
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "micro_train_batch_size",
+        "micro_rollout_batch_size",
+        "micro_batch_size",
+        "ppo_micro_batch_size",
+        "ppo_micro_batch_size_per_gpu",
+        "ppo_max_token_len_per_gpu",
+        "max_tokens_per_gpu",
+    ),
+    "optimizer.name": ("optim", "optimizer_type"),
+    "optimizer.learningRate": ("lr", "actor_learning_rate", "actor_lr"),
+    "optimizer.beta1 and spec.optimizer.beta2": ("betas", "adam_betas"),
+    "optimizer.beta1": ("adam_beta1",),
+    "optimizer.beta2": ("adam_beta2",),
+    "optimizer.epsilon": ("eps", "adam_epsilon", "adam_eps"),
+    "optimizer.weightDecay": ("l2", "wd"),
+    "optimizer.schedule": ("lr_scheduler_type", "lr_scheduler", "lr_warmup_style", "lr_schedule"),
+    "optimizer.warmupSteps": (
+        "warmup_ratio",
+        "lr_warmup_steps",
+        "lr_warmup_ratio",
+        "lr_warmup_steps_ratio",
+        "num_warmup_steps",
+    ),
+    "optimizer.finalRatio": ("min_lr_ratio", "min_lr"),
+    "optimizer.maxGradientNorm": ("max_grad_norm", "grad_clip", "clip_grad", "max_norm", "gradient_clipping"),
+    "learning.gradientCheckpointing": ("enable_gradient_checkpointing", "use_gradient_checkpointing"),
+    "steps": ("max_steps", "total_training_steps", "num_steps", "total_steps"),
+    "epochs": ("num_train_epochs", "total_epochs", "num_epochs", "num_episodes"),
+    "seed": ("data_seed", "random_seed"),
+    "generation.instances.max": (
+        "num_actors",
+        "actors",
+        "replicas",
+        "num_engines",
+        "vllm_num_engines",
+        "rollout_replicas",
+    ),
+    "evaluation.data": ("eval_dataset", "val_files", "eval_data"),
+    "evaluation.everySteps": ("eval_steps", "test_freq", "eval_interval"),
+    "checkpoints.everySteps": ("save_steps", "save_freq", "save_interval"),
+    "checkpoints.keep": ("save_total_limit", "max_ckpt_num", "max_actor_ckpt_to_keep"),
+    "checkpoints.best": ("load_best_model_at_end", "save_best"),
+    "artifacts.uri": ("output_dir", "save_path", "ckpt_path", "default_local_dir", "checkpoint_dir"),
+    "tracking": ("report_to", "logger", "loggers", "logging"),
+    "tracking.wandb.project": ("wandb_project", "project_name"),
+    "tracking.wandb": ("use_wandb",),
+    "tracking.tensorboard": ("use_tensorboard", "tensorboard_dir", "logging_dir"),
+}
+"""Our field, below `spec`, and what others call it."""
+
+METADATA_NAMES = ("run_name", "experiment_name", "exp_name", "wandb_run_name")
+"""What others call `metadata.name`."""
+
+WITHOUT_COUNTERPART = {
+    "top_p": "responses are sampled from the whole distribution, which the log-probabilities are of",
+    "top_k": "responses are sampled from the whole distribution, which the log-probabilities are of",
+    "min_p": "responses are sampled from the whole distribution, which the log-probabilities are of",
+    "repetition_penalty": "responses are sampled from the whole distribution, which the log-probabilities are of",
+    "use_vllm": "the engine belongs to the generation function, not to the job",
+    "actor_rollout_ref": "sections are model, batch, sampling, algorithm and optimizer",
+}
+"""What others have and why a job has not."""
+
+VALUES = {
+    "reinforce++": "reinforce_plus_plus",
+    "dr.grpo": "dr_grpo",
+    "drgrpo": "dr_grpo",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "adam": "adamw",
+    "adamw_torch": "adamw",
+    "kl": "k1",
+    "mse": "k2",
+    "low_var_kl": "k3",
+    "seq-mean-token-sum": "seq-mean-token-sum-norm",
+    "grpo": "group",
+    "rloo": "leave_one_out",
+    "reinforce": "discounted",
+    "reinforce_plus_plus": "discounted",
+    "group_norm": "group",
+    "json": "jsonl",
+}
+"""What others call one of a field's choices."""
+
+
+def _normal(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+_BY_NAME = {_normal(theirs): f"spec.{ours}" for ours, names in FIELDS.items() for theirs in names}
+_BY_NAME.update(dict.fromkeys(map(_normal, METADATA_NAMES), "metadata.name"))
+_REASONS = {_normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.items()}
+
+
+def our_field(name: str) -> str | None:
+    """The path of the field that others call `name`, in snake_case, camelCase or as the end of a dotted path."""
+    return _BY_NAME.get(_normal(name)) or _BY_NAME.get(_normal(name.rpartition(".")[2]))
+
+
+def reason_for_absence(name: str) -> str | None:
+    """Why a field that others have is missing here."""
+    return _REASONS.get(_normal(name))
+
+
+def our_choice(value: str, choices: tuple[str, ...]) -> str | None:
+    """The one of `choices` that others call `value`."""
+    ours = VALUES.get(value.lower())
+    return ours if ours in choices else None
