@@ -1,0 +1,75 @@
+"""How numbers are written wherever a person reads them: the terminal, the report, the model card."""
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from itertools import pairwise
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def format_money(amount: Decimal, currency: str) -> str:
+    """At least two decimals, and as many more (up to six) as two significant digits need: `0.0042 USD`."""
+    places = 2 if amount == 0 else min(max(2, 1 - amount.adjusted()), 6)
+    return f"{amount:,.{places}f} {currency}"
+
+
+def format_clock(seconds: float) -> str:
+    """Minutes and seconds, or hours, minutes and seconds: `1:07`, `2:03:00`."""
+    whole = round(max(0.0, seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def format_number(value: float) -> str:
+    """Three significant digits without an exponent where that is readable: `0.0315`, `1.5`, `24,000`, `3.1e-06`."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if 0 < size < 1e-4:
+        return f"{value:.1e}"
+    return f"{value:.3g}"
+
+
+def format_percent(share: float) -> str:
+    """A share as a percentage with one decimal: `12.5 %`."""
+    return f"{100 * share:.1f} %" if math.isfinite(share) else "–"
+
+
+def averaged(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` values: means over neighbouring stretches of equal length, finite values only.
+
+    A stretch without any finite value is NaN.
+    """
+    if len(values) <= count:
+        return list(values)
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    stretches = (values[start:end] for start, end in pairwise(edges))
+    return [_mean([value for value in stretch if math.isfinite(value)]) for stretch in stretches]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A line of at most `width` block characters between the least and the greatest value.
+
+    What is not finite is a space.
+    """
+    shown = averaged(values, max(1, width))
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return " " * len(shown)
+    low, high = min(finite), max(finite)
+    step = (high - low) / len(_BLOCKS)
+    return "".join(_block(value, low, step) for value in shown)
+
+
+def _block(value: float, low: float, step: float) -> str:
+    if not math.isfinite(value):
+        return " "
+    return _BLOCKS[min(len(_BLOCKS) - 1, int((value - low) / step))] if step else _BLOCKS[len(_BLOCKS) // 2]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,88 @@
+"""The report's charts of what was learnt."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from rlhfless_operator.formatting import format_number, format_percent
+from rlhfless_operator.report.charts import Mark, Series, line_chart, spark
+from rlhfless_operator.report.run import Run
+
+
+def charts(run: Run) -> str:
+    """Reward with the evaluations, KL, lengths, truncation and entropy: those that the run has."""
+    if not run.trained and not run.accuracies:
+        return '<p class="none">No step is finished yet.</p>'
+    figures = [_reward(run)]
+    figures += [
+        _metric_chart(run, names, title, note)
+        for names, title, note in (
+            ((("kl/reference", "KL"),), "KL to the reference", "Mean per token, in nats."),
+            ((("lengths/mean", "mean"), ("lengths/max", "longest")), "Response length", "Tokens, EOS included."),
+            ((("policy/entropy", "entropy"),), "Entropy", "Mean per token, in nats."),
+            ((("truncated", "truncated"),), "Truncated responses", "Share that hit the longest response."),
+            ((("policy/gradient_norm", "norm"),), "Gradient norm", "Before clipping."),
+        )
+        if any(name in record.metrics for record in run.trained for name, _ in names)
+    ]
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def all_metrics(run: Run) -> str:
+    """A table of every metric with its course."""
+    names = sorted({name for record in run.trained for name in record.metrics})
+    if not names:
+        return ""
+    rows = ""
+    for name in names:
+        values = [record.metric(name) for record in run.trained]
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            continue
+        cells = "".join(
+            f'<td class="n">{format_number(value)}</td>' for value in (finite[0], finite[-1], min(finite), max(finite))
+        )
+        rows += f"<tr><td>{escape(name)}</td><td>{spark(values)}</td>{cells}</tr>"
+    head = "<tr><th>metric</th><th>course</th>" + "".join(
+        f'<th class="n">{title}</th>' for title in ("first", "last", "least", "greatest")
+    )
+    return (
+        f'<details class="card"><summary>{len(names)} metrics</summary><div class="scroll">'
+        f"<table>{head}</tr>{rows}</table></div></details>"
+    )
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Centred moving average over five values, or a twentieth of them where that is more; gaps stay gaps."""
+    reach = max(2, len(values) // 40)
+    result = []
+    for index, value in enumerate(values):
+        near = [other for other in values[max(0, index - reach) : index + reach + 1] if math.isfinite(other)]
+        result.append(sum(near) / len(near) if math.isfinite(value) else math.nan)
+    return result
+
+
+def _reward(run: Run) -> str:
+    xs = [float(record.step) for record in run.trained]
+    rewards = [record.metric("reward") for record in run.trained]
+    marks = [
+        Mark(float(step), value, f"held-out accuracy after step {step}: {value:.3f}") for step, value in run.accuracies
+    ]
+    series = [Series("each step", rewards, "c1 faint"), Series("smoothed", smoothed(rewards), "c1")]
+    note = "Mean reward of the step's samples."
+    if marks:
+        note += f" Dots: held-out accuracy, last {format_percent(marks[-1].y)}."
+    xs = xs or [mark.x for mark in marks]
+    if not rewards:
+        series = [Series("reward", [math.nan] * len(xs), "c1")]
+    return line_chart(xs, series, title="Reward", note=note, marks=marks)
+
+
+def _metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
+    xs = [float(record.step) for record in run.trained]
+    series = [
+        Series(label, [record.metric(name) for record in run.trained], f"c{number}")
+        for number, (name, label) in enumerate(names, start=1)
+        if any(name in record.metrics for record in run.trained)
+    ]
+    return line_chart(xs, series, title=title, note=note, from_zero=True)

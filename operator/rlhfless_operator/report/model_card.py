@@ -1,0 +1,147 @@
+"""The README.md of a trained model: what it is, and how it was trained."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+
+from rlhfless_functions.settings import RewardSettings
+from rlhfless_operator.formatting import format_clock, format_money
+from rlhfless_operator.spec import RLHFJob
+
+_ALGORITHMS = {
+    "ppo": ("PPO", "1707.06347"),
+    "grpo": ("GRPO", "2402.03300"),
+    "rloo": ("RLOO", "2402.14740"),
+    "reinforce_plus_plus": ("REINFORCE++", "2501.03262"),
+    "dr_grpo": ("Dr. GRPO", "2503.20783"),
+    "dapo": ("DAPO", "2503.14476"),
+    "gspo": ("GSPO", "2507.18071"),
+    "cispo": ("CISPO", "2506.13585"),
+}
+
+
+def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
+    """Markdown with YAML front matter, as the Hugging Face hub reads it.
+
+    Args:
+        job: the job as it ran.
+        summary: what is known of the outcome, under the names of `summary.json`; whatever is missing is left out.
+    """
+    spec = job.spec
+    name, paper = _ALGORITHMS[spec.algorithm.name]
+    base = shown_source(spec.model.source)
+    front: dict[str, Any] = {
+        "library_name": "peft" if spec.model.lora else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["rlhfless", "reinforcement-learning", spec.algorithm.name.replace("_", "-")],
+    }
+    if _is_hub_name(spec.model.source):
+        front["base_model"] = spec.model.source
+    sections = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {job.metadata.name}\n\n`{base}`, trained with {name} ([arXiv {paper}](https://arxiv.org/abs/{paper}))"
+        f" by rlhfless {version('rlhfless')}.",
+        _table("Results", _results(summary)),
+        _table("Training", _training(job, summary)),
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```',
+        "## Job\n\nThe document that trained it, with paths shortened to their last part:\n\n"
+        f"```yaml\n{_document(job)}```",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def shown_source(source: str) -> str:
+    """A source as strangers may see it: a hub name or URI as it is, of a local path only the last part."""
+    return source if _is_hub_name(source) or "://" in source else source.rstrip("/").rpartition("/")[2]
+
+
+def _is_hub_name(source: str) -> bool:
+    return not source.startswith((".", "/", "~")) and "://" not in source and source.count("/") <= 1
+
+
+def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for label, first, last in (
+        ("Held-out accuracy", "accuracy_before", "accuracy_after"),
+        ("Mean reward of a step", "reward_first", "reward_last"),
+    ):
+        if summary.get(first) is not None and summary.get(last) is not None:
+            rows.append((label, f"{summary[first]:.3f} before, {summary[last]:.3f} after"))
+    if summary.get("seconds") is not None:
+        rows.append(("Time", format_clock(float(summary["seconds"]))))
+    if summary.get("gpu_seconds") is not None:
+        rows.append(("Instance time", f"{float(summary['gpu_seconds']):,.0f} s"))
+    if summary.get("cost") is not None:
+        rows.append(("Cost", format_money(Decimal(str(summary["cost"])), str(summary.get("currency", "USD")))))
+    return rows
+
+
+def _training(job: RLHFJob, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    spec = job.spec
+    algorithm = spec.algorithm.resolved()
+    kl = algorithm.kl
+    batch, optimizer = spec.batch, spec.optimizer
+    steps = summary.get("steps") or spec.steps
+    rows = [
+        ("Advantage", f"{algorithm.advantage}, normalised by {algorithm.advantage_normalization}"),
+        (
+            "Objective",
+            f"{algorithm.clip} clip −{algorithm.clip_low:g} / +{algorithm.clip_high:g}, {algorithm.ratio_level} ratio,"
+            f" {algorithm.aggregation}, {algorithm.epochs} epoch{'s' if algorithm.epochs > 1 else ''} a step",
+        ),
+        (
+            "KL penalty",
+            f"{kl.coefficient:g}, {kl.estimator} in the {kl.placement}" if kl and kl.coefficient else "none",
+        ),
+        ("Rewards", "; ".join(_reward(reward) for reward in spec.rewards)),
+        ("Data", shown_source(spec.data.source)),
+        (
+            "Sampling",
+            f"temperature {spec.sampling.temperature:g}, at most {spec.sampling.max_response_tokens} tokens",
+        ),
+        ("Batch", f"{batch.prompts_per_step} prompts × {batch.samples_per_prompt} samples a step"),
+        (
+            "Optimizer",
+            f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule,"
+            f" {optimizer.warmup_steps} warm-up steps",
+        ),
+        ("Steps", str(steps) if steps else f"{spec.epochs} epochs"),
+        ("Seed", str(spec.seed)),
+    ]
+    if spec.model.lora:
+        rows.insert(0, ("Adapter", f"LoRA, rank {spec.model.lora.rank}, alpha {spec.model.lora.alpha:g}"))
+    return rows
+
+
+def _reward(reward: RewardSettings) -> str:
+    return f"{reward.name} ({reward.kind}, weight {reward.weight:g})"
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    lines = "\n".join(f"| {label} | {_cell(value)} |" for label, value in rows)
+    return f"## {title}\n\n| | |\n|---|---|\n{lines}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _document(job: RLHFJob) -> str:
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return yaml.safe_dump(_shortened(document), sort_keys=False, allow_unicode=True)
+
+
+def _shortened(value: Any) -> Any:
+    """The document without this machine's paths."""
+    if isinstance(value, dict):
+        return {key: _shortened(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_shortened(child) for child in value]
+    return shown_source(value) if isinstance(value, str) and value.startswith(("/", "~/")) else value

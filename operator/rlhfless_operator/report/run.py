@@ -1,0 +1,127 @@
+"""A run as the report and the comparison read it from its folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import yaml
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.training.record import SampleRecord, SpanRecord, StepRecord, read_records
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a run has written for people. What an unfinished run lacks is empty."""
+
+    job_text: str
+    """The job document as YAML."""
+    job: Mapping[str, Any]
+    """The same, read."""
+    status: Mapping[str, Any]
+    """`status.json`."""
+    summary: Mapping[str, Any]
+    """`summary.json`."""
+    records: Sequence[StepRecord]
+    """The steps, from step 0 if there was an evaluation before the first."""
+    spans: Sequence[SpanRecord]
+    """What the instances did."""
+    samples: Sequence[SampleRecord]
+    """Completions of evaluation prompts."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        metadata = self.job.get("metadata") or {}
+        return str(self.summary.get("name") or metadata.get("name") or "run")
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The job's `spec`."""
+        return self.job.get("spec") or {}
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm."""
+        return str((self.spec.get("algorithm") or {}).get("name") or self.summary.get("algorithm") or "grpo")
+
+    @property
+    def currency(self) -> str:
+        """Currency of all money."""
+        return str(self.summary.get("currency") or (self.spec.get("prices") or {}).get("currency") or "USD")
+
+    @property
+    def trained(self) -> Sequence[StepRecord]:
+        """The training steps alone."""
+        return [record for record in self.records if record.step > 0]
+
+    @property
+    def cost(self) -> Decimal:
+        """Price of the run so far."""
+        given = self.summary.get("cost")
+        return Decimal(str(given)) if given is not None else sum((record.cost for record in self.records), Decimal(0))
+
+    @property
+    def seconds(self) -> float:
+        """How long training took so far."""
+        given = self.summary.get("seconds")
+        return float(given) if given is not None else sum(record.seconds for record in self.records)
+
+    @property
+    def instance_seconds(self) -> float:
+        """Instance-seconds so far."""
+        given = self.summary.get("gpu_seconds")
+        if given is not None:
+            return float(given)
+        return sum(account.seconds for record in self.records for account in record.ledger.values())
+
+    @property
+    def accuracies(self) -> Sequence[tuple[int, float]]:
+        """(step, accuracy) of every evaluation."""
+        return [(record.step, record.accuracy) for record in self.records if record.accuracy is not None]
+
+
+def read_run(folder: str) -> Run:
+    """Read a run's folder.
+
+    Args:
+        folder: path or fsspec URI of the job's folder.
+
+    Raises:
+        ValueError: if no run is there, or a file in it is damaged; the message says which.
+    """
+    job_uri = artifacts.join(folder, "job.yaml")
+    if not artifacts.exists(job_uri):
+        raise ValueError(f"{folder} is no run: it has no job.yaml; give the folder of a job, such as runs/my-job")
+    text = artifacts.read_bytes(job_uri).decode()
+    try:
+        job = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{job_uri} is damaged: {error}") from error
+    return Run(
+        job_text=text,
+        job=job if isinstance(job, dict) else {},
+        status=_read_object(artifacts.join(folder, "status.json")),
+        summary=_read_object(artifacts.join(folder, "summary.json")),
+        records=_newest(read_records(artifacts.join(folder, "metrics.jsonl"), StepRecord)),
+        spans=read_records(artifacts.join(folder, "ledger.jsonl"), SpanRecord),
+        samples=read_records(artifacts.join(folder, "samples.jsonl"), SampleRecord),
+    )
+
+
+def _newest(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """One record for each step, in order: a step that a restarted driver finished again counts as it was last."""
+    by_step = {record.step: record for record in records}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _read_object(uri: str) -> Mapping[str, Any]:
+    if not artifacts.exists(uri):
+        return {}
+    try:
+        value = json.loads(artifacts.read_bytes(uri))
+    except ValueError as error:
+        raise ValueError(f"{uri} is damaged: {error}; restore it or delete it") from error
+    return value if isinstance(value, dict) else {}
