@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.training.ledger import Account, Ledger
+from rlhfless_operator.training.record import StageAccount
 
 LIVING: list[InstanceState] = ["starting", "idle", "busy", "draining"]
 
@@ -53,13 +54,7 @@ def test_seconds_and_money_are_kept_by_stage_and_state() -> None:
     assert (account.total("generation", "starting"), account.total("generation", "busy")) == (2.0, 6.0)
     assert account.total(state="idle") == 3.0
     assert account.cost(Decimal("3600")) == Decimal("11.000000")
-    assert account.as_dict(Decimal("3600"))["learning"] == {
-        "starting": 0.0,
-        "busy": 0.0,
-        "idle": 3.0,
-        "draining": 0.0,
-        "cost": "3.000000",
-    }
+    assert account.by_stage(Decimal("3600"))["learning"] == StageAccount(idle=3.0, cost=Decimal("3.000000"))
 
 
 def test_an_instance_that_lives_on_is_charged_to_both_steps() -> None:

@@ -10,6 +10,7 @@ import yaml
 from rlhfless_functions import artifacts
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.lease import RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
@@ -23,7 +24,7 @@ _FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
 """Parts of a job that can't change once it has begun: the steps that are done would mean something else."""
 
 
-class JobChangedError(Exception):
+class JobChangedError(UserError):
     """The document is not the one that the job was begun with."""
 
 

@@ -3,8 +3,8 @@
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, WeightsReference
 from rlhfless_operator.training.generation import GenerationOutcome
+from rlhfless_operator.training.journal import JsonLines, mean_metrics, read_lines
 from rlhfless_operator.training.preparation import PreparationOutcome
-from rlhfless_operator.training.records import JsonLines, mean_metrics, read_lines
 from rlhfless_operator.training.rollout import generate_and_prepare
 from rlhfless_operator.training.run import TrainingRun
 

@@ -2,7 +2,7 @@
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, LearnResult
-from rlhfless_operator.training.records import StepBatch
+from rlhfless_operator.training.journal import StepBatch
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.tasks import run_to_end
 

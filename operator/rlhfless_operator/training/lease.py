@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.training.errors import UserError
 
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 
 
-class LeaseHeldError(Exception):
+class LeaseHeldError(UserError):
     """Another driver runs this job."""
 
 
-class LeaseLostError(Exception):
+class LeaseLostError(UserError):
     """Another driver has taken the job over; this one must stop and publish nothing more."""
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlhfless_functions.api import Stage
 from rlhfless_operator.platforms.base import InstanceState, StateChange
+from rlhfless_operator.training.record import StageAccount
 
 ChargedState = Literal["starting", "busy", "idle", "draining"]
 CHARGED_STATES: tuple[ChargedState, ...] = ("starting", "busy", "idle", "draining")
@@ -48,13 +49,13 @@ class Account:
         hours = Decimal(repr(self.total(stage))) / 3600
         return (hours * instance_hour).quantize(Decimal("0.000001"))
 
-    def as_dict(self, instance_hour: Decimal) -> dict[Stage, dict[str, float | str]]:
-        """One row a stage, as `metrics.jsonl` has it."""
+    def by_stage(self, instance_hour: Decimal) -> dict[Stage, StageAccount]:
+        """One account a stage, as `metrics.jsonl` has it."""
         return {
-            stage: {
+            stage: StageAccount(
                 **{state: round(self.total(stage, state), 6) for state in CHARGED_STATES},
-                "cost": str(self.cost(instance_hour, stage)),
-            }
+                cost=self.cost(instance_hour, stage),
+            )
             for stage in STAGES
         }
 

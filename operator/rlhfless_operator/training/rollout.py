@@ -8,9 +8,9 @@ from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, Samp
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.policy.lengths import assess
 from rlhfless_operator.training.generation import CompleteGroup, GenerationOutcome, generate
+from rlhfless_operator.training.journal import PlanRecord, StepBatch, mean_metrics
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
-from rlhfless_operator.training.records import PlanRecord, StepBatch, mean_metrics
 from rlhfless_operator.training.run import TrainingRun
 
 

@@ -17,11 +17,12 @@ from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.generation import Migration, NeverCut
+from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.ledger import Account, Ledger
 from rlhfless_operator.training.planning import GenerationPlan, plan_generation
 from rlhfless_operator.training.progress import LiveProgress
-from rlhfless_operator.training.records import JsonLines, StepBatch, StepRecord, read_lines
+from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.status import (
     RECENT_STEPS,
@@ -30,10 +31,6 @@ from rlhfless_operator.training.status import (
     StepStatus,
     WeightsStatus,
 )
-
-
-class JobFinishedError(Exception):
-    """The job has run to its end already."""
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
@@ -81,7 +78,7 @@ class TrainingRun:
         self._prompt_tokens: dict[Purpose, list[int]] = {}
         self._start_seconds = _Mean()
         self._clock_offset = status.seconds - time.monotonic()
-        self._committed_at = time.monotonic()
+        self.committed_at = time.monotonic()
         self._background: set[asyncio.Task[None]] = set()
 
     # --- opening ---
@@ -110,9 +107,9 @@ class TrainingRun:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
             self.predictor = LengthPredictor.from_state(saved["predictor"])
-        lines = [line for line in read_lines(self.folder.file("metrics.jsonl")) if line["step"] <= self.status.step]
-        self.records = [StepRecord.model_validate(line) for line in lines]
-        self._metrics = JsonLines(self.folder.file("metrics.jsonl"), lines)
+        metrics = self.folder.file("metrics.jsonl")
+        self.records = [record for record in read_records(metrics, StepRecord) if record.step <= self.status.step]
+        self._metrics = JsonLines(metrics, [record.model_dump(mode="json") for record in self.records])
         self._spans = JsonLines(self.folder.file("ledger.jsonl"), read_lines(self.folder.file("ledger.jsonl")))
 
     # --- what the stages ask ---
@@ -163,7 +160,7 @@ class TrainingRun:
     ) -> StepRecord:
         """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done."""
         now = time.monotonic()
-        seconds, self._committed_at = now - self._committed_at, now
+        seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
         stages = dict(batch.seconds) if batch else {}
         if learned:
@@ -175,8 +172,8 @@ class TrainingRun:
             seconds=seconds,
             stages=stages,
             metrics={**(batch.metrics if batch else {}), **(learned.metrics if learned else {})},
-            ledger={**account.as_dict(price)},
-            plan=batch.plan if batch else None,
+            ledger={**account.by_stage(price)},
+            plan=batch.plan.model_dump() if batch else None,
             evaluation=evaluation,
         )
         if batch:
@@ -212,12 +209,13 @@ class TrainingRun:
         }
         if learned is not None and record.plan is not None:
             reward = record.metrics.get("reward")
-            brief = StepStatus(step=step, reward=reward, seconds=record.seconds, actors=record.plan.actors, cost=cost)
+            actors = record.plan["actors"]
+            brief = StepStatus(step=step, reward=reward, seconds=record.seconds, actors=actors, cost=cost)
             changes |= {
                 "weights": _weights_status(learned.weights),
                 "critic": _weights_status(learned.critic),
                 "reward": reward,
-                "actors": record.plan.actors,
+                "actors": actors,
                 "recent_steps": [*status.recent_steps, brief][-RECENT_STEPS:],
             }
             if learned.checkpoint is not None:

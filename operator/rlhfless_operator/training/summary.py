@@ -4,7 +4,7 @@ from typing import Any
 
 from rlhfless_operator.report import model_card
 from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.records import StepRecord
+from rlhfless_operator.training.record import StepRecord
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.status import RLHFJobStatus
 
@@ -12,7 +12,7 @@ from rlhfless_operator.training.status import RLHFJobStatus
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
     """`summary.json`: seconds, money, rewards, and accuracies where the job evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
-    evaluations = [record.evaluation["accuracy"] for record in records if record.evaluation is not None]
+    evaluations = [record.accuracy for record in records if record.accuracy is not None]
     summary: dict[str, Any] = {
         "name": job.metadata.name,
         "uid": status.uid,

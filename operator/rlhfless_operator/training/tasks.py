@@ -7,11 +7,12 @@ from typing import Any
 
 from rlhfless_functions.api import Done, Event, RunRequest
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
+from rlhfless_operator.training.errors import UserError
 
 _RETRY_SECONDS = 0.2
 
 
-class StageFailedError(Exception):
+class StageFailedError(UserError):
     """A stage cannot be done; the message is for the user."""
 
 

@@ -12,6 +12,7 @@ from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -90,7 +91,9 @@ def render(state: ViewState, width: int) -> RenderableType:
     rows.add_column(overflow="fold")
     for label, text in _rows(state, width):
         rows.add_row(label, text)
-    return Group(_heading(state), ProgressBar(total=max(1, state.steps), completed=state.finished, width=width), rows)
+    bar = ProgressBar(total=max(1, state.steps), completed=state.finished, width=width)
+    # A bar alone does not end its line.
+    return Group(_heading(state), Padding(bar, 0), rows)
 
 
 def plain_line(record: StepRecord, steps: int | None = None) -> str:
@@ -119,13 +122,15 @@ class TrainingView:
         job: name of the job.
         steps: steps of the whole job.
         console: where to show it; standard error if left out, so that standard output stays free for results.
+        after: last step that an earlier driver has shown; its lines are not repeated when a job goes on.
     """
 
-    def __init__(self, job: str, steps: int, console: Console | None = None) -> None:
+    def __init__(self, job: str, steps: int, console: Console | None = None, after: int = -1) -> None:
         self._console = console or Console(stderr=True)
         self._steps = steps
         self._state = ViewState(job=job, steps=steps)
         self._live: Live | None = None
+        self._shown = after
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -145,10 +150,12 @@ class TrainingView:
 
     def update(self, state: ViewState) -> None:
         """Show another moment. In a terminal the view is redrawn; elsewhere each newly finished step is a line."""
-        if not self._console.is_terminal:
-            for record in state.records[len(self._state.records) :]:
-                self._console.print(plain_line(record, self._steps), highlight=False, markup=False, soft_wrap=True)
         self._state = state
+        new = [record for record in state.records if record.step > self._shown]
+        self._shown = max(self._shown, state.finished)
+        if not self._console.is_terminal:
+            for record in new:
+                self.say(plain_line(record, self._steps))
 
     def say(self, message: str) -> None:
         """Print a line that stays, above the live view."""

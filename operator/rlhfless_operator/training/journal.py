@@ -1,4 +1,4 @@
-"""What the control plane writes down: a step's batch, a step's record, and the files that grow by a line a step."""
+"""What the control plane writes down: a step's batch, and files that grow by a line a step."""
 
 import json
 from collections.abc import Mapping
@@ -38,18 +38,6 @@ class StepBatch(BaseModel):
     plan: PlanRecord
     seconds: dict[str, float]
     """Duration of generation, and of preparation beyond it."""
-
-
-class StepRecord(BaseModel):
-    """One line of `metrics.jsonl`."""
-
-    step: int
-    seconds: float
-    stages: dict[str, float]
-    metrics: dict[str, float]
-    ledger: dict[str, dict[str, float | str]]
-    plan: PlanRecord | None
-    evaluation: dict[str, float] | None
 
 
 class JsonLines:

@@ -1,0 +1,129 @@
+"""The command line: `rlhfless run | validate | report | compare | sample | crd | reference`."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.validation import InvalidJobError, load_job
+
+app = typer.Typer(
+    help="Serverless RLHF: train a language model by RL, with GPUs held only while they work.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+JobFile = Annotated[Path, typer.Argument(help="The job document (YAML).")]
+RunFolder = Annotated[str, typer.Argument(help="A run's folder, such as runs/quickstart, or its URI.")]
+
+
+def main() -> None:
+    """Entry point. A fault is one line on standard error and exit status 1; a bad job document exits with 2."""
+    try:
+        app()
+    except InvalidJobError as error:
+        _fail(str(error), status=2)
+    except (artifacts.ArtifactError, ValueError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def run(
+    job_file: JobFile,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: delete what the job has made so far.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
+    artifacts_uri: Annotated[str | None, typer.Option("--artifacts", help="Instead of spec.artifacts.uri.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to share out; all cores if left out.")] = None,
+) -> None:
+    """Train on this machine. A job that was interrupted goes on; one that is finished says so."""
+    from rlhfless_operator.training.errors import UserError
+    from rlhfless_operator.training.local_run import JobFinishedError, RunOptions, run_locally
+
+    job = load_job(job_file).resolve_paths(job_file.parent)
+    root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
+    if fresh and artifacts.list_files(root):
+        if not yes:
+            typer.confirm(f"Delete everything in {root} and start over?", abort=True)
+        artifacts.remove(root)
+    try:
+        asyncio.run(run_locally(job, root, RunOptions(threads=threads or len(os.sched_getaffinity(0)))))
+    except JobFinishedError as error:
+        typer.echo(str(error))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _fail("stopped; the same command goes on from here", status=128 + signal.SIGINT)
+    except UserError as error:
+        _fail(str(error))
+
+
+@app.command()
+def validate(job_file: JobFile) -> None:
+    """Say everything that is wrong with a job document: field, line, value and remedy."""
+    job = load_job(job_file)
+    typer.echo(f"{job_file}: {job.metadata.name} is a valid job")
+
+
+@app.command()
+def report(run_folder: RunFolder) -> None:
+    """Write report.html into a run's folder: one self-contained page."""
+    from rlhfless_operator.report import write_report
+
+    typer.echo(write_report(run_folder))
+
+
+@app.command()
+def compare(
+    run_folders: Annotated[list[str], typer.Argument(help="Folders of two or more runs.")],
+    html: Annotated[str | None, typer.Option(help="Also write a page here.")] = None,
+) -> None:
+    """Put runs side by side: results, and what differs in their documents."""
+    from rlhfless_operator.report import compare as compare_runs
+    from rlhfless_operator.report import write_comparison
+
+    typer.echo(compare_runs(run_folders))
+    if html is not None:
+        typer.echo(write_comparison(run_folders, html))
+
+
+@app.command()
+def sample(
+    run_folder: RunFolder,
+    prompt: Annotated[str, typer.Argument(help="Text of the prompt.")],
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many responses.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+) -> None:
+    """Let a run's trained model answer a prompt."""
+    model = artifacts.join(run_folder, "model")
+    if not artifacts.is_published(model):
+        _fail(f"{run_folder} has no trained model yet: let the run finish first")
+    # The control plane has no torch; the answer is made in a process of the functions.
+    command = [sys.executable, "-m", "rlhfless_functions.sample", model, prompt, str(count), str(temperature)]
+    raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
+
+
+@app.command()
+def crd() -> None:
+    """Print the CustomResourceDefinition of RLHFJob."""
+    from rlhfless_operator.crd import crd_yaml
+
+    typer.echo(crd_yaml(), nl=False)
+
+
+@app.command()
+def reference() -> None:
+    """Print the reference of every field of a job document, in Markdown."""
+    from rlhfless_operator.reference import reference_markdown
+
+    typer.echo(reference_markdown(), nl=False)
+
+
+def _fail(message: str, status: int = 1) -> None:
+    typer.echo(f"error: {message}" if status != 2 else message, err=True)
+    raise SystemExit(status)

@@ -1,0 +1,5 @@
+"""Faults that are the user's to mend: their message is all that the command line shows of them."""
+
+
+class UserError(Exception):
+    """One sentence that names what is wrong and the remedy."""

@@ -1,0 +1,156 @@
+"""`rlhfless run`: one driver on this machine, with function processes and a view for whoever watches."""
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import Stage
+from rlhfless_operator.formatting import format_clock, format_money
+from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.report import write_report
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.progress import LiveProgress
+from rlhfless_operator.training.run import TrainingRun, read_status
+from rlhfless_operator.training.view import TrainingView, ViewState
+
+_REFRESH_SECONDS = 0.25
+
+
+class JobFinishedError(UserError):
+    """The job has run to its end already; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a local run is told besides the job."""
+
+    threads: int
+    """CPU threads to share out among the instances."""
+
+
+def threads_of(job: RLHFJob, threads: int) -> dict[Stage, int]:
+    """CPU threads of an instance of each stage.
+
+    Instances that share cores get one thread each, since waiting OpenMP threads slow each other down several times;
+    the learner works alone and gets all.
+    """
+    return {
+        "generation": max(1, threads // job.spec.generation.instances.max),
+        "preparation": max(1, threads // 2),
+        "learning": threads,
+    }
+
+
+async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str, Any]:
+    """Train a job on this machine, and leave a report.
+
+    Args:
+        job: with resolved paths.
+        root: URI of the job's folder.
+
+    Raises:
+        JobFinishedError: it has run to its end already.
+    """
+    folder = JobFolder(root)
+    _refuse_finished(job, folder)
+    local = artifacts.local_path(root)
+    log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
+
+    def make_platform(on_state: StateListener) -> LocalPlatform:
+        return LocalPlatform(
+            keep_alive={
+                "generation": job.spec.generation.keep_alive,
+                "preparation": job.spec.preparation.keep_alive,
+                "learning": job.spec.learning.keep_alive,
+            },
+            threads=threads_of(job, options.threads),
+            log_path=log_path,
+            on_state=on_state,
+            stall_seconds=job.spec.limits.stall,
+        )
+
+    current = asyncio.current_task()
+    assert current is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+    with TrainingView(job.metadata.name, job.spec.steps or 0) as view:
+        watching: list[asyncio.Task[None]] = []
+
+        def watch(run: TrainingRun) -> None:
+            if run.status.step:
+                view.say(f"{job.metadata.name}: going on after step {run.status.step}")
+            watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
+
+        try:
+            summary = await drive(job, folder, make_platform, LiveProgress(on_note=view.say), on_open=watch)
+        finally:
+            for task in watching:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        report = await asyncio.to_thread(write_report, root)
+        for line in _closing_lines(job, root, report, summary):
+            view.say(line)
+    return summary
+
+
+def view_state(run: TrainingRun) -> ViewState:
+    """What there is to see of a run now."""
+    now = time.monotonic()
+    progress = run.progress
+    price = run.spec.prices.instance_hour
+    generating = progress.stage_name == "generation"
+    return ViewState(
+        job=run.job.metadata.name,
+        steps=run.total_steps,
+        stage=progress.stage_name,
+        done=progress.finished if generating else 0,
+        wanted=progress.samples if generating else 0,
+        seconds=run.status.seconds + now - run.committed_at,
+        cost=run.status.cost + run.ledger.running(now).cost(price),
+        currency=run.spec.prices.currency,
+        instances={(stage, state): count for (stage, state), count in run.ledger.instances().items()},
+        records=tuple(run.records),
+    )
+
+
+async def _watch(run: TrainingRun, view: TrainingView) -> None:
+    try:
+        while True:
+            view.update(view_state(run))
+            await asyncio.sleep(_REFRESH_SECONDS)
+    finally:
+        view.update(view_state(run))
+
+
+def _refuse_finished(job: RLHFJob, folder: JobFolder) -> None:
+    status = read_status(folder)
+    if status is None or status.phase != "Succeeded":
+        return
+    if job.spec.steps is None or job.spec.steps <= status.step:
+        raise JobFinishedError(
+            f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
+            f" Raise spec.steps to go on, or start over with --fresh"
+        )
+
+
+def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:
+    reward = f"reward {summary['reward_first']:.3f} → {summary['reward_last']:.3f}" if summary["reward_first"] else ""
+    if "accuracy_before" in summary:
+        reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
+    money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])
+    return [
+        f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
+        f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
+        f"  model   {artifacts.join(root, 'model')}",
+        f"  report  {report}",
+    ]
