@@ -1,0 +1,258 @@
+"""How a step's samples are divided over instances, and what that will cost."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from rlhfless_operator.policy.bounds import lower_bound
+from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.policy.partition import Cover
+
+PolicyName = Literal["single", "even", "cost"]
+
+TOLERANCE = 5e-4
+"""Ratio within which the search for the best plan ends."""
+
+
+class InfeasibleError(ValueError):
+    """No plan meets the demand; the message names it and the nearest value that can be met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan must keep to."""
+
+    min_instances: int = 1
+    max_instances: int = 1
+    kv_tokens: int | None = None
+    """Tokens in an instance's KV cache at a time."""
+    max_batch: int | None = None
+    """Sequences in an instance's decode step."""
+
+    def __post_init__(self) -> None:
+        if self.min_instances < 1:
+            raise ValueError(f"min_instances is {self.min_instances}: a step needs at least 1")
+        if self.max_instances < self.min_instances:
+            raise ValueError(
+                f"max_instances is {self.max_instances}: it must be at least min_instances, {self.min_instances}"
+            )
+        for name in ("kv_tokens", "max_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: an instance holds at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one actor is given."""
+
+    samples: tuple[SampleLoad, ...]
+    """In the order of admission."""
+    expected_seconds: float
+    """From asking for the instance to its last response, start-up included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step's division over instances, with its forecast."""
+
+    policy: PolicyName
+    shares: tuple[Share, ...]
+    expected_seconds: float
+    """Time of the slowest share."""
+    expected_instance_seconds: float
+    """Sum over the shares, each instance being released when its share is done."""
+    lower_bound_instance_seconds: float
+    """The least with which anyone could be done in the same time (`bounds.lower_bound`)."""
+
+
+def plan(
+    policy: PolicyName,
+    samples: Sequence[SampleLoad],
+    latency: LinearLatency,
+    limits: Limits,
+    *,
+    cost_weight: float = 0.5,
+    startup_seconds: float = 0.0,
+    weight_load_seconds: float = 0.0,
+) -> Plan:
+    """Divide a step's samples over instances.
+
+    Args:
+        policy: `single`, one instance; `even`, prompts in the given order over all instances; `cost`, what the
+            expected lengths make best.
+        cost_weight: λ in [0, 1]: 0 minimises the time, 1 the instance-seconds. Only `cost` heeds it.
+        startup_seconds: charged to each instance before it works.
+        weight_load_seconds: charged to each instance before it works.
+
+    Raises:
+        ValueError: for no samples, a negative length, λ outside [0, 1] or a prompt that fits no instance.
+    """
+    planner = Planner(samples, latency, limits, startup_seconds + weight_load_seconds)
+    if policy == "single":
+        return planner.single()
+    if policy == "even":
+        return planner.even()
+    if policy == "cost":
+        return planner.weighted(cost_weight)
+    raise ValueError(f"policy is {policy!r}: choose one of {', '.join(get_args(PolicyName))}")
+
+
+class Planner:
+    """All ways to plan the same samples.
+
+    Args:
+        start_seconds: charged to each instance before it works.
+        tolerance: ratio within which the best plan is found.
+
+    Raises:
+        ValueError: for no samples, a negative length or a prompt that fits no instance.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[SampleLoad],
+        latency: LinearLatency,
+        limits: Limits,
+        start_seconds: float = 0.0,
+        *,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        if not start_seconds >= 0:
+            raise ValueError(f"start_seconds is {start_seconds}: an instance starts in 0 or more seconds")
+        self._loads = Loads(samples, latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
+        self._limits = limits
+        self._start = start_seconds
+        self._tolerance = tolerance
+        self._ways = [self._loads.whole_groups(start_seconds)]
+        if self._loads.groups < len(samples):
+            self._ways.append(self._loads.single_samples(start_seconds))
+        least, most = limits.min_instances, limits.max_instances
+        self._fast = [way.chain.fastest(least, most, tolerance / 2) for way in self._ways]
+        self.least_seconds = min(cover.makespan for cover in self._fast)
+        """The shortest time of any plan."""
+        self.least_instance_seconds = min(way.chain.cheapest(least).total for way in self._ways)
+        """The cost of the cheapest plan, whatever its time."""
+
+    def single(self) -> Plan:
+        """Everything on one instance, longest first."""
+        return self._plan("single", [np.argsort(-self._loads.length, kind="stable")])
+
+    def even(self) -> Plan:
+        """As many prompts for each instance, in the order given, on as many instances as there may be."""
+        _, first = np.unique(self._loads.group, return_index=True)
+        prompts = self._loads.group[np.sort(first)]
+        place = np.empty(self._loads.groups, dtype=np.intp)
+        place[prompts] = np.arange(self._loads.groups)
+        shares = min(self._limits.max_instances, self._loads.groups)
+        owner = place[self._loads.group] * shares // self._loads.groups
+        return self._plan("even", [np.flatnonzero(owner == k) for k in range(shares)])
+
+    def weighted(self, cost_weight: float) -> Plan:
+        """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`."""
+        if not 0 <= cost_weight <= 1:
+            raise ValueError(
+                f"cost_weight is {cost_weight}: λ is between 0, for time alone, and 1, for cost alone;"
+                f" the nearest is {min(1, max(0, cost_weight))}"
+            )
+
+        def objective(seconds: float, instance_seconds: float) -> float:
+            return (1 - cost_weight) * seconds / self.least_seconds + (
+                cost_weight * instance_seconds / self.least_instance_seconds
+            )
+
+        least, most = self._limits.min_instances, self._limits.max_instances
+        covers = [
+            way.chain.minimise(objective, fast, least, most, self._tolerance / 2)
+            for way, fast in zip(self._ways, self._fast, strict=True)
+        ]
+        return self._best(covers, objective)
+
+    def within_deadline(self, seconds: float) -> Plan:
+        """The cheapest plan that takes no longer than `seconds`.
+
+        Raises:
+            InfeasibleError: if none is that fast.
+        """
+        covers = [way.chain.fill(seconds, self._limits.min_instances, self._limits.max_instances) for way in self._ways]
+        if all(cover is None for cover in covers):
+            raise InfeasibleError(
+                f"the deadline of {seconds:g} seconds cannot be met: the fastest plan on"
+                f" {self._limits.max_instances} instances takes {self.least_seconds:g} seconds"
+            )
+        return self._best(covers, lambda _, instance_seconds: instance_seconds)
+
+    def within_budget(self, instance_seconds: float) -> Plan:
+        """The fastest plan that costs no more than `instance_seconds`.
+
+        Raises:
+            InfeasibleError: if none is that cheap.
+        """
+        least, most = self._limits.min_instances, self._limits.max_instances
+        covers = [
+            way.chain.minimise(
+                lambda seconds, cost: seconds if cost <= instance_seconds else math.inf, fast, least, most,
+                self._tolerance / 2,
+            )
+            for way, fast in zip(self._ways, self._fast, strict=True)
+        ]  # fmt: skip
+        affordable = [cover if cover.total <= instance_seconds else None for cover in covers]
+        if all(cover is None for cover in affordable):
+            raise InfeasibleError(
+                f"the budget of {instance_seconds:g} instance-seconds is too small: the cheapest plan costs"
+                f" {self.least_instance_seconds:g} instance-seconds"
+            )
+        return self._best(affordable, lambda seconds, _: seconds)
+
+    def front(self, points: int = 24) -> list[Plan]:
+        """Plans from the fastest to the cheapest, none of which is beaten in both time and cost by another."""
+        slowest = max(way.chain.cheapest(self._limits.min_instances).makespan for way in self._ways)
+        ratio = max(1.0, slowest / self.least_seconds)
+        plans = [
+            self.within_deadline(self.least_seconds * (1 + 1e-9) * ratio ** (k / max(1, points - 1)))
+            for k in range(points)
+        ]
+        plans.sort(key=lambda each: (each.expected_seconds, each.expected_instance_seconds))
+        front: list[Plan] = []
+        for each in plans:
+            if not front or each.expected_instance_seconds < front[-1].expected_instance_seconds * (1 - 1e-9):
+                front.append(each)
+        return front
+
+    def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Plan:
+        """The cover with the least objective as a plan; the earlier one, which keeps groups whole, unless it gains."""
+        value = math.inf
+        division: list[Indices] = []
+        for way, cover in zip(self._ways, covers, strict=True):
+            if cover is None:
+                continue
+            found = objective(cover.makespan, cover.total)
+            if not division or found < value * (1 - self._tolerance):
+                value, division = found, way.divide(cover.starts)
+        return self._plan("cost", division)
+
+    def _plan(self, policy: PolicyName, division: Sequence[Indices]) -> Plan:
+        loads = self._loads
+        seconds = [loads.seconds(chosen, self._start) for chosen in division]
+        return Plan(
+            policy=policy,
+            shares=tuple(
+                Share(tuple(loads.samples[i] for i in chosen.tolist()), each)
+                for chosen, each in zip(division, seconds, strict=True)
+            ),
+            expected_seconds=max(seconds),
+            expected_instance_seconds=math.fsum(seconds),
+            lower_bound_instance_seconds=lower_bound(
+                loads.length,
+                loads.context,
+                loads.latency,
+                max(seconds),
+                prefill_tokens=loads.prefill_tokens,
+                start_seconds=self._start,
+                max_batch=self._limits.max_batch,
+            ),
+        )
