@@ -12,6 +12,8 @@ class ArtifactError(OSError):
 
     reason: FailureReason = "artifact_missing"
     """The contract's failure reason for it."""
+    retryable: bool = False
+    """Whether another try may succeed without anyone's doing: the store did not answer."""
 
 
 class ArtifactMissingError(ArtifactError):
@@ -47,7 +49,9 @@ def reading(uri: str) -> Iterator[None]:
             f"{uri} may not be read: give this user or its credentials permission to read it ({error})"
         ) from error
     except Exception as error:
-        raise ArtifactMissingError(f"{uri} cannot be read: {_no_answer(error)}") from error
+        unreadable = ArtifactMissingError(f"{uri} cannot be read: {_no_answer(error)}")
+        unreadable.retryable = not isinstance(error, ImportError)
+        raise unreadable from error
 
 
 @contextmanager
@@ -63,7 +67,9 @@ def writing(uri: str) -> Iterator[None]:
 
 def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
     """The error that says why `uri` could not be written."""
-    return ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
+    refusal = ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
+    refusal.retryable = not isinstance(error, OSError | ImportError)
+    return refusal
 
 
 def no_space(error: BaseException) -> bool:

@@ -1,0 +1,24 @@
+"""Weights in the Hugging Face layout: load, swap in place, publish; adapters, critics and tokenizers with them."""
+
+from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
+from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
+from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy
+from rlhfless_functions.weights.source import load_config, weights_folder
+from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
+
+__all__ = [
+    "CriticModel",
+    "attach_adapter",
+    "check_vocabulary",
+    "load_config",
+    "load_critic",
+    "load_policy",
+    "load_tokenizer",
+    "merge_adapter",
+    "publish_adapter",
+    "publish_critic",
+    "publish_weights",
+    "swap_critic",
+    "swap_policy",
+    "weights_folder",
+]

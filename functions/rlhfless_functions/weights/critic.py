@@ -1,0 +1,115 @@
+"""The critic: the body of the policy's architecture with a scalar head.
+
+Published in the layout of transformers' sequence classification with one label: the body under the architecture's own
+prefix, and `score.weight`.
+"""
+
+import copy
+from typing import cast
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights.policy import SHARD_BYTES, load_module, torch_dtype
+from rlhfless_functions.weights.source import model_revision, read_config, store_errors, unloadable, weights_folder
+from rlhfless_functions.weights.tensors import converted, load_into, safetensors_files, saving
+
+
+class CriticModel(nn.Module):
+    """A transformer's body and a bias-free linear head in float32, zero at first: all values are then zero."""
+
+    def __init__(self, body: PreTrainedModel) -> None:
+        super().__init__()
+        self.config = copy.deepcopy(body.config)
+        self.config.num_labels = 1
+        self.config.architectures = [type(body).__name__.removesuffix("Model") + "ForSequenceClassification"]
+        self._prefix = body.base_model_prefix
+        self.add_module(self._prefix, body)
+        self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False, dtype=torch.float32)
+        nn.init.zeros_(self.score.weight)
+
+    @property
+    def body(self) -> PreTrainedModel:
+        """The transformer below the head."""
+        return cast(PreTrainedModel, self.get_submodule(self._prefix))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """Values, float32 of shape [samples, length]: at position t that of the text up to and including token t."""
+        hidden = self.body(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+        with torch.autocast(hidden.device.type, enabled=False):
+            return cast(Tensor, self.score(hidden.float()).squeeze(-1))
+
+
+def load_critic(
+    model: ModelSettings,
+    ref: WeightsReference,
+    dtype: torch.dtype | None = None,
+    *,
+    attn_implementation: str | None = None,
+) -> CriticModel:
+    """Load a published critic, or make a new one from a policy's weights: a copy of its body with a zero head.
+
+    Which of the two it is, the folder tells. On the CPU, in evaluation mode.
+
+    Args:
+        model: the job's model.
+        ref: the critic, or the policy.
+        dtype: number format of the body; `model.dtype` if left out.
+        attn_implementation: transformers' name of the attention kernel; its default if left out.
+
+    Raises:
+        TaskError: `artifact_missing` or `model_unloadable`.
+    """
+    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
+    config = read_config(folder, ref.uri)
+    dtype = dtype or torch_dtype(model)
+    if not (config.architectures or [""])[0].endswith("ForSequenceClassification"):
+        policy = load_module(folder, ref.uri, config, dtype, attn_implementation)
+        return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
+    with unloadable(ref.uri, "give a critic that this job published, or the policy's weights"):
+        with no_init_weights():
+            kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+            critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **kernel))
+        load_into(critic, safetensors_files(folder))
+    return critic.eval()
+
+
+def swap_critic(critic: CriticModel, ref: WeightsReference) -> None:
+    """Load another published critic in place, all or nothing.
+
+    Raises:
+        TaskError: if it cannot be had or does not fit; the critic is as it was.
+    """
+    folder = weights_folder(ref.uri)
+    with unloadable(ref.uri, "give a critic that this job published"):
+        load_into(critic, safetensors_files(folder))
+
+
+def publish_critic(uri: str, critic: CriticModel, dtype: torch.dtype | None = None) -> None:
+    """Publish a critic; nothing happens if `uri` has been published before.
+
+    Args:
+        uri: the folder.
+        critic: the critic.
+        dtype: number format of the published body, its own if left out; the head stays float32.
+
+    Raises:
+        TaskError: `artifact_unwritable`; nothing is published.
+    """
+    with store_errors(), artifacts.publish(uri) as folder, saving():
+        state = converted(critic, dtype)
+        state["score.weight"] = critic.score.weight.detach()
+        save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
+        config = copy.deepcopy(critic.config)
+        config.dtype = dtype or critic.body.dtype
+        config.save_pretrained(folder)

@@ -1,0 +1,181 @@
+"""The policy's weights: load them, swap them in place, publish them."""
+
+import copy
+from pathlib import Path
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
+from rlhfless_functions.weights.source import (
+    model_revision,
+    read_config,
+    store_errors,
+    unloadable,
+    weights_folder,
+)
+from rlhfless_functions.weights.tensors import MismatchError, converted, copy_into, load_into, safetensors_files, saving
+
+SHARD_BYTES = 5 * 10**9
+"""Weights above this size are published in several files."""
+
+_origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
+"""What a policy's weights, or its backbone's, were loaded from."""
+
+
+def torch_dtype(model: ModelSettings) -> torch.dtype:
+    """The number format in which the model generates and prepares."""
+    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+
+
+def load_policy(
+    model: ModelSettings,
+    ref: WeightsReference,
+    dtype: torch.dtype | None = None,
+    *,
+    attn_implementation: str | None = None,
+) -> PreTrainedModel | PeftModel:
+    """Load a policy on the CPU, in evaluation mode.
+
+    Where the job trains an adapter there is one on the model, at version 0 one that does nothing; the backbone alone,
+    which is the reference, is the same model under `disable_adapter()`.
+
+    Args:
+        model: the job's model.
+        ref: the weights.
+        dtype: number format; `model.dtype` if left out. Files in another float format are converted.
+        attn_implementation: transformers' name of the attention kernel; its default if left out.
+
+    Raises:
+        TaskError: `artifact_missing` or `model_unloadable`.
+    """
+    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
+    config = read_config(folder, ref.uri)
+    backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation)
+    if model.lora is None:
+        policy: PreTrainedModel | PeftModel = backbone
+    else:
+        policy = attach_adapter(backbone, model.lora)
+        if ref.adapter is not None:
+            load_adapter_into(policy, ref.adapter)
+    _origins[policy] = (model, ref.uri)
+    return policy.eval()
+
+
+def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> None:
+    """Load other weights into a policy that `load_policy` made, in place, all or nothing.
+
+    Everything is checked (checksums, names, shapes) before the first tensor is touched. With an adapter only the
+    adapter is swapped.
+
+    Raises:
+        TaskError: if the weights cannot be had or do not fit; the policy has the weights that it had.
+    """
+    model, uri = _origins[policy]
+    if isinstance(policy, PeftModel):
+        if uri != ref.uri:
+            raise TaskError(
+                "model_unloadable", f"the backbone here is {uri}, not {ref.uri}: load the policy anew", retryable=True
+            )
+        load_adapter_into(policy, ref.adapter)
+        return
+    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
+    with unloadable(ref.uri, "give weights of the job's own model"):
+        try:
+            load_into(policy, safetensors_files(folder))
+        except MismatchError:
+            other = _load_converted(folder, ref.uri, policy.dtype, None)
+            copy_into(policy, other.state_dict())
+    _origins[policy] = (model, ref.uri)
+
+
+def publish_weights(
+    uri: str,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype | None = None,
+    *,
+    readme: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Publish a policy as a complete Hugging Face folder; nothing happens if `uri` has been published before.
+
+    Args:
+        uri: the folder.
+        policy: the model; one with an adapter is published by `publish_adapter`, or merged first.
+        tokenizer: saved with it, so that every version can be loaded alone.
+        dtype: number format of the published weights; the model's own if left out.
+        readme: content of a README.md.
+        shard_bytes: largest size of one weights file.
+
+    Raises:
+        TaskError: `artifact_unwritable`; nothing is published.
+    """
+    with store_errors(), artifacts.publish(uri) as folder:
+        save_pretrained(policy, folder, dtype, shard_bytes=shard_bytes)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        if readme is not None:
+            (folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def save_pretrained(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype | None = None, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write configuration and weights; transformers undoes what it does to names and tensors when it loads them.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    with saving():
+        model.save_pretrained(folder, state_dict=converted(model, dtype), max_shard_size=shard_bytes)
+    if dtype is not None:
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype
+        config.save_pretrained(folder)
+
+
+def load_module(
+    folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None
+) -> PreTrainedModel:
+    """Build the module without initialising it and fill it; what needs conversion goes transformers' slower way."""
+    with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
+        with no_init_weights():
+            kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+            module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
+        module.tie_weights()
+        try:
+            load_into(module, safetensors_files(folder))
+        except MismatchError:
+            return _load_converted(folder, uri, dtype, attn_implementation)
+        if (folder / "generation_config.json").is_file():
+            module.generation_config = GenerationConfig.from_pretrained(folder)
+        return module
+
+
+def _load_converted(folder: Path, uri: str, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
+    kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    module, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **kernel)
+    if info["missing_keys"] or info["mismatched_keys"]:
+        lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        raise TaskError(
+            "model_unloadable",
+            f"{uri} lacks {len(lacking)} of the weights that its config.json asks for, {lacking[0]} among them:"
+            " give a complete folder",
+        )
+    return cast(PreTrainedModel, module)

@@ -1,0 +1,98 @@
+"""Where weights come from: a folder, a URI, or a name on the Hugging Face hub."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import logging
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.task import TaskError
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.bin"]
+
+# A function's standard error is its log: bars that redraw themselves have no place in it.
+logging.disable_progress_bar()
+
+
+def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True) -> Path:
+    """The folder of weights or of a tokenizer on the local disk, checked against its manifest where it has one.
+
+    Args:
+        uri: path or URI of a folder, published or the user's own, or a name on the hub.
+        revision: branch, tag or commit, for a name on the hub.
+        verify: whether to compare checksums.
+
+    Raises:
+        TaskError: if it cannot be had; the message names it and the remedy.
+    """
+    with store_errors():
+        path = artifacts.local_path(uri)
+        if path is None or path.is_dir() or not _HUB_NAME.fullmatch(uri):
+            return artifacts.local_folder(uri, verify=verify, published=False)
+    if path.exists():
+        raise TaskError("model_unloadable", f"{uri} is a file: give the folder that holds config.json and the weights")
+    try:
+        return Path(snapshot_download(uri, revision=revision, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        raise TaskError(
+            "model_unloadable",
+            f"{uri} is no folder here, and the Hugging Face hub did not give it ({type(error).__name__}: {error});"
+            " check the name, the network and HF_TOKEN, or give the path of a folder",
+        ) from error
+
+
+def model_revision(model: ModelSettings, uri: str) -> str | None:
+    """The hub revision to take `uri` at: the model's own, and only for the model itself."""
+    return model.revision if uri == model.source else None
+
+
+def load_config(uri: str, *, revision: str | None = None) -> PreTrainedConfig:
+    """The configuration of a model folder.
+
+    Raises:
+        TaskError: if there is none or it cannot be read.
+    """
+    return read_config(weights_folder(uri, revision=revision, verify=False), uri)
+
+
+def read_config(folder: Path, uri: str) -> PreTrainedConfig:
+    """The configuration in a local folder, which is a copy of `uri`.
+
+    Raises:
+        TaskError: if there is none or it cannot be read.
+    """
+    with unloadable(uri, "give a Hugging Face folder with a config.json of an architecture that transformers knows"):
+        config = AutoConfig.from_pretrained(folder)
+    config._name_or_path = uri  # Else a published adapter would name this machine's copy as its backbone.
+    if getattr(config, "quantization_config", None) is not None:
+        raise TaskError("model_unloadable", f"{uri} holds quantized weights, which cannot be trained: give plain ones")
+    return config
+
+
+@contextmanager
+def unloadable(uri: str, remedy: str) -> Iterator[None]:
+    """Turn whatever transformers raises about the content of `uri` into a TaskError."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        problem = str(error).strip().split("\n")[0]
+        raise TaskError(
+            "model_unloadable", f"{uri} cannot be loaded ({type(error).__name__}: {problem}); {remedy}"
+        ) from error
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn the store's errors into the task's."""
+    try:
+        yield
+    except artifacts.ArtifactError as error:
+        raise TaskError(error.reason, str(error), retryable=error.retryable) from error

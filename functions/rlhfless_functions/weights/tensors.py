@@ -1,0 +1,125 @@
+"""Tensors from safetensors files into a module, in place: everything is checked before anything is written."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+_FLOATING = {"F64", "F32", "F16", "BF16"}
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+class MismatchError(ValueError):
+    """The source holds other tensors than the module."""
+
+
+def safetensors_files(folder: Path, stem: str = "model") -> list[Path]:
+    """The files of a folder's weights: one, or the shards that its index names.
+
+    Raises:
+        MismatchError: if there are none.
+    """
+    index = folder / f"{stem}.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / f"{stem}.safetensors"
+    if not single.is_file():
+        raise MismatchError(f"there is no {single.name}")
+    return [single]
+
+
+def load_into(module: nn.Module, files: Sequence[Path]) -> None:
+    """Fill a module's parameters and persistent buffers from safetensors files, converting between float formats.
+
+    The module's own memory is filled, so that a module whose weights were swapped cannot be told from a fresh one:
+    the alignment of a tensor can change the last bits of what is computed with it.
+
+    Raises:
+        MismatchError: if names, shapes or kinds differ; the module is as it was.
+    """
+    with ExitStack() as stack:
+        handles = {}
+        shapes = {}
+        for file in files:
+            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            for name in handle.keys():  # noqa: SIM118 - it is no mapping
+                view = handle.get_slice(name)
+                handles[name] = handle
+                shapes[name] = (tuple(view.get_shape()), view.get_dtype() in _FLOATING)
+        with torch.no_grad():
+            for target, name in _plan(module, shapes):
+                target.copy_(handles[name].get_tensor(name))
+
+
+def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The same from tensors in memory.
+
+    Raises:
+        MismatchError: if names, shapes or kinds differ; the module is as it was.
+    """
+    shapes = {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
+    with torch.no_grad():
+        for target, name in _plan(module, shapes):
+            target.copy_(tensors[name])
+
+
+def _plan(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
+    """Each distinct tensor of the module with the name that it has in the source; tied ones may have either's."""
+    names_of: dict[int, list[str]] = {}
+    targets: dict[int, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names_of.setdefault(id(tensor), []).append(name)
+        targets[id(tensor)] = tensor
+    missing: list[str] = []
+    different: list[str] = []
+    plan: list[tuple[Tensor, str]] = []
+    for key, names in names_of.items():
+        target = targets[key]
+        found = next((name for name in names if name in shapes), None)
+        if found is None:
+            missing.append(names[0])
+        elif shapes[found] != (tuple(target.shape), target.is_floating_point()):
+            different.append(f"{found} {list(shapes[found][0])} for {list(target.shape)}")
+        else:
+            plan.append((target, found))
+    unexpected = shapes.keys() - {name for names in names_of.values() for name in names}
+    if missing or different or unexpected:
+        problems = {"missing": missing, "of another shape": different, "unknown": sorted(unexpected)}
+        raise MismatchError("; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names))
+    return plan
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def converted(module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied."""
+    made: dict[int, Tensor] = {}
+    state = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            plain = tensor.detach()
+            made[id(tensor)] = plain.to(dtype) if dtype is not None and plain.is_floating_point() else plain
+        state[name] = made[id(tensor)]
+    return state
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of."""
+    try:
+        yield
+    except SafetensorError as error:
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise

@@ -1,0 +1,49 @@
+"""The tokenizer that belongs to a model."""
+
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.source import load_config, model_revision, store_errors, unloadable, weights_folder
+
+
+def load_tokenizer(model: ModelSettings, ref: WeightsReference) -> PreTrainedTokenizerBase:
+    """Load the tokenizer: `model.tokenizer`'s if given, else the one in the weights' folder, with the job's template.
+
+    Raises:
+        TaskError: if it cannot be had, or has tokens that the model does not know.
+    """
+    uri = model.tokenizer or ref.uri
+    folder = weights_folder(uri, revision=model_revision(model, uri), verify=False)
+    with unloadable(uri, "give model.tokenizer: a folder with tokenizer.json and tokenizer_config.json"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    if model.chat_template is not None:
+        tokenizer.chat_template = _template(model.chat_template)
+    check_vocabulary(tokenizer, load_config(ref.uri, revision=model_revision(model, ref.uri)))
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Refuse a tokenizer with tokens beyond the model's embedding; more embeddings than tokens are mere padding.
+
+    Raises:
+        TaskError: naming both sizes.
+    """
+    rows = config.get_text_config().vocab_size
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise TaskError(
+            "model_unloadable",
+            f"vocabulary mismatch: the tokenizer has token ids up to {largest}, the model's embedding has {rows} rows;"
+            " give model.tokenizer the tokenizer that the model was trained with, or resize the model's embedding",
+        )
+
+
+def _template(given: str) -> str:
+    """The template itself, or the content of the file that is named: a template has braces or line breaks."""
+    if "{" in given or "\n" in given:
+        return given
+    with store_errors():
+        return artifacts.read_bytes(given).decode()
