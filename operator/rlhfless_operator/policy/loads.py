@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,10 @@ class Loads:
             raise ValueError("samples is empty: there is nothing to plan")
         self.samples = samples
         self.latency = latency
-        self.prompt = np.array([sample.prompt for sample in samples], dtype=np.int64)
-        self.context = np.array([sample.prompt_tokens for sample in samples], dtype=np.float64)
-        self.length = np.array([sample.expected_tokens for sample in samples], dtype=np.float64)
+        count = len(samples)
+        self.prompt = np.fromiter(map(attrgetter("prompt"), samples), np.int64, count)
+        self.context = np.fromiter(map(attrgetter("prompt_tokens"), samples), np.float64, count)
+        self.length = np.fromiter(map(attrgetter("expected_tokens"), samples), np.float64, count)
         self._check(kv_tokens)
         self.work: Floats = self.length * (
             latency.sequence_seconds + latency.context_seconds * (self.context + self.length / 2)
@@ -71,7 +73,8 @@ class Loads:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
         self.occupancy: Floats = self.length * filled
 
-        by_prompt = np.argsort(self.prompt, kind="stable")
+        grouped = bool((np.diff(self.prompt) >= 0).all())
+        by_prompt = np.arange(len(samples)) if grouped else np.argsort(self.prompt, kind="stable")
         changes = np.flatnonzero(np.diff(self.prompt[by_prompt])) + 1
         self._by_prompt = by_prompt
         self._group_start = np.concatenate(([0], changes)).astype(np.intp)
@@ -86,12 +89,22 @@ class Loads:
         self._own = (self.context - shared[group]) * latency.prefill_token_seconds
         self.prefill_tokens = float(shared.sum() + (self.context - shared[group]).sum())
 
-    def seconds(self, chosen: Indices, start_seconds: float) -> float:
-        """Time of one instance that does the samples `chosen`; each of their prompts is computed once."""
-        prompts = self._shared[np.unique(self.group[chosen])].sum() * self.latency.prefill_token_seconds
-        rounds = max(float(self.length[chosen].max()), float(self.occupancy[chosen].sum()))
-        work = float((self.work[chosen] + self._own[chosen]).sum())
-        return start_seconds + float(prompts) + self.latency.step_seconds * rounds + work
+    def seconds(self, division: Sequence[Indices], start_seconds: float) -> list[float]:
+        """Time of each share of a division, one instance a share; a share computes each of its prompts once."""
+        order = np.concatenate(division)
+        sizes = np.array([len(chosen) for chosen in division])
+        first = np.cumsum(sizes) - sizes
+        share = np.repeat(np.arange(len(division)), sizes)
+        pairs = np.unique(share * self.groups + self.group[order])
+        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], len(division))
+        rounds = np.maximum(
+            np.maximum.reduceat(self.length[order], first), np.add.reduceat(self.occupancy[order], first)
+        )
+        work = np.add.reduceat((self.work + self._own)[order], first)
+        seconds: list[float] = (
+            start_seconds + prompts * self.latency.prefill_token_seconds + self.latency.step_seconds * rounds + work
+        ).tolist()
+        return seconds
 
     def whole_groups(self, start_seconds: float) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""
@@ -101,9 +114,9 @@ class Loads:
         work = work + self._shared * self.latency.prefill_token_seconds
         occupancy = np.add.reduceat(self.occupancy[by_prompt], start)
         rank = np.argsort(-longest, kind="stable")
-        place = np.empty(self.groups, dtype=np.intp)
-        place[rank] = np.arange(self.groups)
         sizes = np.diff(np.append(start, len(by_prompt)))[rank]
+        first = np.concatenate(([0], np.cumsum(sizes))).astype(np.intp)
+        within = np.arange(len(by_prompt)) - np.repeat(first[:-1], sizes)
         return Cuttable(
             Chain(
                 longest[rank],
@@ -113,8 +126,8 @@ class Loads:
                 step_seconds=self.latency.step_seconds,
                 start_seconds=start_seconds,
             ),
-            order=np.lexsort((-self.length, place[self.group])),
-            first=np.concatenate(([0], np.cumsum(sizes))).astype(np.intp),
+            order=by_prompt[np.repeat(start[rank], sizes) + within],
+            first=first,
         )
 
     def single_samples(self, start_seconds: float) -> Cuttable:
@@ -123,7 +136,7 @@ class Loads:
         Where samples of a group are not neighbours, because their lengths differ, each run of them is charged the
         prompt; `seconds` of the shares that come out is exact.
         """
-        order = np.lexsort((self.group, -self.length))
+        order = self._by_prompt[np.argsort(-self.length[self._by_prompt], kind="stable")]
         prompt = (self._shared * self.latency.prefill_token_seconds)[self.group[order]]
         opens = np.concatenate(([True], np.diff(self.group[order]) != 0))
         return Cuttable(

@@ -9,6 +9,7 @@ and what remains is a search over limits.
 
 import heapq
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+_FIRST_STEP = 0.01
+"""How far above its lower bound the search for the least time begins, as a ratio."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,15 @@ class Chain:
         self.count = len(length)
         self.step = step_seconds
         self.start = start_seconds
-        self._length: list[float] = length.tolist()
-        self._fixed: list[float] = (start_seconds + repeat).tolist()
-        self._work: list[float] = np.concatenate(([0.0], np.cumsum(work))).tolist()
-        self._occupancy: list[float] = np.concatenate(([0.0], np.cumsum(occupancy))).tolist()
-        self._filled: list[float] = (
-            np.concatenate(([0.0], np.cumsum(work))) + step_seconds * np.concatenate(([0.0], np.cumsum(occupancy)))
-        ).tolist()
+        busy, occupied = _running_sum(work), _running_sum(occupancy)
+        self.fluid_seconds = float(busy[-1] + step_seconds * occupied[-1])
+        """Seconds that all items take at least, however many share a step."""
+        # Bisection wants scalars: arrays of doubles give them faster than numpy's and take less memory than lists.
+        self._length = array("d", length.tobytes())
+        self._fixed = array("d", (start_seconds + repeat).tobytes())
+        self._work = array("d", busy.tobytes())
+        self._occupancy = array("d", occupied.tobytes())
+        self._filled = array("d", (busy + step_seconds * occupied).tobytes()) if occupied[-1] > 0 else None
         alone = start_seconds + repeat + step_seconds * np.maximum(length, occupancy) + work
         self.slowest_item = float(alone.max())
 
@@ -84,9 +90,12 @@ class Chain:
 
         O(shares · log items).
         """
-        length, fixed, work, filled, count, step = (
-            self._length, self._fixed, self._work, self._filled, self.count, self.step
-        )  # fmt: skip
+        starts = self._starts(limit, least, most)
+        return None if starts is None else self.cut(starts)
+
+    def _starts(self, limit: float, least: int, most: int) -> list[int] | None:
+        length, fixed, work, filled = self._length, self._fixed, self._work, self._filled
+        count, step = self.count, self.step
         starts: list[int] = []
         at = 0
         while at < count:
@@ -94,18 +103,21 @@ class Chain:
                 return None
             room = limit - fixed[at]
             reach = bisect_right(work, room - step * length[at] + work[at], at + 1) - 1
-            reach = min(reach, bisect_right(filled, room + filled[at], at + 1) - 1)
+            if filled is not None:
+                reach = min(reach, bisect_right(filled, room + filled[at], at + 1) - 1)
             # Differences of running sums are rounded: an item that takes the whole limit alone still fits.
-            if reach == at and self.seconds(at, at + 1) > limit:
-                return None
+            if reach == at:
+                if self.seconds(at, at + 1) > limit:
+                    return None
+                reach = at + 1
             starts.append(at)
-            at = max(reach, at + 1)
+            at = reach
         wanted = min(least, count)
         if len(starts) < wanted:
             # The cheapest further starts are the shortest items.
             starts += [count] * (wanted - len(starts))
             starts = [min(start, count - wanted + k) for k, start in enumerate(starts)]
-        return self.cut(starts)
+        return starts
 
     def cheapest(self, least: int) -> Cover:
         """The cover of at least `least` shares with the least total, however long it takes."""
@@ -118,21 +130,24 @@ class Chain:
 
         Of all covers of that makespan it has the least total.
         """
-        best = self.cheapest(least)
-        fluid = self.start + (self._work[-1] + self.step * self._occupancy[-1]) / most
+        fluid = self.start + self.fluid_seconds / most
         low = max(self.slowest_item, fluid) * (1 - 1e-12)
-        high = best.makespan
+        starts = self._starts(math.inf, least, most)
+        high = math.inf
+        step = _FIRST_STEP
         while high > low * (1 + tolerance):
-            limit = (low + high) / 2
+            # Gallop from the lower bound until something is feasible, then halve.
+            limit = (low + high) / 2 if high < math.inf else low * (1 + step)
+            step *= 4
             if not low < limit < high:
                 break
-            found = self.fill(limit, least, most)
+            found = self._starts(limit, least, most)
             if found is None:
                 low = limit
             else:
-                # A share's time is a difference of sums, so that it may pass the limit by a rounding.
-                best, high = found, min(limit, found.makespan)
-        return best
+                starts, high = found, limit
+        assert starts is not None
+        return self.cut(starts)
 
     def minimise(
         self, objective: Callable[[float, float], float], fast: Cover, least: int, most: int, tolerance: float
@@ -164,3 +179,10 @@ class Chain:
             if cover.total > floor:
                 heapq.heappush(intervals, (objective(middle, floor), middle, high, floor))
         return best
+
+
+def _running_sum(values: Floats) -> Floats:
+    """[n + 1] sums of the first 0 … n values."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums

@@ -225,23 +225,23 @@ class Planner:
 
     def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Plan:
         """The cover with the least objective as a plan; the earlier one, which keeps groups whole, unless it gains."""
-        value = math.inf
-        division: list[Indices] = []
-        for way, cover in zip(self._ways, covers, strict=True):
-            if cover is None:
-                continue
-            found = objective(cover.makespan, cover.total)
-            if not division or found < value * (1 - self._tolerance):
-                value, division = found, way.divide(cover.starts)
-        return self._plan("cost", division)
+        whole, *divided = covers
+        if divided and (cover := divided[0]) is not None:
+            gain = math.inf if whole is None else objective(whole.makespan, whole.total) * (1 - self._tolerance)
+            if objective(cover.makespan, cover.total) < gain:
+                return self._plan("cost", self._ways[1].divide(cover.starts))
+        assert whole is not None
+        return self._plan("cost", self._ways[0].divide(whole.starts), whole.seconds)
 
-    def _plan(self, policy: PolicyName, division: Sequence[Indices]) -> Plan:
+    def _plan(
+        self, policy: PolicyName, division: Sequence[Indices], exact_seconds: Sequence[float] | None = None
+    ) -> Plan:
         loads = self._loads
-        seconds = [loads.seconds(chosen, self._start) for chosen in division]
+        seconds = exact_seconds or loads.seconds(division, self._start)
         return Plan(
             policy=policy,
             shares=tuple(
-                Share(tuple(loads.samples[i] for i in chosen.tolist()), each)
+                Share(tuple(map(loads.samples.__getitem__, chosen.tolist())), each)
                 for chosen, each in zip(division, seconds, strict=True)
             ),
             expected_seconds=max(seconds),

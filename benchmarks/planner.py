@@ -1,0 +1,70 @@
+"""How fast the planner is: samples and actors against seconds of one core.
+
+    python benchmarks/planner.py [--json]
+
+Each row plans a step in full, from sample objects to shares: the median processor time of several plans. The lengths are
+lognormal by prompt with noise in the group and a few per cent at the cap; each sample of a group has its own expected
+length, so that nothing is made easy.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+
+from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.loads import SampleLoad
+from rlhfless_operator.policy.planning import Limits, plan
+
+# Llama-2-70B on eight H100: 10.1 ms for a decode step and what 256 sequences add at 512 and 2,048 tokens of context.
+LATENCY = LinearLatency(
+    step_seconds=10.1e-3, sequence_seconds=25e-6, context_seconds=13e-9, prefill_token_seconds=20e-6
+)
+SIZES = ((1_000, 16), (3_000, 32), (10_000, 128), (30_000, 256), (100_000, 512), (100_000, 1_024))
+
+
+def workload(samples: int, per_prompt: int, seed: int = 0) -> list[SampleLoad]:
+    """A step of `samples` samples with the published statistics of lengths."""
+    random = np.random.default_rng(seed)
+    prompts = samples // per_prompt
+    means = random.lognormal(6.0, 0.8, prompts)
+    lengths = np.minimum(32_768, means[:, None] * random.lognormal(0, 0.3, (prompts, per_prompt)))
+    lengths[random.random((prompts, per_prompt)) < 0.02] = 32_768
+    return [
+        SampleLoad(prompt, index, 200, float(lengths[prompt, index]))
+        for prompt in range(prompts)
+        for index in range(per_prompt)
+    ]
+
+
+def measure(samples: int, actors: int, repeats: int) -> dict[str, float | int]:
+    """The median time of a plan on at most `actors` actors, the weight of time being so high that it wants many."""
+    loads = workload(samples, per_prompt=8)
+    limits = Limits(max_instances=actors)
+    seconds = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        result = plan("cost", loads, LATENCY, limits, cost_weight=0.0)
+        seconds.append(time.process_time() - begin)
+    return {"samples": samples, "actors": len(result.shares), "most": actors, "seconds": statistics.median(seconds)}
+
+
+def main() -> None:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description="How fast the planner is.")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--repeats", type=int, default=5, help="plans per row")
+    arguments = parser.parse_args()
+    rows = [measure(samples, actors, arguments.repeats) for samples, actors in SIZES]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"{'samples':>9} {'actors':>7} {'ms':>8}")
+    for row in rows:
+        print(f"{row['samples']:>9,} {row['actors']:>7,} {1000 * row['seconds']:>8.1f}")
+
+
+if __name__ == "__main__":
+    main()
