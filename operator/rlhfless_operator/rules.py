@@ -170,11 +170,6 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             f"{_NORMALIZATION} != 'group' || {_ADVANTAGE} in ['group', 'leave_one_out']",
             "advantageNormalization: group needs advantage: group or leave_one_out",
         ),
-        CelRule(
-            "!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward' ||"
-            f" {_ADVANTAGE} in ['gae', 'discounted']",
-            "kl.placement: reward needs advantage: gae or discounted",
-        ),
     ),
     KlSettings: (
         CelRule(

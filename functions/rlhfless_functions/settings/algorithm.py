@@ -95,7 +95,10 @@ class AlgorithmSettings(Settings):
         given: dict[str, Any] = {
             field: value for field in type(self).model_fields if (value := getattr(self, field)) is not None
         }
-        return AlgorithmSettings.model_construct(**{**_COMMON, **_COMPOSITIONS[self.name], **given})
+        whole = {**_COMMON, **_COMPOSITIONS[self.name], **given}
+        # A critic comes and goes with the advantage, which a job may have changed.
+        whole["critic"] = (self.critic or CriticSettings()) if whole["advantage"] == "gae" else None
+        return AlgorithmSettings.model_construct(**whole)
 
     @model_validator(mode="after")
     def _pieces_fit(self) -> Self:
@@ -124,7 +127,7 @@ _COMMON: dict[str, Any] = {
 # Sources: PPO arXiv 1707.06347; GRPO 2402.03300 with the token mean that TRL and verl use today; RLOO 2402.14740;
 # REINFORCE++ 2501.03262; Dr. GRPO 2503.20783; DAPO 2503.14476; GSPO 2507.18071; CISPO (MiniMax-M1) 2506.13585.
 _COMPOSITIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"advantage": "gae", "advantage_normalization": "batch", "critic": CriticSettings()},
+    "ppo": {"advantage": "gae", "advantage_normalization": "batch"},
     "grpo": {},
     "rloo": {
         "advantage": "leave_one_out",

@@ -109,6 +109,11 @@ def parse_money(value: Any) -> Any:
     return Decimal(text)
 
 
+def format_money(amount: Decimal) -> str:
+    """An amount as digits alone: `Decimal("0E-9")` is `"0.000000000"`."""
+    return f"{amount:f}"
+
+
 def _positive(seconds: float) -> float:
     if seconds <= 0:
         raise ValueError("a duration must be longer than 0s")
@@ -142,7 +147,7 @@ Bytes = Annotated[
 Money = Annotated[
     Decimal,
     BeforeValidator(parse_money),
-    PlainSerializer(str),
+    PlainSerializer(format_money),
     WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}),
 ]
 """An exact decimal amount of money, written as a string such as `"2.50"`."""

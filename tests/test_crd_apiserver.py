@@ -1,0 +1,347 @@
+"""The CRD on a real API server: what it accepts, refuses, fills in and forbids to change.
+
+KUBEBUILDER_ASSETS names a folder with etcd, kube-apiserver and kubectl (the convention of envtest). The tests start and
+end a control plane of their own from it, and never touch a cluster that exists.
+"""
+
+import copy
+import json
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhfless_operator.crd import NAME, crd
+from rlhfless_operator.spec import API_VERSION, RLHFJob
+from rlhfless_operator.training.status import RLHFJobStatus, StepStatus
+from rlhfless_operator.validation import InvalidJobError, parse_job
+
+ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
+EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*/*.yaml"))
+JOBS = f"/apis/{API_VERSION}/namespaces/default/rlhfjobs"
+
+pytestmark = pytest.mark.skipif(
+    ASSETS is None,
+    reason="the CRD is not applied to a real API server: KUBEBUILDER_ASSETS names no etcd, kube-apiserver and kubectl",
+)
+
+
+@dataclass
+class ApiServer:
+    """A client of the control plane that the tests started."""
+
+    url: str
+    token: str
+    kubeconfig: Path
+    context: ssl.SSLContext
+
+    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
+        """Status and answer of one request; errors are answers too."""
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, context=self.context, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def create(self, job: Any, *, dry_run: bool = True) -> tuple[int, Any]:
+        """Create a job as strictly as `kubectl apply` does."""
+        query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+        return self.request("POST", JOBS + query, job)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """etcd and kube-apiserver with the CRD applied."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    assert ASSETS is not None
+    folder = tmp_path_factory.mktemp("control-plane")
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(key)
+    token = secrets.token_hex(16)
+    (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
+    client, peer, secure = free_port(), free_port(), free_port()
+    etcd = [
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls=http://127.0.0.1:{client}",
+        f"--advertise-client-urls=http://127.0.0.1:{client}",
+        f"--listen-peer-urls=http://127.0.0.1:{peer}",
+        "--unsafe-no-fsync",
+    ]
+    apiserver = [
+        f"--etcd-servers=http://127.0.0.1:{client}",
+        f"--cert-dir={folder / 'certificates'}",
+        f"--secure-port={secure}",
+        "--bind-address=127.0.0.1",
+        f"--service-account-key-file={folder / 'key.pem'}",
+        f"--service-account-signing-key-file={folder / 'key.pem'}",
+        "--service-account-issuer=https://127.0.0.1",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--disable-admission-plugins=ServiceAccount",
+    ]
+    url = f"https://127.0.0.1:{secure}"
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "it",
+                "clusters": [{"name": "it", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
+                "users": [{"name": "it", "user": {"token": token}}],
+                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            }
+        )
+    )
+    api = ApiServer(url, token, kubeconfig, context)
+    with ExitStack() as processes:
+        for program, arguments in (("etcd", etcd), ("kube-apiserver", apiserver)):
+            log = processes.enter_context((folder / f"{program}.log").open("wb"))
+            process = processes.enter_context(
+                subprocess.Popen([Path(ASSETS) / program, *arguments], stdout=log, stderr=subprocess.STDOUT)
+            )
+            processes.callback(process.terminate)
+        wait_until(lambda: api.request("GET", "/api/v1/namespaces/default"), folder)
+        status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
+        assert status == 201, answer["message"]
+        wait_until(lambda: api.request("GET", JOBS), folder)
+        yield api
+
+
+def wait_until(ask: Any, folder: Path) -> None:
+    """Wait for a good answer; a control plane that does not come up shows its logs."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if ask()[0] == 200:
+                return
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.1)
+    pytest.fail("\n".join(log.read_text()[-3000:] for log in folder.glob("*.log")))
+
+
+def smallest() -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RLHFJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "model": {"source": "./model"},
+            "rewards": [{"name": "right", "math": {}}],
+            "data": {"source": "data.jsonl"},
+            "steps": 10,
+        },
+    }
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The smallest job with one value set."""
+    job = smallest()
+    place: Any = job
+    *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    for parent in parents:
+        place = place[parent] if isinstance(parent, int) else place.setdefault(parent, {})
+    place[last] = value
+    return job
+
+
+EVALUATION = {"data": {"source": "held-out.jsonl"}}
+GOOD = [
+    ("spec.seed", 2**53 - 1),
+    ("spec.algorithm.name", "ppo"),
+    ("spec.algorithm", {"name": "ppo", "critic": {"valueClip": None}}),
+    ("spec.algorithm", {"name": "ppo", "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"}}),
+    ("spec.algorithm", {"name": "grpo", "advantage": "discounted", "advantageNormalization": "batch"}),
+    ("spec.algorithm.importanceSampling.cap", None),
+    ("spec.batch", {"promptsPerStep": 4, "samplesPerPrompt": 2, "minibatchSamples": 4}),
+    ("spec.batch.minibatchSamples", None),
+    ("spec.sampling.stop", ["\n\n"]),
+    ("spec.optimizer.learningRate", 1),
+    ("spec.generation.instances", {"min": 2, "max": 8}),
+    ("spec.generation.keepAlive", "0s"),
+    ("spec.generation.flush", "1m30s"),
+    ("spec.learning.keepAlive", "1.5h"),
+    ("spec.planning.lambda", 1),
+    ("spec.prices.instanceHour", "2.50"),
+    ("spec.evaluation", EVALUATION),
+    ("spec.evaluation", None),
+    ("spec.tracking", {"wandb": {"project": "p", "mode": "offline"}, "mlflow": None}),
+    ("spec.rewards.0.memory", "512Mi"),
+    ("spec.rewards", [{"name": "a", "math": {}}, {"name": "b", "length": {"bufferTokens": 10}, "weight": -1}]),
+    ("metadata.labels", {"team": "a"}),
+]
+BAD = [
+    ("metadata.name", "Job"),
+    ("metadata.name", "x" * 54),
+    ("spec.model", {}),
+    ("spec.model.source", ""),
+    ("spec.model.dtype", "float16"),
+    ("spec.wrong", 1),
+    ("spec.batch.samples_per_prompt", 4),
+    ("spec.steps", 0),
+    ("spec.steps", None),
+    ("spec.steps", "10"),
+    ("spec.steps", 1.5),
+    ("spec.epochs", 1),
+    ("spec.seed", -1),
+    ("spec.seed", 2**53),
+    ("spec.rewards", []),
+    ("spec.rewards", [{"name": "a"}]),
+    ("spec.rewards", [{"name": "a", "math": {}, "format": {"pattern": "x"}}]),
+    ("spec.rewards", [{"name": "a", "math": {}}, {"name": "a", "math": {}}]),
+    ("spec.rewards", [{"name": "a", "length": {"bufferTokens": 1024}}]),
+    ("spec.rewards", [{"name": f"r{number}", "math": {}} for number in range(33)]),
+    ("spec.rewards.0.timeout", "0s"),
+    ("spec.rewards.0.timeout", 10),
+    ("spec.rewards.0.timeout", "10"),
+    ("spec.rewards.0.memory", "1Zi"),
+    ("spec.rewards.0.name", "_"),
+    ("spec.algorithm.name", "a2c"),
+    ("spec.algorithm.critic", {}),
+    ("spec.algorithm", {"name": "ppo", "advantageNormalization": "group"}),
+    ("spec.algorithm.advantage", "gae"),
+    ("spec.algorithm.kl", {"coefficient": 0.1, "estimator": "k1"}),
+    ("spec.algorithm.dualClip", 1.0),
+    ("spec.batch.samplesPerPrompt", 1),
+    ("spec.batch.minibatchSamples", 7),
+    ("spec.generation.instances.min", 2),
+    ("spec.generation.flush", "0s"),
+    ("spec.planning.lambda", 1.5),
+    ("spec.prices.instanceHour", 2.5),
+    ("spec.prices.instanceHour", "-1"),
+    ("spec.prices.currency", "euro"),
+    ("spec.checkpoints.best", True),
+    ("spec.checkpoints.keep", 0),
+    ("spec.tracking.wandb", {"mode": "online"}),
+    ("spec.evaluation", {}),
+]
+
+
+def name_of(case: Any) -> str:
+    return case if isinstance(case, str) else json.dumps(case)[:40]
+
+
+@pytest.mark.parametrize(("path", "value"), GOOD, ids=name_of)
+def test_the_server_and_the_command_line_accept_the_same_jobs(server: ApiServer, path: str, value: Any) -> None:
+    job = changed(path, value)
+    parse_job(json.dumps(job))
+    status, answer = server.create(job)
+    assert status == 201, answer["message"]
+
+
+@pytest.mark.parametrize(("path", "value"), BAD, ids=name_of)
+def test_the_server_and_the_command_line_refuse_the_same_jobs(server: ApiServer, path: str, value: Any) -> None:
+    job = changed(path, value)
+    with pytest.raises(InvalidJobError):
+        parse_job(json.dumps(job))
+    status, answer = server.create(job)
+    assert status in (400, 422), answer
+
+
+def test_the_server_fills_in_the_defaults_of_the_model(server: ApiServer) -> None:
+    _, stored = server.create(smallest())
+    filled = RLHFJob.model_validate({**smallest(), "spec": stored["spec"]}, by_name=False)
+    assert filled == RLHFJob.model_validate(smallest())
+
+
+def test_an_explicit_null_that_means_something_is_kept(server: ApiServer) -> None:
+    _, stored = server.create(changed("spec.algorithm.importanceSampling.cap", None))
+    assert stored["spec"]["algorithm"]["importanceSampling"] == {"cap": None}
+
+
+def test_the_examples_can_be_applied(server: ApiServer) -> None:
+    assert EXAMPLES
+    assert ASSETS is not None
+    files = [part for example in EXAMPLES for part in ("-f", str(example))]
+    command = [Path(ASSETS) / "kubectl", "--kubeconfig", server.kubeconfig, "apply", "--dry-run=server", *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("created (server dry run)") == len(EXAMPLES)
+
+
+@pytest.fixture
+def stored(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """A job on the server."""
+    status, job = server.create(smallest(), dry_run=False)
+    assert status == 201, job
+    yield job
+    server.request("DELETE", f"{JOBS}/job")
+
+
+def test_the_model_cannot_be_changed(server: ApiServer, stored: dict[str, Any]) -> None:
+    status, answer = replace(server, stored, "model", {"source": "./other"})
+    assert status == 422
+    assert "model can't be changed" in answer["message"]
+
+
+def test_steps_may_only_grow(server: ApiServer, stored: dict[str, Any]) -> None:
+    status, answer = replace(server, stored, "steps", 9)
+    assert status == 422
+    assert "steps may only grow" in answer["message"]
+    assert replace(server, stored, "steps", 11)[0] == 200
+
+
+def test_steps_cannot_become_epochs(server: ApiServer, stored: dict[str, Any]) -> None:
+    job = copy.deepcopy(stored)
+    del job["spec"]["steps"]
+    assert replace(server, job, "epochs", 100)[0] == 422
+
+
+def replace(server: ApiServer, job: dict[str, Any], field: str, value: Any) -> tuple[int, Any]:
+    job = copy.deepcopy(job)
+    job["spec"][field] = value
+    return server.request("PUT", f"{JOBS}/job?dryRun=All", job)
+
+
+def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any]) -> None:
+    status = RLHFJobStatus(
+        phase="Running", stage="learning", step=41, steps=200, reward=0.5, actors=3, cost="1.25", message="because",
+        recent_steps=[StepStatus(step=41, seconds=2.5, actors=3, cost="0.03")],
+    )  # fmt: skip
+    body = {"status": json.loads(status.model_dump_json(by_alias=True))}
+    code, answer = server.request("PATCH", f"{JOBS}/job/status", body, "application/merge-patch+json")
+    assert code == 200, answer
+    assert RLHFJobStatus.model_validate(answer["status"], by_name=False) == status
+
+    assert ASSETS is not None
+    command = [Path(ASSETS) / "kubectl", "--kubeconfig", server.kubeconfig, "get", "rlhf", "-o", "wide"]
+    head, row = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    columns = ["NAME", "PHASE", "STAGE", "STEP", "STEPS", "ACTORS", "REWARD", "COST", "AGE", "IDLE", "REASON"]
+    assert head.split() == columns
+    assert row.split()[:8] == ["job", "Running", "learning", "41", "200", "3", "0.5", "1.25"]
+
+
+def test_the_definition_is_established_with_its_schema(server: ApiServer) -> None:
+    _, answer = server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}")
+    conditions = {condition["type"]: condition["status"] for condition in answer["status"]["conditions"]}
+    assert conditions["Established"] == "True"
+    assert "NonStructuralSchema" not in conditions
