@@ -1,0 +1,120 @@
+"""One call of a reward in a worker: its result made plain, its failure made one sentence."""
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rlhfless_functions.rewards.groups import RewardGroup
+
+Answer = dict[str, Any]
+"""`index` of the group, `metrics`, and either `scores` (a number or None per response) or `error`."""
+
+
+@dataclass
+class Call:
+    """What a reward may know of the call besides the group, and what it may say besides scores."""
+
+    step: int
+    """Training step that the samples belong to."""
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    """Numbers that the reward logs (TRL's `log_metric`)."""
+
+
+Scorer = Callable[[RewardGroup, Call], Any]
+"""Scores one group: a list with a number or None (unscorable) per response, or an awaitable of one."""
+
+
+def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iterator[Answer]:
+    """Call a reward once per group, in the main thread, where it may use signals."""
+    home = os.getpid()
+    for index, group in enumerate(groups):
+        call = Call(step)
+        try:
+            answer: Answer = {"scores": plain_scores(scorer(group, call))}
+        except BaseException as error:
+            answer = {"error": describe(error)}
+        if os.getpid() != home:
+            # The reward forked and this is the child, which must not answer a second time.
+            os._exit(0)
+        # An alarm that a reward leaves behind must not ring in the next call.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        yield {"index": index, "metrics": call.metrics, **answer}
+
+
+async def answer_together(
+    scorer: Scorer, groups: list[RewardGroup], step: int, timeout: float
+) -> AsyncIterator[Answer]:
+    """Await a reward for all groups at once, each within `timeout` seconds; answers come as they are ready."""
+
+    async def one(index: int, group: RewardGroup) -> Answer:
+        call = Call(step)
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                answer: Answer = {"scores": plain_scores(await scorer(group, call))}
+        except BaseException as error:
+            answer = {"error": f"took longer than {timeout:g} s" if limit.expired() else describe(error)}
+        return {"index": index, "metrics": call.metrics, **answer}
+
+    for answered in asyncio.as_completed([one(index, group) for index, group in enumerate(groups)]):
+        yield await answered
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling `function` gives an awaitable."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def plain_scores(result: Any) -> list[float | None]:
+    """Numbers of any kind (NumPy's and torch's too) as floats.
+
+    Raises:
+        TypeError: for anything that is no sequence of numbers and Nones.
+    """
+    if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
+        raise TypeError(f"returned {_shown(result)} instead of a list with one number or None per response")
+    return [None if score is None else plain_number(score) for score in result]
+
+
+def plain_number(score: Any) -> float:
+    """A number of any kind as a float.
+
+    Raises:
+        TypeError: for what only looks like a number, such as `"1.0"`.
+    """
+    if isinstance(score, str | bytes) or not hasattr(score, "__float__"):
+        raise TypeError(f"returned {_shown(score)} where a number or None is needed")
+    return float(score)
+
+
+def describe(error: BaseException) -> str:
+    """One sentence on an exception; the whole traceback goes to stderr, which the parent logs."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}){_place(error.__traceback__)}"
+    if isinstance(error, MemoryError):
+        return f"ran out of memory{_place(error.__traceback__)}; its limit is reward.memory"
+    if isinstance(error, TypeError) and str(error).startswith("returned "):
+        return str(error)
+    return f"raised {type(error).__name__}: {error}{_place(error.__traceback__)}"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Where in the user's code it happened: the innermost frame that is not of this package."""
+    here = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not worth its import in a worker
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(here)]
+    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""  # noqa: PTH119
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,47 @@
+"""What a reward scores: the responses to one prompt. Sent to the workers, so: the standard library only."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message with `role` and `content`."""
+
+
+@dataclass(frozen=True)
+class RewardGroup:
+    """All responses to one prompt; the unit of a call, so that no chunking of the work changes what is scored."""
+
+    prompt: int
+    """Row of the prompt in the materialised dataset."""
+    text: str
+    """The prompt as the model saw it, chat template applied."""
+    messages: list[Message] | None
+    """The prompt as chat messages, if it was given as such."""
+    completions: list[str]
+    """The responses decoded, without special tokens."""
+    completion_ids: list[list[int]]
+    """The responses' token ids, EOS included."""
+    finish_reasons: list[str]
+    """Why each response ended: `stop` or `truncated`."""
+    columns: dict[str, Any]
+    """The prompt's row of the dataset, and `ground_truth` where it has one."""
+
+    @property
+    def size(self) -> int:
+        """Number of responses."""
+        return len(self.completions)
+
+    @property
+    def ground_truth(self) -> Any:
+        """The reference answer.
+
+        Raises:
+            LookupError: if the data has none.
+        """
+        value = self.columns.get("ground_truth")
+        if value is None:
+            raise LookupError(
+                f"row {self.prompt} has no ground truth; name its column with data.groundTruthColumn"
+                f" (the columns are {', '.join(sorted(self.columns)) or 'none'})"
+            )
+        return value

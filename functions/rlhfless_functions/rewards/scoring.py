@@ -1,0 +1,231 @@
+"""All rewards of a job: each scored in its own way, then weighted and summed."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.rewards import execution, remote
+from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.length import soft_overlong
+from rlhfless_functions.rewards.pool import Outcome, RewardPool, RewardUnusableError, WorkerSettings
+from rlhfless_functions.rewards.process import WorkerStopped
+from rlhfless_functions.settings import RewardSettings, SamplingSettings
+from rlhfless_functions.task import TaskError
+
+if TYPE_CHECKING:
+    from rlhfless_functions.rewards.model import RewardModel
+
+_MOST_MATH_WORKERS = 8
+
+
+@dataclass
+class Scores:
+    """The scores of some groups, in their order."""
+
+    terms: dict[str, list[list[float | None]]]
+    """By reward, each group's responses' own numbers, before weighting; None where unscorable."""
+    totals: list[list[float | None]]
+    """Each group's responses' weighted sums; None where any term of weight other than 0 is None."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Sums and counts by name; `preparation` lists them."""
+
+
+class RewardScorer:
+    """The rewards' worker processes and models, kept from call to call."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, RewardPool] = {}
+        self._models: dict[str, RewardModel] = {}
+
+    def start(self, rewards: Sequence[RewardSettings]) -> None:
+        """Begin to start the workers, so that they load while the caller does something else."""
+        for reward in rewards:
+            if reward.kind not in ("length", "model"):
+                self._pool(reward).start()
+
+    def score(
+        self,
+        rewards: Sequence[RewardSettings],
+        groups: Sequence[RewardGroup],
+        sampling: SamplingSettings,
+        step: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Scores:
+        """Score groups by every reward, the rewards at the same time.
+
+        Args:
+            rewards: of the job.
+            groups: what to score; each group is one call.
+            sampling: of the job, for length shaping.
+            step: training step.
+            stopped: asked several times a second whether to give up.
+
+        Raises:
+            TaskError: reward_failed, if a reward cannot be loaded, or fails and its `on_error` is `fail`;
+                drained, if `stopped` said so.
+        """
+        failed = False
+
+        def score_one(reward: RewardSettings) -> list[Outcome]:
+            nonlocal failed
+            try:
+                return self._score_one(reward, groups, sampling, step, lambda: failed or stopped())
+            except TaskError:
+                # One failure is enough: the others need not go on.
+                failed = True
+                raise
+
+        with ThreadPoolExecutor(max(1, len(rewards))) as threads:
+            futures = [threads.submit(score_one, reward) for reward in rewards]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            # The others were stopped because of the first.
+            raise min(errors, key=lambda error: isinstance(error, TaskError) and error.reason == "drained")
+        outcomes = {reward.name: future.result() for reward, future in zip(rewards, futures, strict=True)}
+        terms = {name: [outcome.scores for outcome in outcomes[name]] for name in outcomes}
+        weights = {reward.name: reward.weight for reward in rewards}
+        totals = [
+            [
+                weighted_sum({name: terms[name][number][response] for name in terms}, weights)
+                for response in range(group.size)
+            ]
+            for number, group in enumerate(groups)
+        ]
+        return Scores(terms, totals, _metrics(outcomes, totals))
+
+    def close(self) -> None:
+        """End all workers."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        self._models.clear()
+
+    def _score_one(
+        self,
+        reward: RewardSettings,
+        groups: Sequence[RewardGroup],
+        sampling: SamplingSettings,
+        step: int,
+        stopped: Callable[[], bool],
+    ) -> list[Outcome]:
+        try:
+            outcomes = self._outcomes(reward, groups, sampling, step, stopped)
+        except RewardUnusableError as error:
+            raise TaskError("reward_failed", f"reward {reward.name!r} {error}") from error
+        except WorkerStopped:
+            raise TaskError("drained", "the instance was told to stop while rewards ran", retryable=True) from None
+        if reward.on_error == "fail":
+            for group, outcome in zip(groups, outcomes, strict=True):
+                if outcome.error is not None:
+                    raise TaskError(
+                        "reward_failed",
+                        f"reward {reward.name!r} {outcome.error} (row {group.prompt} of the prompts);"
+                        " mend it, or set its onError to unscorable to leave such responses out",
+                    )
+        return outcomes
+
+    def _outcomes(
+        self,
+        reward: RewardSettings,
+        groups: Sequence[RewardGroup],
+        sampling: SamplingSettings,
+        step: int,
+        stopped: Callable[[], bool],
+    ) -> list[Outcome]:
+        if reward.length is not None:
+            longest, buffer = sampling.max_response_tokens, reward.length.buffer_tokens
+            return [
+                Outcome([soft_overlong(len(ids), longest, buffer) for ids in group.completion_ids]) for group in groups
+            ]
+        if reward.model is not None:
+            return self._model(reward.model.source).score(groups, stopped)
+        return self._pool(reward).score(
+            groups,
+            step=step,
+            seconds=lambda group: longest_call(reward, group),
+            give_up=reward.on_error == "fail",
+            stopped=stopped,
+        )
+
+    def _pool(self, reward: RewardSettings) -> RewardPool:
+        key = reward.model_dump_json()
+        if key not in self._pools:
+            settings = WorkerSettings(reward.name, reward.kind, _setup(reward), reward.memory)
+            cores = len(os.sched_getaffinity(0))
+            self._pools[key] = RewardPool(settings, min(cores, _MOST_MATH_WORKERS) if reward.kind == "math" else 1)
+        return self._pools[key]
+
+    def _model(self, source: str) -> "RewardModel":
+        if source not in self._models:
+            # torch and transformers, which the other rewards do without.
+            from rlhfless_functions.rewards.model import RewardModel
+
+            self._models[source] = RewardModel(source)
+        return self._models[source]
+
+
+def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> float | None:
+    """The weighted sum of one response's terms; None if one that counts is None, or if there is none."""
+    total = 0.0
+    for name, score in terms.items():
+        if weights[name] == 0:
+            continue
+        if score is None:
+            return None
+        total += weights[name] * score
+    return total if terms else None
+
+
+def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
+    """Seconds that a group's call may take: `timeout`, and what the kind's own, inner time limits add up to."""
+    if reward.code is not None:
+        inner = execution.longest_call(group.columns, reward.code.tests_column, reward.code.timeout, group.size)
+        return reward.timeout + inner
+    if reward.http is not None:
+        return remote.longest_call(reward.timeout)
+    return reward.timeout
+
+
+def _setup(reward: RewardSettings) -> dict[str, Any]:
+    """What a worker makes its scorer from."""
+    if reward.python is not None:
+        path = artifacts.local_path(reward.python.file)
+        if path is not None:
+            return {**reward.python.model_dump(), "file": str(path), "text": None}
+        try:
+            text = artifacts.read_bytes(reward.python.file).decode()
+        except artifacts.ArtifactMissingError as error:
+            raise RewardUnusableError(f"has no file: {error}") from error
+        return {**reward.python.model_dump(), "text": text}
+    if reward.http is not None:
+        return {"url": reward.http.url, "attempt_seconds": reward.timeout}
+    if reward.code is not None:
+        return {"tests_column": reward.code.tests_column, "seconds": reward.code.timeout, "memory": reward.memory}
+    for settings in (reward.exact_match, reward.format):
+        if settings is not None:
+            return settings.model_dump()
+    return {}
+
+
+def _metrics(outcomes: dict[str, list[Outcome]], totals: list[list[float | None]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+
+    def add(name: str, numbers: Sequence[float]) -> None:
+        metrics[f"{name}/sum"] = metrics.get(f"{name}/sum", 0.0) + sum(numbers)
+        metrics[f"{name}/count"] = metrics.get(f"{name}/count", 0.0) + len(numbers)
+
+    scored = [total for group in totals for total in group if total is not None]
+    add("reward", scored)
+    metrics["reward/square/sum"] = sum(total * total for total in scored)
+    metrics["reward/unscorable/count"] = sum(len(group) for group in totals) - len(scored)
+    for name, groups in outcomes.items():
+        add(f"reward/{name}", [score for outcome in groups for score in outcome.scores if score is not None])
+        metrics[f"reward/{name}/unscorable/count"] = sum(outcome.scores.count(None) for outcome in groups)
+        metrics[f"reward/{name}/errors/count"] = sum(outcome.error is not None for outcome in groups)
+        for outcome in groups:
+            for logged, value in outcome.metrics:
+                add(f"reward/{name}/{logged}", [value])
+    return metrics

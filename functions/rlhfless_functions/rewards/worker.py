@@ -1,0 +1,130 @@
+"""A reward worker: `python -m rlhfless_functions.rewards.worker SOCKET LIFELINE KIND MEMORY`.
+
+Two processes: the keeper (this one, see `keeper`) and its child, which runs the reward in its main thread. The child
+reads one setup frame and answers `ready`, then reads requests and answers each of their groups with a frame. SOCKET
+and LIFELINE are descriptors of stream sockets, KIND is the reward's kind, MEMORY the limit of each process in bytes.
+"""
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+from rlhfless_functions.parent_death import die_with_parent
+from rlhfless_functions.rewards import keeper
+from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, describe, is_async
+from rlhfless_functions.rewards.channel import receive, send
+from rlhfless_functions.rewards.source import SourceError, load_function
+
+
+def main() -> None:
+    """Fork, and be the keeper."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    lifeline = socket.socket(fileno=int(sys.argv[2]))
+    kind, memory = sys.argv[3], int(sys.argv[4])
+    keeper.adopt_orphans()
+    # The keeper removes it, because the child may be killed at any moment.
+    scratch = tempfile.mkdtemp(prefix="rlhfless-code-") if kind == "code" else None
+    keeper_id = os.getpid()
+    child = os.fork()
+    if child == 0:
+        if kind == "code":
+            keeper.adopt_orphans()
+            keeper.leave_network()
+        die_with_parent(keeper_id)
+        lifeline.close()
+        _limit(memory)
+        try:
+            _serve(connection, kind, scratch)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    connection.close()
+    status = keeper.keep(child, lifeline)
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+    keeper.end_like(status)
+
+
+def _limit(memory: int) -> None:
+    # RLIMIT_DATA counts private writable memory, not the address space that libraries reserve and never touch.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _serve(connection: socket.socket, kind: str, scratch: str | None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    setup = receive(connection)
+    if setup is None:
+        return
+    try:
+        scorer, concurrent = _scorer(kind, pickle.loads(setup), scratch)
+    except SourceError as error:
+        _answer(connection, {"ready": False, "error": str(error)})
+        return
+    except BaseException as error:
+        _answer(connection, {"ready": False, "error": f"cannot be loaded: it {describe(error)}"})
+        return
+    _answer(connection, {"ready": True, "concurrent": concurrent})
+    while (frame := receive(connection)) is not None:
+        request = pickle.loads(frame)
+        if concurrent:
+            _serve_together(connection, scorer, request)
+        else:
+            for answer in answer_in_turn(scorer, request["groups"], request["step"]):
+                _answer(connection, answer)
+
+
+def _serve_together(connection: socket.socket, scorer: Scorer, request: dict[str, Any]) -> None:
+    import asyncio
+
+    from rlhfless_functions.rewards.calls import answer_together
+
+    async def run() -> None:
+        async for answer in answer_together(scorer, request["groups"], request["step"], request["seconds"]):
+            _answer(connection, answer)
+
+    asyncio.run(run())
+
+
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    send(connection, json.dumps(answer).encode())
+
+
+def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scorer, bool]:
+    """The reward, and whether it is awaited for many groups at once. Imports only what the kind needs."""
+    if kind == "python":
+        from rlhfless_functions.rewards.callables import trl_scorer, verl_scorer
+
+        function = load_function(setup["file"], setup["function"], setup["text"])
+        return (verl_scorer if setup["style"] == "verl" else trl_scorer)(function), is_async(function)
+    if kind == "http":
+        from rlhfless_functions.rewards.remote import remote_scorer
+
+        return remote_scorer(setup["url"], setup["attempt_seconds"]), True
+    if kind == "math":
+        from rlhfless_functions.rewards.mathematics import math_scorer
+
+        return math_scorer(), False
+    if kind == "code":
+        from rlhfless_functions.rewards.execution import code_scorer
+
+        return code_scorer(setup["tests_column"], setup["seconds"], setup["memory"], str(scratch)), False
+
+    from rlhfless_functions.rewards.matching import exact_match_scorer, format_scorer
+
+    if kind == "exact_match":
+        return exact_match_scorer(setup["pattern"], setup["require_end"]), False
+    return format_scorer(setup["pattern"]), False
+
+
+if __name__ == "__main__":
+    main()
