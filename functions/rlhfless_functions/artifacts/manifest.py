@@ -16,6 +16,8 @@ MANIFEST = "manifest.json"
 WORKERS = 4
 """Threads that hash, upload or download the files of one folder."""
 
+_WORTH_THREADS = 16 * 2**20
+
 
 @dataclass(frozen=True)
 class ManifestEntry:
@@ -93,7 +95,9 @@ def is_published(uri: str) -> bool:
 
 
 def entries(folder: Path, names: Collection[str]) -> dict[str, ManifestEntry]:
-    """Sizes and digests of files in a local folder; hashing runs in threads."""
+    """Sizes and digests of files in a local folder; large ones are hashed in threads."""
+    if sum((folder / name).stat().st_size for name in names) < _WORTH_THREADS:
+        return {name: ManifestEntry.of(folder / name) for name in names}
     with ThreadPoolExecutor(WORKERS) as pool:
         return dict(zip(names, pool.map(lambda name: ManifestEntry.of(folder / name), names), strict=True))
 

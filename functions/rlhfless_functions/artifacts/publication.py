@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlhfless_functions.artifacts.errors import no_space, unwritable, writing
-from rlhfless_functions.artifacts.files import beside, create_exclusive, join, local_path, remote, walk, write_bytes
+from rlhfless_functions.artifacts.files import beside, create_exclusive, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, entries, is_published
 
 
@@ -57,10 +57,9 @@ def publish(uri: str) -> Iterator[Path]:
 
 def _move(folder: Path, target: Path) -> None:
     names = walk(str(folder))
-    content = Manifest(entries(folder, names)).dump()
-    for name in names:
+    (folder / MANIFEST).write_bytes(Manifest(entries(folder, names)).dump())
+    for name in [*names, MANIFEST]:
         _flush(folder / name)
-    write_bytes(str(folder / MANIFEST), content)
     try:
         folder.rename(target)
     except OSError:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.saving import saving
 from rlhfless_functions.weights.source import store_errors, unloadable, weights_folder
-from rlhfless_functions.weights.tensors import saving
 
 _NAME = "default"
 _FILE = "adapter_model.safetensors"

@@ -8,7 +8,6 @@ import copy
 from typing import cast
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -16,9 +15,10 @@ from transformers.initialization import no_init_weights
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights.policy import SHARD_BYTES, load_module, torch_dtype
+from rlhfless_functions.weights.policy import load_module, torch_dtype
+from rlhfless_functions.weights.saving import converted, write_tensors
 from rlhfless_functions.weights.source import model_revision, read_config, store_errors, unloadable, weights_folder
-from rlhfless_functions.weights.tensors import converted, load_into, safetensors_files, saving
+from rlhfless_functions.weights.tensors import load_into, safetensors_files
 
 
 class CriticModel(nn.Module):
@@ -106,10 +106,9 @@ def publish_critic(uri: str, critic: CriticModel, dtype: torch.dtype | None = No
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri) as folder, saving():
-        state = converted(critic, dtype)
-        state["score.weight"] = critic.score.weight.detach()
-        save_torch_state_dict(state, folder, max_shard_size=SHARD_BYTES)
+    with store_errors(), artifacts.publish(uri) as folder:
+        dtype = dtype or critic.body.dtype
+        write_tensors({**converted(critic, dtype), "score.weight": critic.score.weight.detach()}, folder)
         config = copy.deepcopy(critic.config)
-        config.dtype = dtype or critic.body.dtype
+        config.dtype = dtype
         config.save_pretrained(folder)

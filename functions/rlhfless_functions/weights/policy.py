@@ -1,6 +1,5 @@
 """The policy's weights: load them, swap them in place, publish them."""
 
-import copy
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
+from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
 from rlhfless_functions.weights.source import (
     model_revision,
     read_config,
@@ -29,10 +29,7 @@ from rlhfless_functions.weights.source import (
     unloadable,
     weights_folder,
 )
-from rlhfless_functions.weights.tensors import MismatchError, converted, copy_into, load_into, safetensors_files, saving
-
-SHARD_BYTES = 5 * 10**9
-"""Weights above this size are published in several files."""
+from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, safetensors_files
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
 """What a policy's weights, or its backbone's, were loaded from."""
@@ -127,27 +124,11 @@ def publish_weights(
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri) as folder:
-        save_pretrained(policy, folder, dtype, shard_bytes=shard_bytes)
+        write_model(policy, folder, dtype, shard_bytes=shard_bytes)
         if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+            write_tokenizer(tokenizer, folder)
         if readme is not None:
             (folder / "README.md").write_text(readme, encoding="utf-8")
-
-
-def save_pretrained(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype | None = None, *, shard_bytes: int = SHARD_BYTES
-) -> None:
-    """Write configuration and weights; transformers undoes what it does to names and tensors when it loads them.
-
-    Raises:
-        OSError: if the disk is full.
-    """
-    with saving():
-        model.save_pretrained(folder, state_dict=converted(model, dtype), max_shard_size=shard_bytes)
-    if dtype is not None:
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype
-        config.save_pretrained(folder)
 
 
 def load_module(

@@ -1,20 +1,15 @@
 """Tensors from safetensors files into a module, in place: everything is checked before anything is written."""
 
 import json
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}
-
-
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class MismatchError(ValueError):
@@ -100,26 +95,3 @@ def _plan(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]])
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
-
-
-def converted(module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied."""
-    made: dict[int, Tensor] = {}
-    state = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in made:
-            plain = tensor.detach()
-            made[id(tensor)] = plain.to(dtype) if dtype is not None and plain.is_floating_point() else plain
-        state[name] = made[id(tensor)]
-    return state
-
-
-@contextmanager
-def saving() -> Iterator[None]:
-    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of."""
-    try:
-        yield
-    except SafetensorError as error:
-        if number := _OS_ERROR.search(str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        raise

@@ -1,0 +1,123 @@
+"""Writing models and tokenizers as Hugging Face folders.
+
+A version is published in every training step, and only its tensors change: the configuration's and the tokenizer's
+files are made once and written again from memory.
+"""
+
+import copy
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+
+SHARD_BYTES = 5 * 10**9
+"""Weights above this size are written in several files."""
+
+Files = dict[str, bytes]
+"""Content of small files by their names."""
+
+_settings: WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, Files]] = WeakKeyDictionary()
+_tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, Files] = WeakKeyDictionary()
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def write_model(
+    model: PreTrainedModel, folder: Path, dtype: torch.dtype | None = None, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write a model's configuration, generation configuration and weights as `save_pretrained` does.
+
+    Args:
+        model: the model; its configurations are taken as they were when it was first written.
+        folder: an existing folder.
+        dtype: number format of the written weights; the model's own if left out.
+        shard_bytes: largest size of one weights file.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    dtype = dtype or model.dtype
+    by_dtype = _settings.setdefault(model, {})
+    if dtype not in by_dtype:
+        by_dtype[dtype] = _files(lambda scratch: _save_settings(model, dtype, scratch))
+    _write(by_dtype[dtype], folder)
+    # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
+    write_tensors(revert_weight_conversion(model, converted(model, dtype)), folder, shard_bytes=shard_bytes)
+
+
+def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer, as it was when it was first written.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    if tokenizer not in _tokenizers:
+        _tokenizers[tokenizer] = _files(tokenizer.save_pretrained)
+    _write(_tokenizers[tokenizer], folder)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write safetensors files; of tied tensors one is written.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    first_names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first_names.setdefault(id(tensor), name)
+    with saving():
+        save_torch_state_dict(
+            {name: tensors[name] for name in first_names.values()}, folder, max_shard_size=shard_bytes
+        )
+
+
+def converted(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied."""
+    made: dict[int, Tensor] = {}
+    state = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            plain = tensor.detach()
+            made[id(tensor)] = plain.to(dtype) if plain.is_floating_point() else plain
+        state[name] = made[id(tensor)]
+    return state
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of."""
+    try:
+        yield
+    except SafetensorError as error:
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise
+
+
+def _save_settings(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _files(save: Callable[[Path], object]) -> Files:
+    with tempfile.TemporaryDirectory() as scratch:
+        save(Path(scratch))
+        return {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
+
+
+def _write(files: Files, folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
