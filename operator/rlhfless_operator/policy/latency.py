@@ -1,6 +1,12 @@
-"""How long an instance takes: the linear model that plans are made with."""
+"""How long an instance takes: the linear model that plans are made with, and the tables that it is fitted to."""
 
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +43,63 @@ class LinearLatency:
     def sequence_work(self, context: float, tokens: float) -> float:
         """Seconds that a sequence adds to its batch while it grows by `tokens` from a context of `context` tokens."""
         return self.sequence_seconds * tokens + self.context_seconds * tokens * (context + tokens / 2)
+
+
+@dataclass(frozen=True)
+class DecodeTable:
+    """Seconds of a decode step on a grid of batch sizes and mean contexts, as measured or as computed."""
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    """[batches][contexts]"""
+    prefill_token_seconds: float = 0.0
+    """Seconds for each prompt token."""
+
+    def linear(self) -> LinearLatency:
+        """The linear model with the least relative error on the grid, each parameter at least 0."""
+        rows = [
+            (1.0, float(batch), float(batch * context), seconds)
+            for batch, line in zip(self.batches, self.seconds, strict=True)
+            for context, seconds in zip(self.contexts, line, strict=True)
+        ]
+        grid = np.array(rows)
+        seconds = grid[:, 3]
+        step, sequence, context = non_negative_least_squares(grid[:, :3] / seconds[:, None], np.ones(len(seconds)))
+        return LinearLatency(step, sequence, context, self.prefill_token_seconds)
+
+
+@dataclass(frozen=True)
+class InstanceProfile:
+    """Everything that a forecast has to know of one kind of instance."""
+
+    latency: LinearLatency
+    gpus: int
+    """GPUs of an instance."""
+    kv_tokens: int
+    """Tokens that its KV cache holds."""
+    startup_seconds: float
+    """From asking for a warm pod to a ready server with weights of some version."""
+    weight_load_seconds: float
+    """Loading the next weights version."""
+
+
+def non_negative_least_squares(matrix: Floats, target: Floats) -> tuple[float, ...]:
+    """The x ≥ 0 that minimises |matrix · x − target|, for a few columns: the best of all choices of free columns."""
+    columns = matrix.shape[1]
+    scale = np.sqrt((matrix * matrix).sum(axis=0))
+    scale[scale == 0] = 1.0
+    best, best_error = np.zeros(columns), float((target * target).sum())
+    for size in range(1, columns + 1):
+        for free in itertools.combinations(range(columns), size):
+            chosen = list(free)
+            solution = np.linalg.lstsq(matrix[:, chosen] / scale[chosen], target, rcond=None)[0]
+            if solution.min() < 0:
+                continue
+            residual = matrix[:, chosen] @ (solution / scale[chosen]) - target
+            error = float(residual @ residual)
+            if error < best_error * (1 - 1e-12):
+                best_error = error
+                best = np.zeros(columns)
+                best[chosen] = solution / scale[chosen]
+    return tuple(best.tolist())
