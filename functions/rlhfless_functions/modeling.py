@@ -16,6 +16,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from rlhfless_functions.weights.critic import CriticModel
+
 PASS_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward pass, in tokens: less padding than this is not worth a pass of its own."""
 
@@ -109,6 +111,7 @@ def response_log_probs(
     temperature: float,
     *,
     entropy: bool = False,
+    entropy_gradient: bool = False,
     chunk_tokens: int = 4096,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the response tokens under the model at a temperature, with autograd.
@@ -118,17 +121,18 @@ def response_log_probs(
         batch: on the model's device.
         temperature: divides the float32 logits; above 0.
         entropy: whether to return the distributions' entropy as well.
+        entropy_gradient: whether gradients flow through it.
         chunk_tokens: tokens whose logits over the whole vocabulary are held at once. Of a longer batch they are
             computed again in the backward pass instead of being kept.
 
     Returns:
         log-probabilities and entropies in nats, float32 [n, R]; 0 on padding.
     """
-    hidden = _hidden_before_responses(_causal_model(model), batch)
+    hidden = _hidden_before_responses(_causal_model(model).base_model, batch)
     targets = batch.response_ids[batch.response_mask]
 
     def of_chunk(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return _log_probs(output_logits(model, rows) / temperature, ids, entropy)
+        return _log_probs(output_logits(model, rows) / temperature, ids, entropy, entropy_gradient)
 
     if len(targets) <= chunk_tokens:
         log_probs, entropies = of_chunk(hidden, targets)
@@ -143,17 +147,16 @@ def response_log_probs(
     return _unflatten(log_probs, batch), None if entropies is None else _unflatten(entropies, batch)
 
 
-def response_values(critic: nn.Module, batch: RaggedBatch) -> torch.Tensor:
+def response_values(critic: CriticModel, batch: RaggedBatch) -> torch.Tensor:
     """The critic's value of the state before each response token, float32 [n, R], with autograd; 0 on padding.
 
     Args:
-        critic: a token-classification model of transformers with one label, whose head is called `score`.
+        critic: the body and its head.
         batch: on the critic's device.
     """
-    hidden = _hidden_before_responses(critic, batch)
+    hidden = _hidden_before_responses(critic.body, batch)
     with torch.autocast(hidden.device.type, enabled=False):
-        bias = critic.score.bias
-        values = functional.linear(hidden.float(), critic.score.weight.float(), None if bias is None else bias.float())
+        values = critic.score(hidden.float())
     return _unflatten(values.squeeze(-1), batch)
 
 
@@ -203,15 +206,20 @@ def _causal_model(model: nn.Module) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _hidden_before_responses(model: PreTrainedModel, batch: RaggedBatch) -> torch.Tensor:
-    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+def _hidden_before_responses(body: nn.Module, batch: RaggedBatch) -> torch.Tensor:
+    hidden = body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, batch.positions)
 
 
-def _log_probs(logits: torch.Tensor, ids: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _log_probs(
+    logits: torch.Tensor, ids: torch.Tensor, entropy: bool, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     every = torch.log_softmax(logits, dim=-1)
     chosen = every.gather(-1, ids[:, None]).squeeze(-1)
-    return chosen, -torch.linalg.vecdot(every.exp(), every) if entropy else None
+    if not entropy:
+        return chosen, None
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        return chosen, -torch.linalg.vecdot(every.exp(), every)
 
 
 def _unflatten(flat: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:

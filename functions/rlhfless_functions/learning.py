@@ -1,0 +1,156 @@
+"""The learning stage: from a batch to the next weights version.
+
+What an instance holds in memory between requests is a cache. A learner at another version than the request's base,
+or a fresh one, loads the newest checkpoint and takes the steps since then again, from the batches that the store has
+kept: with the same number of threads that gives the same weights, bit for bit.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, WeightsReference
+from rlhfless_functions.checkpoints import restore_checkpoint, save_checkpoint
+from rlhfless_functions.learning_metrics import step_metrics
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.task import TaskContext, TaskError
+from rlhfless_functions.training_batch import TrainingBatch, read_batch
+from rlhfless_functions.training_state import TrainingState, initial_state, load_master_weights
+from rlhfless_functions.training_step import train_step
+from rlhfless_functions.weights import (
+    load_policy,
+    load_tokenizer,
+    merge_adapter,
+    publish_adapter,
+    publish_critic,
+    publish_weights,
+)
+from rlhfless_functions.weights.policy import torch_dtype
+from rlhfless_functions.weights.source import store_errors
+
+logger = logging.getLogger(__name__)
+
+
+class Learner:
+    """One instance's learner: runs one task at a time."""
+
+    def __init__(self) -> None:
+        self._state: TrainingState | None = None
+        self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load the policy, so that a first request that starts from the same weights finds it in memory.
+
+        Raises:
+            TaskError: if it cannot be loaded.
+        """
+        self._loaded = model, weights, load_master_weights(model, weights)
+
+    def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
+        """Take a training step and publish what comes out of it, or export a weights version.
+
+        Raises:
+            TaskError: nothing but a complete version is ever published. `non_finite_loss` names the step; `drained` is
+                raised when the context says stop before the step is taken.
+        """
+        return _export(request) if isinstance(request, ExportRequest) else self._learn(request, context)
+
+    def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
+        started = time.monotonic()
+        step = _check_steps(request)
+        request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
+        with store_errors():
+            batch = TrainingBatch(read_batch(request.batch), request.algorithm, step)
+
+        def check() -> None:
+            if context.stop_reason is not None:
+                raise TaskError(
+                    "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
+                )
+
+        seconds: dict[str, float] = {}
+        # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
+        state, self._state = self._state, None
+        if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
+            state = None
+            state = self._rebuild(request, check, seconds)
+        with _timed(seconds, "seconds/train"):
+            report = train_step(state, batch, request, step, check)
+        with _timed(seconds, "seconds/publish"):
+            result = _publish(request, state)
+        self._state = state
+        metrics = step_metrics(report, batch) | seconds | {"seconds": time.monotonic() - started}
+        return result.model_copy(update={"metrics": metrics})
+
+    def _rebuild(self, request: LearnRequest, check: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
+        loaded, self._loaded = self._loaded, None
+        with _timed(seconds, "seconds/load"):
+            fits = loaded is not None and loaded[:2] == (request.model, request.initial)
+            state = initial_state(request, loaded[2] if loaded is not None and fits else None)
+            if request.checkpoint is not None:
+                restore_checkpoint(request.checkpoint, state)
+        with _timed(seconds, "seconds/replay"):
+            for reference in request.replay:
+                logger.info("replaying step %d", reference.step)
+                with store_errors():
+                    batch = TrainingBatch(read_batch(reference), request.algorithm, reference.step)
+                train_step(state, batch, request, reference.step, check)
+        return state
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+def _check_steps(request: LearnRequest) -> int:
+    """The step to take, after making sure that checkpoint, replay and base lead up to it."""
+    step = request.batch.step
+    begin = request.checkpoint_step if request.checkpoint is not None else 0
+    if [begin + 1 + i for i in range(len(request.replay) + 1)] != [*(batch.step for batch in request.replay), step]:
+        raise TaskError(
+            "bad_request",
+            f"replay: the batches of steps {[batch.step for batch in request.replay]} do not lead from checkpoint_step"
+            f" {begin} to batch step {step}: name every step between them, in order",
+        )
+    if request.base.version != step - 1:
+        raise TaskError("bad_request", f"base: version {request.base.version} is not where step {step} starts from")
+    if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
+        raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")
+    return step
+
+
+def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
+    dtype = torch_dtype(request.model)
+    if isinstance(state.policy, PeftModel):
+        publish_adapter(request.publish, state.policy)
+        weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
+    else:
+        publish_weights(request.publish, state.policy, state.tokenizer, dtype)
+        weights = WeightsReference(version=state.version, uri=request.publish)
+    critic = None
+    if state.critic is not None and request.publish_critic is not None:
+        publish_critic(request.publish_critic, state.critic, dtype)
+        critic = WeightsReference(version=state.version, uri=request.publish_critic)
+    if request.save_checkpoint is not None:
+        save_checkpoint(request.save_checkpoint, state)
+    return LearnResult(weights=weights, critic=critic, checkpoint=request.save_checkpoint, metrics={})
+
+
+def _export(request: ExportRequest) -> ExportResult:
+    """Publish one version as a plain Hugging Face folder; an adapter is merged into it, and lies in `adapter/` too."""
+    tokenizer = load_tokenizer(request.model, request.weights)
+    policy = load_policy(request.model, request.weights, torch.float32)
+    if isinstance(policy, PeftModel):
+        publish_adapter(artifacts.join(request.destination, "adapter"), policy)
+        policy = merge_adapter(policy)
+    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), readme=request.model_card)
+    return ExportResult(uri=request.destination)

@@ -1,0 +1,121 @@
+"""What a learner keeps in memory between steps: the models that learn, and their optimizers."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhfless_functions.api import LearnRequest, WeightsReference
+from rlhfless_functions.modeling import check_output_logits
+from rlhfless_functions.optimizers import ModelOptimizer
+from rlhfless_functions.settings import CriticSettings, ModelSettings
+from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights import CriticModel, load_critic, load_policy, load_tokenizer
+
+
+@dataclass
+class TrainingState:
+    """Models and optimizers after a training step. A cache: whatever it holds can be had again by replay."""
+
+    job_uid: str
+    """Incarnation of the job that it belongs to."""
+    version: int
+    """Training steps taken."""
+    policy: PreTrainedModel | PeftModel
+    """float32 master weights; with an adapter, the backbone has the job's number format and only the adapter learns."""
+    policy_optimizer: ModelOptimizer
+    critic: CriticModel | None
+    critic_optimizer: ModelOptimizer | None
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return next(self.policy.parameters()).device
+
+
+def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel | PeftModel:
+    """A policy to train.
+
+    A backbone below an adapter stays in the job's number format: it is frozen, so that it needs no more precision, and
+    computes what the sampler's does.
+
+    Raises:
+        TaskError: if it cannot be loaded.
+    """
+    return load_policy(model, weights, torch.float32 if model.lora is None else None)
+
+
+def initial_state(request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None) -> TrainingState:
+    """The state before the first step: the model as given, and a critic that is its body with a zero head.
+
+    Args:
+        request: any of the job's learning requests.
+        policy: of `load_master_weights` for the initial weights, where it has been loaded already.
+
+    Raises:
+        TaskError: if the model cannot be loaded or trained.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy = policy or load_master_weights(request.model, request.initial)
+    policy.to(device)
+    try:
+        check_output_logits(policy)
+    except ValueError as error:
+        raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
+    _make_trainable(policy, request.learning.gradient_checkpointing)
+    critic = critic_optimizer = None
+    if request.algorithm.advantage == "gae":
+        critic = load_critic(request.model, request.initial, torch.float32).to(device)
+        _make_trainable(critic.body, request.learning.gradient_checkpointing)
+        own = request.algorithm.critic or CriticSettings()
+        # The critic's AdamW shares everything but the learning rate with the policy's.
+        settings = request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
+        critic_optimizer = ModelOptimizer(critic, settings)
+    return TrainingState(
+        job_uid=request.key.job_uid,
+        version=0,
+        policy=policy,
+        policy_optimizer=ModelOptimizer(policy, request.optimizer),
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+        tokenizer=load_tokenizer(request.model, request.initial),
+    )
+
+
+def autocast(request: LearnRequest, device: torch.device) -> AbstractContextManager[None]:
+    """bfloat16 arithmetic for a bfloat16 model with float32 master weights, where the hardware has it.
+
+    A float32 model stays in float32, and an adapter's backbone is in bfloat16 by itself.
+    """
+    wanted = request.learning.autocast and request.model.dtype == "bfloat16" and request.model.lora is None
+    if wanted and has_bfloat16(device):
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies matrices in bfloat16 natively: an emulation would be slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.11; older ones stay in float32
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def _make_trainable(model: nn.Module, gradient_checkpointing: bool) -> None:
+    """Leave the model in evaluation mode, in which it computes what the sampler does: no dropout but the adapter's."""
+    model.eval()
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and gradient_checkpointing:
+            module.training = True  # only the layer's own flag, which turns checkpointing on
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        if isinstance(module, LoraLayer):
+            module.lora_dropout.train()
