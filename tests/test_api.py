@@ -2,14 +2,13 @@
 
 import json
 import types
-from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 
 from rlhfless_functions import api
 from rlhfless_functions.api import (
@@ -24,7 +23,6 @@ from rlhfless_functions.api import (
     parse_request,
 )
 from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, KlSettings, RewardSettings
-from rlhfless_functions.settings.base import parse_money
 
 REQUESTS = get_args(get_args(RunRequest)[0])
 EVENTS = get_args(get_args(Event)[0])
@@ -88,9 +86,6 @@ def scalar(kind: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
         return st.integers(low, high)
     if kind is float:
         return st.floats(low, high, exclude_min=True, exclude_max=True)
-    if kind is Decimal:
-        assert any(isinstance(part, BeforeValidator) and part.func is parse_money for part in constraints)
-        return st.decimals(0, 9, places=3)
     if kind is str:
         least = next((bound.min_length for bound in constraints if isinstance(bound, MinLen)), 0)
         most = next((bound.max_length for bound in constraints if isinstance(bound, MaxLen)), 8)

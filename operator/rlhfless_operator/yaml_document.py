@@ -39,7 +39,7 @@ class UnreadableDocumentError(ValueError):
     """The text is not one YAML mapping.
 
     Args:
-        faults: all that is wrong, at least one.
+        faults: all that is wrong, at least one, in the order of the text.
     """
 
     def __init__(self, faults: list[DocumentFault]) -> None:
@@ -116,7 +116,7 @@ def read_document(text: str) -> Document:
     builder = _Builder()
     content = builder.build(roots[0], ())
     if builder.faults:
-        raise UnreadableDocumentError(builder.faults)
+        raise UnreadableDocumentError(sorted(builder.faults, key=lambda fault: fault.line))
     return Document(content, builder.lines)
 
 
