@@ -87,6 +87,30 @@ def test_quantiles_without_a_spread_are_the_mean():
     assert LengthEstimate(mean=50, spread=0, seen=3).quantiles(3) == [50, 50, 50]
 
 
+@pytest.mark.parametrize("tokens", [0, 100, 400, 1000])
+def test_what_remains_is_the_conditional_mean(tokens):
+    random = np.random.default_rng(0)
+    variance = np.log1p(0.25)
+    lengths = random.lognormal(np.log(400) - variance / 2, np.sqrt(variance), 400_000)
+    survivors = lengths[lengths > tokens]
+    remaining = LengthEstimate(mean=400, spread=200, seen=1).remaining(tokens, longest=100_000)
+    assert remaining == pytest.approx(survivors.mean() - tokens, rel=0.03)
+
+
+def test_a_response_far_past_its_prediction_is_likely_a_runaway():
+    estimate = LengthEstimate(mean=200, spread=80, seen=1)
+    remaining = [estimate.remaining(tokens, longest=2048, runaways=0.02) for tokens in (0, 300, 900)]
+    assert remaining[0] == pytest.approx(0.98 * 200 + 0.02 * 2048)
+    assert remaining[1] > 300
+    assert remaining[2] == pytest.approx(2048 - 900, rel=0.05)
+
+
+@given(st.floats(0, 5000), st.floats(0, 5000), st.integers(0, 5000), st.floats(0, 1))
+def test_what_remains_is_never_beyond_the_longest_response(mean, spread, tokens, runaways):
+    remaining = LengthEstimate(mean, spread, 1).remaining(tokens, 4096, runaways)
+    assert 0 <= remaining <= max(0, 4096 - tokens)
+
+
 def test_rank_correlation_shares_ranks_among_ties():
     # By hand: ranks 1.5, 1.5, 3 against 1, 2, 3 give 1.5 / sqrt(1.5 · 2).
     assert rank_correlation(np.array([5.0, 5, 9]), np.array([1.0, 2, 3])) == pytest.approx(0.8660254)

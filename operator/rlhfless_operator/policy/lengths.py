@@ -38,6 +38,33 @@ class LengthEstimate:
         location, scale = math.log(self.mean) - variance / 2, math.sqrt(variance)
         return [math.exp(location + scale * deviate) for deviate in _deviates(count)]
 
+    def remaining(self, tokens: int, longest: int, runaways: float = 0.0) -> float:
+        """Tokens that a response that has `tokens` and has not ended still has to go.
+
+        The conditional mean of the lognormal, mixed with the chance, which rises with every token, that the response
+        is one of the share `runaways` that never ends by itself and stops at `longest`.
+        """
+        if tokens >= longest:
+            return 0.0
+        spread = max(self.spread, 0.05 * self.mean, 1.0)
+        mean = max(self.mean, 1.0)
+        variance = math.log1p((spread / mean) ** 2)
+        location, scale = math.log(mean) - variance / 2, math.sqrt(variance)
+        if tokens == 0:
+            survival, rest = 1.0, mean
+        else:
+            deviate = (math.log(tokens) - location) / scale
+            survival = _upper_tail(deviate)
+            # Far in the tail both probabilities vanish; there it decays like an exponential of this mean.
+            rest = (
+                mean * _upper_tail(deviate - scale) / survival - tokens
+                if survival > 1e-12
+                else tokens * scale / max(deviate, 1.0)
+            )
+        natural = min(max(rest, 1.0), longest - tokens)
+        endless = runaways / (runaways + (1 - runaways) * survival) if runaways > 0 else 0.0
+        return endless * (longest - tokens) + (1 - endless) * natural
+
 
 @dataclass(frozen=True)
 class PredictionReport:
@@ -189,6 +216,10 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     ends = np.cumsum(counts)
     means: NDArray[np.float64] = ends - (counts - 1) / 2.0
     return means[inverse]
+
+
+def _upper_tail(deviate: float) -> float:
+    return 0.5 * math.erfc(deviate / math.sqrt(2))
 
 
 @cache
