@@ -1,12 +1,15 @@
-"""Fixtures that several modules share: a real S3 server, and a tiny model folder."""
+"""Fixtures that several modules share: a real S3 server, a tiny model folder, and small jobs around it."""
 
+import json
 import os
 import string
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,3 +78,56 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+TINY_REWARD = '''
+import os
+
+def reward(prompts, completions, ground_truth, **columns):
+    """The share of a completion's characters that are digits, a little more for the right one."""
+    return [
+        (sum(c.isdigit() for c in completion) + completion.count(str(answer))) / max(1, len(completion))
+        for completion, answer in zip(completions, ground_truth)
+    ]
+'''
+
+
+@pytest.fixture
+def tiny_job(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Makes a job file around the tiny model: a few short steps on 12 prompts. Overrides go into `spec`, deeply."""
+
+    def make(name: str = "tiny", **overrides: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "reward.py").write_text(TINY_REWARD)
+        prompts = [{"prompt": f"{first}+{second}=", "ground_truth": first} for first in range(4) for second in range(3)]
+        (folder / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+        spec: dict[str, Any] = {
+            "model": {"source": str(tiny_model), "dtype": "float32"},
+            "data": {"source": "train.jsonl"},
+            "rewards": [{"name": "digits", "python": {"file": "reward.py"}}],
+            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
+            "sampling": {"maxPromptTokens": 16, "maxResponseTokens": 24},
+            "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 8},
+            "optimizer": {"learningRate": 1.0e-3},
+            "steps": 3,
+            "planning": {"policy": "even"},
+            "generation": {"instances": {"min": 1, "max": 2}},
+            "artifacts": {"uri": str(tmp_path / "runs")},
+            "prices": {"instanceHour": "1.00"},
+        }
+        _merge(spec, overrides)
+        document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
+        file = folder / "job.yaml"
+        file.write_text(yaml.safe_dump(document))
+        return file
+
+    return make
+
+
+def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> None:
+    for key, value in overrides.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value

@@ -22,7 +22,7 @@ import sys
 import traceback
 from typing import Any
 
-from rlhfless_functions.parent_death import die_with_parent
+from rlhfless_functions.parent_death import die_with_parent, name_process
 
 
 def main() -> None:
@@ -101,6 +101,7 @@ def _fork(line: bytes, reports: int, inherited: tuple[int, ...]) -> int:
         from rlhfless_functions.instance import InstanceOptions, run_instance
 
         options = InstanceOptions.model_validate_json(line)
+        name_process(options.name)
         run_instance(
             options, lambda port: _report(reports, event="listening", name=options.name, pid=os.getpid(), port=port)
         )

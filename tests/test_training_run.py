@@ -1,0 +1,186 @@
+"""Whole jobs on this machine: real processes, real streams, real training of a tiny model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlhfless_functions.api import Event, Progress, Samples, Started
+from rlhfless_operator.training.driver import JobChangedError
+from rlhfless_operator.training.lease import Lease, LeaseHeldError
+from rlhfless_operator.training.local_run import JobFinishedError, RunOptions, run_locally
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.validation import load_job
+
+MakeJob = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    assert [process.cmdline() for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
+    job = load_job(file).resolve_paths(file.parent)
+    root = f"{job.spec.artifacts.uri}/{job.metadata.name}"
+    return asyncio.run(run_locally(job, root, RunOptions(threads=threads)))
+
+
+def folder_of(file: Path) -> Path:
+    job = load_job(file)
+    return Path(job.spec.artifacts.uri) / job.metadata.name
+
+
+def final_weights(file: Path) -> dict[str, torch.Tensor]:
+    status = json.loads((folder_of(file) / "status.json").read_text())
+    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
+
+
+def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Version folders without a manifest, and temporary files."""
+    versions = [path for kind in ("weights", "critics", "checkpoints") for path in (folder / kind).glob("*")]
+    incomplete = [path for path in versions if not (path / "manifest.json").exists()]
+    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+
+
+def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
+    file = tiny_job(evaluation={"data": {"source": "train.jsonl"}, "samplesPerPrompt": 2})
+    summary = run_job(file)
+    folder = folder_of(file)
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    for name in ("steps", "seconds", "gpu_seconds", "cost", "reward_first", "reward_last"):
+        assert summary[name] is not None
+    assert {"accuracy_before", "accuracy_after"} <= summary.keys()
+    assert summary["phase"] == "Succeeded"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert all(record["plan"]["actors"] == 2 for record in records[1:])
+    assert half_written(folder) == []
+    assert "<html" in (folder / "report.html").read_text()
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    trained = final_weights(file)
+    assert torch.equal(model.state_dict()["model.norm.weight"], trained["model.norm.weight"])
+    assert AutoTokenizer.from_pretrained(folder / "model").decode([2, 3]) == "01"
+    assert (folder / "model" / "generation_config.json").exists()
+    assert "grpo" in (folder / "model" / "README.md").read_text().lower()
+
+    with pytest.raises(JobFinishedError, match=r"finished all of its 3 steps"):
+        run_job(file)
+
+
+def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob) -> None:
+    file = tiny_job(steps=2)
+    summary = run_job(file)
+    spans = [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
+    charged = sum(span["end"] - span["start"] for span in spans)
+    assert summary["gpu_seconds"] == pytest.approx(charged, rel=1e-3)
+    by_instance: dict[str, list[tuple[float, float]]] = {}
+    for span in spans:
+        by_instance.setdefault(span["instance"], []).append((span["start"], span["end"]))
+    generation = [name for name in by_instance if name.startswith("generation")]
+    assert len(generation) >= 4, "two instances a step, ended with their shares"
+    for name, pieces in by_instance.items():
+        pieces.sort()
+        lifetime = pieces[-1][1] - pieces[0][0]
+        assert sum(end - start for start, end in pieces) == pytest.approx(lifetime, abs=1e-4), name
+    states = {span["state"] for span in spans}
+    assert {"starting", "busy", "draining"} <= states
+
+
+class RandomCuts:
+    """Cuts an actor after every so many of its events."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.events = 0
+
+    def observe(self, actor: int, event: Event) -> None:
+        self.events += isinstance(event, Started | Progress | Samples)
+
+    def should_cut(self, actor: int) -> bool:
+        return self.events % self.every == self.every - 1
+
+
+def test_the_plan_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = tiny_job("one", steps=2, planning={"policy": "single"})
+    run_job(baseline)
+    expected = final_weights(baseline)
+
+    for name, instances, policy in (("two", 2, "even"), ("four", 4, "even"), ("cost", 3, "cost")):
+        file = tiny_job(
+            name, steps=2, generation={"instances": {"min": 1, "max": instances}}, planning={"policy": policy}
+        )
+        run_job(file)
+        assert_equal_weights(final_weights(file), expected)
+
+    original = TrainingRun.__init__
+
+    def with_cuts(self: TrainingRun, *arguments: Any) -> None:
+        original(self, *arguments)
+        self.migration = lambda plan: RandomCuts(every=3)
+
+    monkeypatch.setattr(TrainingRun, "__init__", with_cuts)
+    file = tiny_job("cut", steps=2)
+    run_job(file)
+    assert_equal_weights(final_weights(file), expected)
+    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
+
+
+def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
+    straight = tiny_job("straight", steps=3)
+    run_job(straight)
+    file = tiny_job("prolonged", steps=2)
+    run_job(file)
+    file = tiny_job("prolonged", steps=3)
+    assert run_job(file)["steps"] == 3
+    assert_equal_weights(final_weights(file), final_weights(straight))
+
+
+def test_a_job_that_changed_is_refused(tiny_job: MakeJob) -> None:
+    run_job(tiny_job(steps=1))
+    file = tiny_job(steps=2, sampling={"temperature": 0.7})
+    with pytest.raises(JobChangedError, match=r"spec\.sampling changed since this job was begun"):
+        run_job(file)
+
+
+def test_two_drivers_on_one_job(tiny_job: MakeJob) -> None:
+    file = tiny_job()
+    held = Lease.acquire(str(folder_of(file)))
+    with pytest.raises(LeaseHeldError, match="is driven by process"):
+        run_job(file)
+    held.release()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo", "reinforce_plus_plus"])
+def test_other_algorithms_go_through_the_same_loop(tiny_job: MakeJob, algorithm: str) -> None:
+    file = tiny_job(steps=2, algorithm={"name": algorithm, "kl": {"coefficient": 0.0}})
+    summary = run_job(file)
+    assert summary["steps"] == 2
+    assert summary["algorithm"] == algorithm
+
+
+def test_lora_ships_adapters_alone(tiny_job: MakeJob, tiny_model: Path) -> None:
+    file = tiny_job(steps=2, model={"lora": {"rank": 4}})
+    run_job(file)
+    status = json.loads((folder_of(file) / "status.json").read_text())
+    assert status["weights"]["adapter"]
+    assert status["weights"]["uri"] == str(tiny_model)
+    AutoModelForCausalLM.from_pretrained(folder_of(file) / "model")
