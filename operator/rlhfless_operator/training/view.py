@@ -127,7 +127,6 @@ class TrainingView:
 
     def __init__(self, job: str, steps: int, console: Console | None = None, after: int = -1) -> None:
         self._console = console or Console(stderr=True)
-        self._steps = steps
         self._state = ViewState(job=job, steps=steps)
         self._live: Live | None = None
         self._shown = after
@@ -155,7 +154,7 @@ class TrainingView:
         self._shown = max(self._shown, state.finished)
         if not self._console.is_terminal:
             for record in new:
-                self.say(plain_line(record, self._steps))
+                self.say(plain_line(record, state.steps))
 
     def say(self, message: str) -> None:
         """Print a line that stays, above the live view."""
