@@ -5,6 +5,8 @@ share goes into a new request, which finds everything that was published in the 
 """
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -51,6 +53,15 @@ class NeverCut:
         return False
 
 
+@dataclass(frozen=True)
+class UndisturbedRun:
+    """An actor that went through its whole share in one request."""
+
+    samples: Sequence[SampleTask]
+    seconds: float
+    """From its first event to its last."""
+
+
 @dataclass
 class GenerationOutcome:
     """What the actors of a step did."""
@@ -67,6 +78,8 @@ class GenerationOutcome:
     """Shares that were cut by choice."""
     tokens: int = 0
     """Response tokens of finished samples."""
+    undisturbed: list[UndisturbedRun] = field(default_factory=list)
+    """What the speed of the instances can be learnt from."""
 
 
 async def generate(
@@ -100,6 +113,7 @@ async def generate(
     group_sizes = Counter(sample.prompt for share in shares for sample in share)
     finished: dict[int, dict[int, int]] = {}
     groups: asyncio.Queue[CompleteGroup | None] = asyncio.Queue()
+    initial_sinks = len(outcome.sinks)
 
     def take(samples: Samples) -> None:
         outcome.parts.append(samples.part)
@@ -121,15 +135,19 @@ async def generate(
         while rest := [sample for sample in share if (sample.prompt, sample.index) not in outcome.lengths]:
             part = f"actor-{actor:04d}"
             sink = join(sink_root, f"{part}-{driver}-{len(outcome.sinks):04d}")
+            first_hand = attempt == 0 and initial_sinks == 0
             request = make_request(part, attempt, rest, sink, list(outcome.sinks))
             outcome.sinks.append(sink)
             attempt += 1
-            before = len(outcome.lengths)
+            finished_here = 0
             cut = False
+            started_at = math.inf
             try:
                 async with aclosing(platform.run(request)) as events:
                     async for event in events:
+                        started_at = min(started_at, time.monotonic())
                         if isinstance(event, Samples):
+                            finished_here += len(event.samples)
                             take(event)
                         on_event(actor, event)
                         migration.observe(actor, event)
@@ -138,11 +156,13 @@ async def generate(
                             break
                 if cut:
                     outcome.cuts += 1
-                elif len(outcome.lengths) == before:
+                elif finished_here == 0:
                     raise InstanceLostError("the instance was drained before it finished a sample")
+                elif first_hand and finished_here == len(share):
+                    outcome.undisturbed.append(UndisturbedRun(share, time.monotonic() - started_at))
                 failures = 0
             except (InstanceLostError, TaskFailedError) as error:
-                failures = 1 if len(outcome.lengths) > before else failures + 1
+                failures = 1 if finished_here else failures + 1
                 outcome.lost += 1
                 check_retry(error, failures, retries, f"generation of step {request.key.step}")
         await on_share_done()

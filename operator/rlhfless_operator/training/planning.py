@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import SampleTask
+from rlhfless_operator.policy.calibration import Calibration, Observation
 from rlhfless_operator.policy.latency import LinearLatency
 from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.policy.loads import SampleLoad
 from rlhfless_operator.policy.planning import Limits, Plan, plan
 from rlhfless_operator.spec import RLHFJobSpec
+from rlhfless_operator.training.generation import GenerationOutcome
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,27 @@ class GenerationPlan:
     """The plan's shares in the words of the wire contract, longest expected time first."""
     estimates: Mapping[int, LengthEstimate]
     """Predicted lengths as they were when the step was planned."""
+
+
+def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
+    """Learn the instances' speed from what their actors did.
+
+    Args:
+        prompt_tokens: tokens of every prompt of the dataset, by row.
+    """
+    for run in outcome.undisturbed:
+        lengths = [
+            (outcome.lengths[sample.prompt, sample.index], prompt_tokens[sample.prompt]) for sample in run.samples
+        ]
+        calibration.observe(
+            Observation(
+                steps=max(length for length, _ in lengths),
+                sequence_steps=sum(length for length, _ in lengths),
+                context_tokens=sum(length * (prompt + length / 2) for length, prompt in lengths),
+                prefill_tokens=sum(prompt_tokens[prompt] for prompt in {sample.prompt for sample in run.samples}),
+                seconds=run.seconds,
+            )
+        )
 
 
 def plan_generation(

@@ -48,6 +48,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
             break
         run.progress.note(f"round {round_number + 1}: {len(flat)} groups had equal rewards")
     assert first_plan is not None
+    run.learn_speed(generated, "training")
     # Where the rounds are used up, groups that teach nothing fill the batch.
     chosen = kept + flat[: batch_settings.prompts_per_step - len(kept)]
     lengths: dict[int, list[int]] = {}

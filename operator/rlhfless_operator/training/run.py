@@ -10,17 +10,18 @@ from typing import Any
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult, Purpose, WeightsReference
 from rlhfless_operator.platforms.base import Platform, StateChange
+from rlhfless_operator.policy.calibration import Calibration
 from rlhfless_operator.policy.latency import LinearLatency
 from rlhfless_operator.policy.lengths import LengthPredictor
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
-from rlhfless_operator.training.generation import Migration, NeverCut
+from rlhfless_operator.training.generation import GenerationOutcome, Migration, NeverCut
 from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.ledger import Account, Ledger
-from rlhfless_operator.training.planning import GenerationPlan, plan_generation
+from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
@@ -31,6 +32,11 @@ from rlhfless_operator.training.status import (
     StepStatus,
     WeightsStatus,
 )
+
+_UNKNOWN_DEVICE = LinearLatency(
+    step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
+)
+"""Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
@@ -70,7 +76,7 @@ class TrainingRun:
         self.platform = make_platform(self.ledger.observe)
         self.requests = RequestBuilder(job, folder, status.uid)
         self.predictor = LengthPredictor(default_tokens=job.spec.sampling.max_response_tokens / 2)
-        self.latency = LinearLatency(step_seconds=0.002, sequence_seconds=0.00002, prefill_token_seconds=0.000005)
+        self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.migration: Callable[[GenerationPlan], Migration] = lambda plan: NeverCut()
         self.prompts = 0
         self.total_steps = 0
@@ -107,6 +113,7 @@ class TrainingRun:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
             self.predictor = LengthPredictor.from_state(saved["predictor"])
+            self.calibration = Calibration.from_state(saved["calibration"])
         metrics = self.folder.file("metrics.jsonl")
         self.records = [record for record in read_records(metrics, StepRecord) if record.step <= self.status.step]
         self._metrics = JsonLines(metrics, [record.model_dump(mode="json") for record in self.records])
@@ -123,7 +130,7 @@ class TrainingRun:
             self._prompt_tokens[purpose],
             # Evaluation prompts are rows of another dataset: what is known of their lengths is the prior.
             self.predictor if purpose == "training" else LengthPredictor(default_tokens=self.predictor.prior().mean),
-            self.latency,
+            self.calibration.latency,
             start_seconds=self._start_seconds.value,
         )
 
@@ -143,6 +150,10 @@ class TrainingRun:
     def checkpoint_due(self, step: int) -> bool:
         """Whether a checkpoint is written after `step`."""
         return step == self.total_steps or step % self.spec.checkpoints.every_steps == 0
+
+    def learn_speed(self, outcome: GenerationOutcome, purpose: Purpose) -> None:
+        """Calibrate the latency model by what the actors of a step did."""
+        observe(self.calibration, outcome, self._prompt_tokens[purpose])
 
     # --- committing ---
 
@@ -248,7 +259,12 @@ class TrainingRun:
             )
         )
         artifacts.write_json(
-            self.folder.progress(step), {"cursor": self.cursor.state(), "predictor": self.predictor.state()}
+            self.folder.progress(step),
+            {
+                "cursor": self.cursor.state(),
+                "predictor": self.predictor.state(),
+                "calibration": self.calibration.state(),
+            },
         )
 
     def _write_status(self) -> None:
