@@ -68,7 +68,9 @@ def writing(uri: str) -> Iterator[None]:
 def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
     """The error that says why `uri` could not be written."""
     refusal = ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
-    refusal.retryable = not isinstance(error, OSError | ImportError)
+    refusal.retryable = isinstance(error, ConnectionError | TimeoutError) or not isinstance(
+        error, OSError | ImportError
+    )
     return refusal
 
 

@@ -149,9 +149,12 @@ def write_bytes(uri: str, data: bytes) -> None:
         if path is None:
             filesystem, name = remote(uri)
             filesystem.pipe_file(name, data)
-        else:
-            with _written_beside(path, data) as temporary:
-                temporary.replace(path)
+            return
+        try:
+            _replace(path, data)
+        except FileNotFoundError:
+            # A sweep has taken the temporary file for what a crash left of an earlier writing.
+            _replace(path, data)
 
 
 def write_json(uri: str, value: Any) -> None:
@@ -207,6 +210,11 @@ def remove(uri: str) -> None:
 def beside(path: Path) -> Path:
     """An unused name in the same folder, recognisable as a temporary of `path`."""
     return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with _written_beside(path, data) as temporary:
+        temporary.replace(path)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
 
     Args:
         root: the folder to clean.
-        keep: URIs of files and folders that stay, in any spelling; those that do not exist yet are being made.
+        keep: URIs of files and folders that stay, in any spelling; those that do not exist yet are being made,
+            and whatever is being made must be among them.
 
     Returns:
         URIs of the removed files, sorted.
