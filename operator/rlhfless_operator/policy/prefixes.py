@@ -1,0 +1,130 @@
+"""Which prompt tokens are prefilled where: a block-aligned trie over a step's prompts, charged against shipping.
+
+Keys and values are reused in whole blocks, so a prompt is a chain of blocks, each named by a hash of everything up to
+its end. Equal names are equal prefixes: the trie is the set of names, and the tokens to prefill are its nodes. The
+policy sees names and counts, never tokens.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+Block = int
+"""Name of a prefix that ends with a whole block."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    """A prompt as the prefix policy sees it."""
+
+    blocks: tuple[Block, ...]
+    """Names of its whole blocks, first to last."""
+    rest: int
+    """Tokens after the last whole block, which are never shared between prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A prefix that an actor is sent instead of computing it."""
+
+    source: str
+    """Actor that computes it."""
+    block: Block
+    """Name of its last block."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PrefixPlan:
+    """What each actor computes and what it is sent."""
+
+    prefill_tokens: Mapping[str, int]
+    """Prompt tokens that each actor computes."""
+    fetches: Mapping[str, tuple[Fetch, ...]]
+    """What each actor is sent; actors that are sent nothing are left out."""
+    saved_seconds: float
+    """Instance-seconds less than without any sending."""
+
+
+def name_blocks(tokens: Sequence[int], block_tokens: int) -> PromptBlocks:
+    """Cut a prompt into blocks of `block_tokens` and name them.
+
+    The last token always has to be computed, for its logits, so that a prompt that ends with a block keeps it as rest.
+    """
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens is {block_tokens}: a block has at least 1 token")
+    whole = max(0, (len(tokens) - 1) // block_tokens)
+    digest = hashlib.blake2b(digest_size=8)
+    names = []
+    for k in range(whole):
+        digest.update(array("q", tokens[k * block_tokens : (k + 1) * block_tokens]).tobytes())
+        names.append(int.from_bytes(digest.digest()))
+    return PromptBlocks(tuple(names), len(tokens) - whole * block_tokens)
+
+
+def prefill_tokens(prompts: Sequence[PromptBlocks], block_tokens: int) -> int:
+    """Tokens that one instance computes for all of `prompts`: the nodes of their trie."""
+    return block_tokens * len({block for prompt in prompts for block in prompt.blocks}) + sum(
+        prompt.rest for prompt in prompts
+    )
+
+
+def plan_prefixes(
+    actors: Mapping[str, Sequence[PromptBlocks]],
+    *,
+    block_tokens: int,
+    prefill_token_seconds: float,
+    transfer_token_seconds: float,
+    transfer_seconds: float,
+) -> PrefixPlan:
+    """Decide what is computed once and sent to the others.
+
+    A prefix that several actors need is computed by the one that needs most of it; another is sent its longest shared
+    prefix where that takes it less time than computing it would.
+
+    Args:
+        actors: the prompts of each actor's share.
+        transfer_token_seconds: to send a token's keys and values.
+        transfer_seconds: to send anything at all.
+    """
+    needed = {name: {block for prompt in prompts for block in prompt.blocks} for name, prompts in actors.items()}
+    owner: dict[Hashable, str] = {}
+    for name in sorted(needed, key=lambda each: (-len(needed[each]), each)):
+        for block in needed[name]:
+            owner.setdefault(block, name)
+    computed = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
+    fetches: dict[str, tuple[Fetch, ...]] = {}
+    saved = 0.0
+    for name, prompts in actors.items():
+        sent: dict[tuple[str, Block], set[Block]] = {}
+        for prompt in prompts:
+            shared = _shared_prefix(prompt, name, owner)
+            if shared:
+                sent.setdefault((owner[shared[0]], shared[-1]), set()).update(shared)
+        held: set[Block] = set()
+        chosen = []
+        for (source, last), blocks in sorted(sent.items(), key=lambda each: (-len(each[1]), each[0])):
+            tokens = block_tokens * len(blocks - held)
+            gain = tokens * prefill_token_seconds - len(blocks) * block_tokens * transfer_token_seconds
+            if gain > transfer_seconds:
+                chosen.append(Fetch(source, last, block_tokens * len(blocks)))
+                held |= blocks
+                computed[name] -= tokens
+                saved += gain - transfer_seconds
+        if chosen:
+            fetches[name] = tuple(chosen)
+    return PrefixPlan(computed, fetches, saved)
+
+
+def _shared_prefix(prompt: PromptBlocks, name: str, owner: Mapping[Hashable, str]) -> list[Block]:
+    """The leading blocks of a prompt that one other actor computes."""
+    if not prompt.blocks or owner[prompt.blocks[0]] == name:
+        return []
+    source = owner[prompt.blocks[0]]
+    shared = []
+    for block in prompt.blocks:
+        if owner[block] != source:
+            break
+        shared.append(block)
+    return shared

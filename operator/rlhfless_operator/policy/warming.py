@@ -1,0 +1,87 @@
+"""When to wake instances before they are needed, and how long to keep one that has nothing to do."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WINDOW = 32
+"""Newest durations that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """When to ask for the instances of the next stage, in seconds after the running stage began."""
+
+    after_seconds: float
+    expected_idle_seconds: float
+    """Mean time that an instance then waits for work."""
+    expected_late_seconds: float
+    """Mean time that the work then waits for instances."""
+
+
+def wake_time(
+    durations: Sequence[float],
+    startup_seconds: float,
+    *,
+    instances: int,
+    late_price: float,
+    buffer_seconds: float = 0.0,
+) -> Wake:
+    """When to wake `instances` instances while a stage runs whose earlier durations are known.
+
+    An instance that is ready too early idles, and one that is too late holds everything up: ready at R, the cost is
+    instances · (D − R) or late_price · (R − D). Its mean over the durations D is least where the share of durations
+    below R is instances / (instances + late_price), the newsvendor's quantile. The paper's rule, the shortest duration
+    and a buffer, is its limit where being late is dear.
+
+    Args:
+        durations: seconds of the running stage in earlier steps, oldest first; the newest `WINDOW` count.
+        startup_seconds: from asking to ready.
+        late_price: instance-seconds that a second of delay is worth.
+        buffer_seconds: to be ready that much earlier than the quantile.
+
+    Returns:
+        Wake at once while nothing is known.
+    """
+    if startup_seconds < 0 or late_price < 0 or instances < 1:
+        raise ValueError(
+            f"startup_seconds is {startup_seconds}, late_price {late_price} and instances {instances}:"
+            f" give 0 or more, 0 or more, and at least 1"
+        )
+    recent = sorted(durations[-WINDOW:])
+    if not recent:
+        return Wake(0.0, 0.0, 0.0)
+    share = instances / (instances + late_price)
+    ready = recent[max(0, math.ceil(share * len(recent)) - 1)] - buffer_seconds
+    after = max(0.0, ready - startup_seconds)
+    ready = after + startup_seconds
+    return Wake(
+        after,
+        sum(max(0.0, each - ready) for each in recent) / len(recent),
+        sum(max(0.0, ready - each) for each in recent) / len(recent),
+    )
+
+
+def keep_alive(gaps: Sequence[float], startup_seconds: float, *, longest: float = math.inf) -> float:
+    """How long an instance without work is kept before it is released, in seconds.
+
+    Keeping costs the idle time, releasing costs a start-up at the next use: over the gaps between uses seen so far,
+    the best limit k has the least Σ min(gap, k) + startup · [gap > k]. While nothing is known it is the start-up time,
+    which never costs more than twice the best in hindsight (the ski-rental rule).
+
+    Args:
+        gaps: idle seconds between the uses of an instance; the newest `WINDOW` count.
+        startup_seconds: instance-seconds of a start-up; a delay that it causes may be charged in it.
+        longest: the limit that the user allows.
+    """
+    recent = gaps[-WINDOW:]
+    if not recent:
+        return min(startup_seconds, longest)
+
+    def cost(limit: float) -> float:
+        return sum(min(gap, limit) + (startup_seconds if gap > limit else 0.0) for gap in recent)
+
+    candidates = [0.0, *(gap for gap in recent if gap <= longest)]
+    if math.isfinite(longest):
+        candidates.append(longest)
+    return min(candidates, key=lambda limit: (cost(limit), limit))
