@@ -30,7 +30,7 @@ class Scores:
     totals: list[list[float | None]]
     """Each group's responses' weighted sums; None where any term of weight other than 0 is None."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Sums and counts by name; `preparation` lists them."""
+    """Sums and counts by name; `preparation_metrics` lists them."""
 
 
 class RewardScorer:
