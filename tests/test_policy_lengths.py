@@ -42,6 +42,16 @@ def test_a_new_prompt_gets_the_distribution_of_what_has_finished_in_this_step_to
     assert predictor.predict(2).mean > 500
 
 
+def test_runaways_are_counted_apart():
+    predictor = LengthPredictor(longest=1000)
+    predictor.observe(1, [100, 200, 300, 1000])
+    assert predictor.predict(1) == LengthEstimate(200, pytest.approx(81.65, abs=0.01), 1, 0.25)
+    assert predictor.predict(2).runaways == 0.25
+    predictor.observe(2, [1000, 1000])
+    assert predictor.predict(2).mean == 200
+    assert predictor.predict(2).runaways == pytest.approx(1 / 3 * 1 + 2 / 3 * 0.5, abs=0.001)
+
+
 def test_the_prior_forgets():
     predictor = LengthPredictor(half_life=10)
     predictor.observe(1, [1000] * 10)
@@ -98,8 +108,8 @@ def test_what_remains_is_the_conditional_mean(tokens):
 
 
 def test_a_response_far_past_its_prediction_is_likely_a_runaway():
-    estimate = LengthEstimate(mean=200, spread=80, seen=1)
-    remaining = [estimate.remaining(tokens, longest=2048, runaways=0.02) for tokens in (0, 300, 900)]
+    estimate = LengthEstimate(mean=200, spread=80, seen=1, runaways=0.02)
+    remaining = [estimate.remaining(tokens, longest=2048) for tokens in (0, 300, 900)]
     assert remaining[0] == pytest.approx(0.98 * 200 + 0.02 * 2048)
     assert remaining[1] > 300
     assert remaining[2] == pytest.approx(2048 - 900, rel=0.05)
@@ -107,7 +117,7 @@ def test_a_response_far_past_its_prediction_is_likely_a_runaway():
 
 @given(st.floats(0, 5000), st.floats(0, 5000), st.integers(0, 5000), st.floats(0, 1))
 def test_what_remains_is_never_beyond_the_longest_response(mean, spread, tokens, runaways):
-    remaining = LengthEstimate(mean, spread, 1).remaining(tokens, 4096, runaways)
+    remaining = LengthEstimate(mean, spread, 1, runaways).remaining(tokens, 4096)
     assert 0 <= remaining <= max(0, 4096 - tokens)
 
 

@@ -15,6 +15,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+_RUNAWAY_PRIOR_VISITS = 2.0
+"""Visits for which the share of runaways among all responses counts in a prompt's own share."""
+
 
 @dataclass(frozen=True, slots=True)
 class LengthEstimate:
@@ -26,6 +29,8 @@ class LengthEstimate:
     """Standard deviation between responses."""
     seen: int
     """Visits of the prompt that the estimate rests on; 0 is a prompt never seen, whose estimate is the prior."""
+    runaways: float = 0.0
+    """Share of responses that do not end by themselves; `mean` and `spread` are of the others."""
 
     def quantiles(self, count: int) -> list[float]:
         """Lengths, longest first, of a typical group of `count` responses: the quantiles (i − ½)/count of a lognormal.
@@ -38,11 +43,11 @@ class LengthEstimate:
         location, scale = math.log(self.mean) - variance / 2, math.sqrt(variance)
         return [math.exp(location + scale * deviate) for deviate in _deviates(count)]
 
-    def remaining(self, tokens: int, longest: int, runaways: float = 0.0) -> float:
+    def remaining(self, tokens: int, longest: int) -> float:
         """Tokens that a response that has `tokens` and has not ended still has to go.
 
         The conditional mean of the lognormal, mixed with the chance, which rises with every token, that the response
-        is one of the share `runaways` that never ends by itself and stops at `longest`.
+        is a runaway and stops at `longest`.
         """
         if tokens >= longest:
             return 0.0
@@ -62,7 +67,7 @@ class LengthEstimate:
                 else tokens * scale / max(deviate, 1.0)
             )
         natural = min(max(rest, 1.0), longest - tokens)
-        endless = runaways / (runaways + (1 - runaways) * survival) if runaways > 0 else 0.0
+        endless = self.runaways / (self.runaways + (1 - self.runaways) * survival) if self.runaways > 0 else 0.0
         return endless * (longest - tokens) + (1 - endless) * natural
 
 
@@ -91,9 +96,17 @@ class LengthPredictor:
         weight: share of the newest visit in a prompt's average, in (0, 1].
         default_tokens: mean for a new prompt while nothing at all has finished.
         half_life: number of finished responses after which an observation counts half in the prior.
+        longest: length at which responses are truncated: those that reach it are runaways, counted apart.
     """
 
-    def __init__(self, *, weight: float = 0.5, default_tokens: float = 256.0, half_life: float = 4096.0) -> None:
+    def __init__(
+        self,
+        *,
+        weight: float = 0.5,
+        default_tokens: float = 256.0,
+        half_life: float = 4096.0,
+        longest: int | None = None,
+    ) -> None:
         if not 0 < weight <= 1:
             raise ValueError(f"weight is {weight}: the newest visit's share is above 0 and at most 1")
         if default_tokens <= 0:
@@ -103,7 +116,9 @@ class LengthPredictor:
         self.weight = weight
         self.default_tokens = default_tokens
         self.half_life = half_life
-        self._prompts: dict[int, tuple[float, float, int]] = {}
+        self.longest = longest
+        self._prompts: dict[int, tuple[float, float, int, float]] = {}
+        self._responses = 0.0
         self._mass = 0.0
         self._sum = 0.0
         self._squares = 0.0
@@ -121,35 +136,43 @@ class LengthPredictor:
         values = np.asarray(lengths, dtype=np.float64)
         if values.min() < 0:
             raise ValueError(f"lengths of prompt {prompt} contain {int(values.min())}: a response has 0 tokens or more")
-        mean, variance = float(values.mean()), float(values.var())
-        if prompt in self._prompts:
-            old_mean, old_variance, visits = self._prompts[prompt]
-            moved = mean - old_mean
+        ended = values[values < self.longest] if self.longest is not None else values
+        runaways = 1 - len(ended) / len(values)
+        old = self._prompts.get(prompt)
+        share = self.weight if old is not None else 1.0
+        mean, variance, visits, rate = old or (self.prior().mean, self.prior().spread ** 2, 0, runaways)
+        if len(ended):
+            moved = float(ended.mean()) - mean
             # West's incremental form: the shift of the mean between visits is part of the uncertainty.
-            variance = (1 - self.weight) * (old_variance + self.weight * moved * moved) + self.weight * variance
-            mean = old_mean + self.weight * moved
-        else:
-            visits = 0
-        self._prompts[prompt] = (mean, variance, visits + 1)
+            variance = (1 - share) * (variance + share * moved * moved) + share * float(ended.var())
+            mean += share * moved
+        self._prompts[prompt] = (mean, variance, visits + 1, rate + share * (runaways - rate))
         fade = 0.5 ** (len(values) / self.half_life)
-        self._mass = self._mass * fade + len(values)
-        self._sum = self._sum * fade + float(values.sum())
-        self._squares = self._squares * fade + float((values * values).sum())
+        self._responses = self._responses * fade + len(values)
+        self._mass = self._mass * fade + len(ended)
+        self._sum = self._sum * fade + float(ended.sum())
+        self._squares = self._squares * fade + float((ended * ended).sum())
 
     def predict(self, prompt: int) -> LengthEstimate:
         """The estimate for a prompt's next visit; of a prompt never seen, the prior with `seen` 0."""
         known = self._prompts.get(prompt)
         if known is None:
             return self.prior()
-        mean, variance, visits = known
-        return LengthEstimate(mean, math.sqrt(variance), visits)
+        mean, variance, visits, rate = known
+        # A few responses say little of something rare: the prompt's own share counts beside the prior's.
+        own = visits / (visits + _RUNAWAY_PRIOR_VISITS)
+        return LengthEstimate(mean, math.sqrt(variance), visits, own * rate + (1 - own) * self._runaways())
 
     def prior(self) -> LengthEstimate:
         """The estimate for a prompt never seen: what has finished lately, or the default if nothing has."""
-        if self._mass == 0:
-            return LengthEstimate(self.default_tokens, self.default_tokens / 2, 0)
+        if self._mass <= 0:
+            return LengthEstimate(self.default_tokens, self.default_tokens / 2, 0, self._runaways())
         mean = self._sum / self._mass
-        return LengthEstimate(mean, math.sqrt(max(0.0, self._squares / self._mass - mean * mean)), 0)
+        spread = math.sqrt(max(0.0, self._squares / self._mass - mean * mean))
+        return LengthEstimate(mean, spread, 0, self._runaways())
+
+    def _runaways(self) -> float:
+        return max(0.0, 1 - self._mass / self._responses) if self._responses else 0.0
 
     def state(self) -> dict[str, Any]:
         """Everything that `from_state` needs, as JSON values; part of a checkpoint."""
@@ -157,18 +180,24 @@ class LengthPredictor:
             "weight": self.weight,
             "default_tokens": self.default_tokens,
             "half_life": self.half_life,
-            "prior": [self._mass, self._sum, self._squares],
+            "longest": self.longest,
+            "prior": [self._responses, self._mass, self._sum, self._squares],
             "prompts": [[prompt, *known] for prompt, known in sorted(self._prompts.items())],
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The predictor whose `state` this is: it predicts the same from here on."""
-        predictor = cls(weight=state["weight"], default_tokens=state["default_tokens"], half_life=state["half_life"])
-        predictor._mass, predictor._sum, predictor._squares = state["prior"]
+        predictor = cls(
+            weight=state["weight"],
+            default_tokens=state["default_tokens"],
+            half_life=state["half_life"],
+            longest=state["longest"],
+        )
+        predictor._responses, predictor._mass, predictor._sum, predictor._squares = state["prior"]
         predictor._prompts = {
-            int(prompt): (float(mean), float(variance), int(visits))
-            for prompt, mean, variance, visits in state["prompts"]
+            int(prompt): (float(mean), float(variance), int(visits), float(rate))
+            for prompt, mean, variance, visits, rate in state["prompts"]
         }
         return predictor
 
