@@ -3,7 +3,7 @@
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -55,8 +55,11 @@ def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
     for attribute, info in model.model_fields.items():
         kind, nullable = _without_none(info.annotation)
         many = get_origin(kind) is list
+        if many:
+            (kind,) = get_args(kind)
+            kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
         name = info.alias or attribute
-        found[name] = DocumentField(name, info, get_args(kind)[0] if many else kind, nullable, many)
+        found[name] = DocumentField(name, info, kind, nullable, many)
     return found
 
 

@@ -66,7 +66,8 @@ def unknown_field(path: Path) -> Advice:
         return "unknown field", f"did you mean {near}?"
     if places := _places(name):
         return "unknown field", f"it belongs to {' or '.join(places)}"
-    return "unknown field", f"known here: {', '.join(fields_of(model))}" if model else "remove it"
+    known = ", ".join(fields_of(model)) if model else ""
+    return "unknown field", f"known here: {known}" if known else "remove it"
 
 
 def intended_sibling(path: Path, cutoff: float = 0.7) -> str | None:

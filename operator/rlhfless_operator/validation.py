@@ -181,6 +181,8 @@ class _Search:
                 self._found(path, *remedies.missing_field(path))
         elif kind == "extra_forbidden":
             self._found(path, *remedies.unknown_field(path))
+            if (meant := remedies.intended_sibling(path)) is not None:
+                self._filled.add((*path[:-1], meant))
         elif kind == "value_error":
             path, advice = remedies.broken_rule(path, str(details["ctx"]["error"]))
             self._found(path, *advice)
