@@ -574,14 +574,22 @@ def test_folders_left_empty_are_removed_and_those_of_kept_uris_are_not(tmp_path:
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["kept", "weights"]
 
 
-def test_a_publication_under_way_is_not_swept_if_it_is_named(tmp_path: Path) -> None:
-    named, other = str(tmp_path / "store" / "1"), str(tmp_path / "store" / "2")
-    with artifacts.publish(named) as folder:
+def test_a_publication_under_way_is_not_swept(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store" / "1")
+    with artifacts.publish(uri) as folder:
         (folder / "x").write_bytes(b"1")
-        with pytest.raises(ArtifactUnwritableError), artifacts.publish(other) as unnamed:
-            (unnamed / "x").write_bytes(b"1")
-            artifacts.sweep(str(tmp_path / "store"), [named])
-    assert content(named) == {"x": b"1"}
+        assert artifacts.sweep(str(tmp_path / "store"), []) == []
+    assert content(uri) == {"x": b"1"}
+
+
+def test_half_written_things_of_a_kept_uri_are_swept_once_their_writer_is_gone(tmp_path: Path) -> None:
+    uri = str(tmp_path / "1")
+    remains = tmp_path / f".1.tmp-{uuid.uuid4().hex}"
+    publish(uri, {"x": b"1"})
+    publish(str(remains), {"x": b"1"})
+    (tmp_path / f".status.json.tmp-{uuid.uuid4().hex}").write_bytes(b"")
+    assert len(artifacts.sweep(str(tmp_path), [uri, str(tmp_path)])) == 3
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["1"]
 
 
 def test_a_file_may_be_replaced_while_the_store_is_swept(tmp_path: Path) -> None:

@@ -68,9 +68,8 @@ def writing(uri: str) -> Iterator[None]:
 def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
     """The error that says why `uri` could not be written."""
     refusal = ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
-    refusal.retryable = isinstance(error, ConnectionError | TimeoutError) or not isinstance(
-        error, OSError | ImportError
-    )
+    of_network = isinstance(error, ConnectionError | TimeoutError)
+    refusal.retryable = of_network or not isinstance(error, OSError | ImportError)
     return refusal
 
 

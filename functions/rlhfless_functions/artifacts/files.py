@@ -1,12 +1,14 @@
 """URIs and single files: read, write atomically, create exclusively, list, remove."""
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from fsspec.core import url_to_fs
 
 from rlhfless_functions.artifacts.errors import ArtifactCorruptError, reading, writing
 
-TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-[0-9a-f]{32}")
-"""Names of files and folders that are being written, and of the place that they are written for."""
+TEMPORARY = re.compile(r"\..+\.tmp-[0-9a-f]{32}")
+"""Names of files and folders that are being written."""
 
 # --- URIs --------------------------------------------------------------------------------------------------------
 
@@ -150,11 +152,8 @@ def write_bytes(uri: str, data: bytes) -> None:
             filesystem, name = remote(uri)
             filesystem.pipe_file(name, data)
             return
-        try:
-            _replace(path, data)
-        except FileNotFoundError:
-            # A sweep has taken the temporary file for what a crash left of an earlier writing.
-            _replace(path, data)
+        with _written_beside(path, data) as temporary:
+            temporary.replace(path)
 
 
 def write_json(uri: str, value: Any) -> None:
@@ -202,7 +201,9 @@ def remove(uri: str) -> None:
                 filesystem.rm(name, recursive=True)
         elif path.is_dir() and not path.is_symlink():
             # A folder vanishes at once, whatever interrupts the removal of its files.
-            shutil.rmtree(path.replace(beside(path)))
+            doomed = path.replace(beside(path))
+            with held(doomed):
+                shutil.rmtree(doomed)
         else:
             path.unlink(missing_ok=True)
 
@@ -212,9 +213,37 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
 
 
-def _replace(path: Path, data: bytes) -> None:
-    with _written_beside(path, data) as temporary:
-        temporary.replace(path)
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep a temporary from being taken for what a crash left; the kernel lets go of it with the process."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    with suppress(OSError):  # Some network file systems cannot lock a folder.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process is at work on a temporary; where locks do not work, whether it is younger than an hour."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return time.time() - path.stat().st_mtime < 3600
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextmanager
@@ -223,9 +252,10 @@ def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
     temporary = beside(path)
     try:
         with temporary.open("wb") as file:
+            _lock(file.fileno())
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield temporary
+            yield temporary
     finally:
         temporary.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlhfless_functions.artifacts.errors import no_space, unwritable, writing
-from rlhfless_functions.artifacts.files import beside, create_exclusive, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import beside, create_exclusive, held, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, entries, is_published
 
 
@@ -38,19 +38,20 @@ def publish(uri: str) -> Iterator[Path]:
             folder = beside(target)
             folder.mkdir(parents=True)
     try:
-        try:
-            yield folder
-        except OSError as error:
-            if no_space(error):
-                raise unwritable(uri, error) from error
-            raise
-        with writing(uri):
-            if is_published(uri):
-                return
-            if target is None:
-                _upload(folder, uri)
-            else:
-                _move(folder, target)
+        with held(folder):
+            try:
+                yield folder
+            except OSError as error:
+                if no_space(error):
+                    raise unwritable(uri, error) from error
+                raise
+            with writing(uri):
+                if is_published(uri):
+                    return
+                if target is None:
+                    _upload(folder, uri)
+                else:
+                    _move(folder, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -6,20 +6,20 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from rlhfless_functions.artifacts.errors import writing
-from rlhfless_functions.artifacts.files import TEMPORARY, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import TEMPORARY, is_held, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST
 
 
 def sweep(root: str, keep: Collection[str]) -> list[str]:
     """Remove every file below `root` that is not at or below one of the kept URIs, and folders left empty.
 
-    What a crash left half-written for a kept URI goes, too, once that URI has been published or written; until then it
-    may still be in the making. Manifests go first, so that an interruption leaves no manifest without its files.
+    What a crash left half-written goes, too, even of a kept URI; what a living process of this machine is writing
+    stays. Manifests go first, so that an interruption leaves no manifest without its files.
 
     Args:
         root: the folder to clean.
-        keep: URIs of files and folders that stay, in any spelling; those that do not exist yet are being made,
-            and whatever is being made must be among them.
+        keep: URIs of files and folders that stay, in any spelling, existing or not. In a store that is not on the
+            local disk, whatever is being published must be among them.
 
     Returns:
         URIs of the removed files, sorted.
@@ -30,9 +30,7 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
     """
     base = _place(root)
     kept = {_place(uri) for uri in keep}
-    names = walk(root)
-    present = {base / name for name in names}
-    doomed = sorted(name for name in names if not _stays(base, PurePosixPath(name), kept, present))
+    doomed = sorted(name for name in walk(root) if not _stays(base, PurePosixPath(name), kept))
     manifests = [name for name in doomed if PurePosixPath(name).name == MANIFEST]
     others = [name for name in doomed if PurePosixPath(name).name != MANIFEST]
     with writing(root):
@@ -43,7 +41,7 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
         else:
             for name in (*manifests, *others):
                 Path(base, name).unlink(missing_ok=True)
-            _remove_empty_folders(base, kept, present)
+            _remove_empty_folders(base, kept)
     return [join(root, name) for name in doomed]
 
 
@@ -56,25 +54,18 @@ def _place(uri: str) -> PurePosixPath:
     return PurePosixPath(filesystem.unstrip_protocol(name))
 
 
-def _stays(
-    base: PurePosixPath, name: PurePosixPath, kept: set[PurePosixPath], present: Collection[PurePosixPath]
-) -> bool:
+def _stays(base: PurePosixPath, name: PurePosixPath, kept: set[PurePosixPath]) -> bool:
     for depth, part in enumerate(name.parts):
-        if temporary := TEMPORARY.fullmatch(part):
-            target = base.joinpath(*name.parts[:depth], temporary["target"])
-            return _is_kept(target, kept) and target not in present and target / MANIFEST not in present
-    return _is_kept(base / name, kept)
-
-
-def _is_kept(place: PurePosixPath, kept: set[PurePosixPath]) -> bool:
+        if TEMPORARY.fullmatch(part):
+            return is_held(Path(base, *name.parts[: depth + 1]))
+    place = base / name
     return place in kept or any(parent in kept for parent in place.parents)
 
 
-def _remove_empty_folders(base: PurePosixPath, kept: set[PurePosixPath], present: Collection[PurePosixPath]) -> None:
+def _remove_empty_folders(base: PurePosixPath, kept: set[PurePosixPath]) -> None:
     to_kept = {parent for place in kept for parent in place.parents}
     for folder, _, _ in os.walk(base, topdown=False):
         place = PurePosixPath(folder)
-        if place == base or place in to_kept or _stays(base, place.relative_to(base), kept, present):
-            continue
-        with suppress(OSError):  # It is not empty.
-            Path(folder).rmdir()
+        if place != base and place not in to_kept and not _stays(base, place.relative_to(base), kept):
+            with suppress(OSError):  # It is not empty.
+                Path(folder).rmdir()
