@@ -265,3 +265,27 @@ def test_an_impossible_budget_names_the_nearest_possible_one():
 def test_a_latency_that_makes_no_sense_is_named(values):
     with pytest.raises(ValueError, match="step_seconds is"):
         LinearLatency(**values)
+
+
+def test_where_runaways_may_come_shares_are_sized_for_them_but_not_charged():
+    samples = [sample for prompt in range(32) for sample in group(prompt, *[300] * 4)]
+    limits = Limits(max_instances=16)
+    plain = plan("cost", samples, LATENCY, limits, cost_weight=0.5)
+    wary = plan("cost", samples, LATENCY, limits, cost_weight=0.5, tail_tokens=2000)
+    assert len(wary.shares) < len(plain.shares)
+    assert wary.expected_seconds >= LATENCY.step_seconds * 2000
+    assert wary.expected_instance_seconds == pytest.approx(sum(share.expected_seconds for share in wary.shares))
+    assert wary.expected_instance_seconds < plain.expected_instance_seconds
+
+
+def test_a_tail_shorter_than_every_response_changes_nothing():
+    samples = [sample for prompt, length in enumerate((300, 200, 100)) for sample in group(prompt, length, length)]
+    short, none = (
+        plan("cost", samples, LATENCY, Limits(max_instances=3), cost_weight=0.2, tail_tokens=tail) for tail in (50, 0)
+    )
+    assert short == none
+
+
+def test_a_negative_tail_is_named():
+    with pytest.raises(ValueError, match="tail_tokens is -1"):
+        plan("cost", group(0, 5), LATENCY, Limits(), tail_tokens=-1)

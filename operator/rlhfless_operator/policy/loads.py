@@ -106,7 +106,7 @@ class Loads:
         ).tolist()
         return seconds
 
-    def whole_groups(self, start_seconds: float) -> Cuttable:
+    def whole_groups(self, start_seconds: float, tail: float = 0.0) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""
         by_prompt, start = self._by_prompt, self._group_start
         longest = np.maximum.reduceat(self.length[by_prompt], start)
@@ -125,12 +125,13 @@ class Loads:
                 np.zeros(self.groups),
                 step_seconds=self.latency.step_seconds,
                 start_seconds=start_seconds,
+                tail=tail,
             ),
             order=by_prompt[np.repeat(start[rank], sizes) + within],
             first=first,
         )
 
-    def single_samples(self, start_seconds: float) -> Cuttable:
+    def single_samples(self, start_seconds: float, tail: float = 0.0) -> Cuttable:
         """The chain whose items are samples; a cut inside a group pays for the group's prompt again.
 
         Where samples of a group are not neighbours, because their lengths differ, each run of them is charged the
@@ -147,6 +148,7 @@ class Loads:
                 np.where(opens, 0.0, prompt),
                 step_seconds=self.latency.step_seconds,
                 start_seconds=start_seconds,
+                tail=tail,
             ),
             order=order,
             first=np.arange(len(order) + 1),

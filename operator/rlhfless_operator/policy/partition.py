@@ -32,7 +32,7 @@ class Cover:
     seconds: tuple[float, ...]
     """Time of each share."""
     makespan: float
-    """Time of the longest share."""
+    """Time of the longest share, with a tail if any share may hold one."""
     total: float
     """Sum of all shares' times: instance-seconds."""
 
@@ -47,6 +47,8 @@ class Chain:
         repeat: [items] seconds to add where a share begins with this item.
         step_seconds: constant part of a step.
         start_seconds: seconds that every share is charged for its instance.
+        tail: steps of a response that nobody foresees and that any share may hold: what a share may take is limited
+            as if it held one, but it is not charged for it.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Chain:
         *,
         step_seconds: float,
         start_seconds: float,
+        tail: float = 0.0,
     ) -> None:
         self.count = len(length)
         self.step = step_seconds
@@ -71,7 +74,9 @@ class Chain:
         self._work = array("d", busy.tobytes())
         self._occupancy = array("d", occupied.tobytes())
         self._filled = array("d", (busy + step_seconds * occupied).tobytes()) if occupied[-1] > 0 else None
-        alone = start_seconds + repeat + step_seconds * np.maximum(length, occupancy) + work
+        self._floor = array("d", np.maximum(length, tail).tobytes())
+        self._tail = tail
+        alone = start_seconds + repeat + step_seconds * np.maximum(np.maximum(length, tail), occupancy) + work
         self.slowest_item = float(alone.max())
 
     def seconds(self, start: int, end: int) -> float:
@@ -83,7 +88,14 @@ class Chain:
         """The cover whose shares begin at `starts`."""
         ends = [*starts[1:], self.count]
         seconds = tuple(self.seconds(start, end) for start, end in zip(starts, ends, strict=True))
-        return Cover(tuple(starts), seconds, max(seconds), math.fsum(seconds))
+        total = math.fsum(seconds)
+        if self._tail == 0:
+            return Cover(tuple(starts), seconds, max(seconds), total)
+        return Cover(tuple(starts), seconds, max(map(self._limited_seconds, starts, ends)), total)
+
+    def _limited_seconds(self, start: int, end: int) -> float:
+        rounds = max(self._floor[start], self._occupancy[end] - self._occupancy[start])
+        return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]
 
     def fill(self, limit: float, least: int, most: int) -> Cover | None:
         """The cheapest cover of `least` to `most` shares none of which takes longer than `limit`, or None.
@@ -94,7 +106,7 @@ class Chain:
         return None if starts is None else self.cut(starts)
 
     def _starts(self, limit: float, least: int, most: int) -> list[int] | None:
-        length, fixed, work, filled = self._length, self._fixed, self._work, self._filled
+        length, fixed, work, filled = self._floor, self._fixed, self._work, self._filled
         count, step = self.count, self.step
         starts: list[int] = []
         at = 0
@@ -107,7 +119,7 @@ class Chain:
                 reach = min(reach, bisect_right(filled, room + filled[at], at + 1) - 1)
             # Differences of running sums are rounded: an item that takes the whole limit alone still fits.
             if reach == at:
-                if self.seconds(at, at + 1) > limit:
+                if self._limited_seconds(at, at + 1) > limit:
                     return None
                 reach = at + 1
             starts.append(at)

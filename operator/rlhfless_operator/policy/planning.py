@@ -63,7 +63,7 @@ class Plan:
     policy: PolicyName
     shares: tuple[Share, ...]
     expected_seconds: float
-    """Time of the slowest share."""
+    """Time of the slowest share, with a tail if any share may hold one."""
     expected_instance_seconds: float
     """Sum over the shares, each instance being released when its share is done."""
     lower_bound_instance_seconds: float
@@ -79,6 +79,7 @@ def plan(
     cost_weight: float = 0.5,
     startup_seconds: float = 0.0,
     weight_load_seconds: float = 0.0,
+    tail_tokens: float = 0.0,
 ) -> Plan:
     """Divide a step's samples over instances.
 
@@ -88,11 +89,14 @@ def plan(
         cost_weight: λ in [0, 1]: 0 minimises the time, 1 the instance-seconds. Only `cost` heeds it.
         startup_seconds: charged to each instance before it works.
         weight_load_seconds: charged to each instance before it works.
+        tail_tokens: length of a response that nobody can foresee and that any share may turn out to hold, such as the
+            longest response where some are runaways. The step then takes at least that long, and shares are kept small
+            enough for it not to be held up; migration gathers the few that come.
 
     Raises:
         ValueError: for no samples, a negative length, λ outside [0, 1] or a prompt that fits no instance.
     """
-    planner = Planner(samples, latency, limits, startup_seconds + weight_load_seconds)
+    planner = Planner(samples, latency, limits, startup_seconds + weight_load_seconds, tail_tokens=tail_tokens)
     if policy == "single":
         return planner.single()
     if policy == "even":
@@ -107,6 +111,7 @@ class Planner:
 
     Args:
         start_seconds: charged to each instance before it works.
+        tail_tokens: see `plan`.
         tolerance: ratio within which the best plan is found.
 
     Raises:
@@ -120,17 +125,21 @@ class Planner:
         limits: Limits,
         start_seconds: float = 0.0,
         *,
+        tail_tokens: float = 0.0,
         tolerance: float = TOLERANCE,
     ) -> None:
+        if not tail_tokens >= 0:
+            raise ValueError(f"tail_tokens is {tail_tokens}: a response has 0 tokens or more")
         if not start_seconds >= 0:
             raise ValueError(f"start_seconds is {start_seconds}: an instance starts in 0 or more seconds")
         self._loads = Loads(samples, latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
         self._limits = limits
         self._start = start_seconds
+        self._tail = tail_tokens
         self._tolerance = tolerance
-        self._ways = [self._loads.whole_groups(start_seconds)]
+        self._ways = [self._loads.whole_groups(start_seconds, tail_tokens)]
         if self._loads.groups < len(samples):
-            self._ways.append(self._loads.single_samples(start_seconds))
+            self._ways.append(self._loads.single_samples(start_seconds, tail_tokens))
         least, most = limits.min_instances, limits.max_instances
         self._fast = [way.chain.fastest(least, most, tolerance / 2) for way in self._ways]
         self.least_seconds = min(cover.makespan for cover in self._fast)
@@ -229,28 +238,33 @@ class Planner:
         if divided and (cover := divided[0]) is not None:
             gain = math.inf if whole is None else objective(whole.makespan, whole.total) * (1 - self._tolerance)
             if objective(cover.makespan, cover.total) < gain:
-                return self._plan("cost", self._ways[1].divide(cover.starts))
+                return self._plan("cost", self._ways[1].divide(cover.starts), least_seconds=cover.makespan)
         assert whole is not None
-        return self._plan("cost", self._ways[0].divide(whole.starts), whole.seconds)
+        return self._plan("cost", self._ways[0].divide(whole.starts), whole.seconds, whole.makespan)
 
     def _plan(
-        self, policy: PolicyName, division: Sequence[Indices], exact_seconds: Sequence[float] | None = None
+        self,
+        policy: PolicyName,
+        division: Sequence[Indices],
+        exact_seconds: Sequence[float] | None = None,
+        least_seconds: float = 0.0,
     ) -> Plan:
         loads = self._loads
         seconds = exact_seconds or loads.seconds(division, self._start)
+        slowest = max(*seconds, least_seconds) if self._tail else max(seconds)
         return Plan(
             policy=policy,
             shares=tuple(
                 Share(tuple(map(loads.samples.__getitem__, chosen.tolist())), each)
                 for chosen, each in zip(division, seconds, strict=True)
             ),
-            expected_seconds=max(seconds),
+            expected_seconds=slowest,
             expected_instance_seconds=math.fsum(seconds),
             lower_bound_instance_seconds=lower_bound(
                 loads.length,
                 loads.context,
                 loads.latency,
-                max(seconds),
+                slowest,
                 prefill_tokens=loads.prefill_tokens,
                 start_seconds=self._start,
                 max_batch=self._limits.max_batch,
