@@ -15,6 +15,11 @@ import yaml
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# No example fails for being slow: the cores may be busy with something else.
+settings.register_profile("rlhfless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rlhfless")
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """URL of a moto server: the S3 protocol over real HTTP."""
