@@ -95,7 +95,7 @@ EVALUATION = {"data": {"source": "held-out.jsonl"}}
         ({"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "rloo"}}, "batch.samplesPerPrompt", "leave_one_out"),
         ({"generation": {"instances": {"min": 2}}}, "generation.instances", "min 2 is more than max 1"),
         ({"checkpoints": {"best": True}}, "checkpoints.best", "add spec.evaluation"),
-        ({"rewards": LONG, "sampling": {"maxResponseTokens": 64}}, "rewards", "must be less than"),
+        ({"rewards": LONG, "sampling": {"maxResponseTokens": 64}}, "rewards", "is not less than"),
     ],
 )
 def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, Any], field: str, words: str) -> None:
@@ -105,6 +105,7 @@ def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, An
     (violation,) = error["ctx"]["violations"]
     assert violation.field == field
     assert words in violation.message
+    assert all(violation.message.rpartition("; "))
     assert words in str(caught.value)
 
 

@@ -1,6 +1,7 @@
 """Every fault of a job document at once: field, line, value and remedy."""
 
 import copy
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def test_a_good_document_is_a_job() -> None:
         ("math: {}", "math: {}\n      format: {pattern: x}", "spec.rewards[0]", "it has math and format"),
         ("name: short", "name: right", "spec.rewards", "the name right is given to several"),
         ("min: 1, max: 4", "min: 5, max: 4", "spec.generation.instances", "raise max or lower min"),
-        ("bufferTokens: 16", "bufferTokens: 64", "spec.rewards", "must be less than"),
+        ("bufferTokens: 16", "bufferTokens: 64", "spec.rewards", "is not less than"),
         ("  evaluation:\n    data: {source: held-out.jsonl}\n", "", "spec.checkpoints.best", "add spec.evaluation"),
         ("steps: 10", "steps: 10\n  epochs: 1", "spec.steps", "remove one"),
         # The text itself
@@ -171,6 +172,8 @@ def test_each_fault_names_the_field_and_the_remedy(good: str, bad: str, path: st
     fault = only(GOOD.replace(good, bad, 1))
     assert fault.path == path
     assert message in str(fault)
+    assert fault.message
+    assert fault.remedy
 
 
 @pytest.mark.parametrize(
@@ -405,7 +408,7 @@ def test_any_change_of_a_good_document_is_accepted_or_explained(changes: list[tu
             place[f"{name}s"] = place.pop(name)
         else:
             place[name] = copy.deepcopy(scrap)
-    accepted_or_explained(yaml.safe_dump(document))
+    accepted_or_explained(json.dumps(document))
 
 
 def place_has(place: Any, name: Any) -> bool:

@@ -50,7 +50,7 @@ class Rule:
     reads: tuple[str, ...]
     """Paths of all fields that it reads."""
     check: "Callable[[RLHFJobSpec], str | None]"
-    """What is wrong and the remedy; None if the rule holds."""
+    """`what is wrong; the remedy`, or None if the rule holds."""
     cel: CelRule
     """The same for the API server."""
 
@@ -94,8 +94,8 @@ def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
     for reward in spec.rewards:
         if reward.length is not None and reward.length.buffer_tokens >= longest:
             return (
-                f"length.bufferTokens {reward.length.buffer_tokens} of reward {reward.name} must be less than"
-                f" sampling.maxResponseTokens {longest}"
+                f"length.bufferTokens {reward.length.buffer_tokens} of reward {reward.name} is not less than"
+                f" sampling.maxResponseTokens {longest}; lower the one or raise the other"
             )
     return None
 
