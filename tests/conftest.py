@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, settings
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 
 # No example fails for being slow: the cores may be busy with something else.
 settings.register_profile("rlhfless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
