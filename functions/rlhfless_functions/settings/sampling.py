@@ -1,5 +1,7 @@
 """How responses are sampled."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from rlhfless_functions.settings.base import Settings
@@ -14,5 +16,5 @@ class SamplingSettings(Settings):
     """Longest prompt in tokens, chat template included (max_prompt_length)."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longest response in tokens, EOS included (max_response_length, max_completion_length)."""
-    stop: list[str] = Field(default=[], max_length=16)
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=16)
     """Strings that end a response, besides the model's own end-of-sequence tokens."""

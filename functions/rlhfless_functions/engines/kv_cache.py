@@ -1,0 +1,132 @@
+"""Keys and values of a continuous batch, in fixed slots that are written in place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+BLOCK_TOKENS = 32
+"""Attention reads a multiple of this many tokens. Masked ones add exact zeros, and on a CPU the kernels' order of
+summation then no longer depends on how long the other rows of the batch are."""
+
+
+def padded(tokens: int) -> int:
+    """Round up to whole blocks."""
+    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+class SlotCache(Cache):
+    """A transformers cache of [slots, heads, capacity, head size] a layer, allocated when a layer first writes.
+
+    Before each forward pass the caller says where its tokens go (`decode` or `replay`). Positions and masks are
+    explicit, so the cache has no length of its own. Rows are right-padded; what is beyond a row's length is masked but
+    finite.
+
+    Args:
+        slots: sequences held.
+        capacity: tokens of a sequence, a multiple of `BLOCK_TOKENS`.
+    """
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        self.capacity = capacity
+        self._stores: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._slots = torch.empty(0, dtype=torch.long)
+        self._positions = self._slots
+        self._addresses: dict[int, torch.Tensor] = {}
+        self._shared_slot: int | None = None
+        self._window = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return sum(store.numel() * store.element_size() for layer in self._stores for store in layer)
+
+    def decode(self, positions: torch.Tensor, window: int) -> None:
+        """The next pass feeds one token to each of the first slots.
+
+        Args:
+            positions: [rows] where each row's token goes.
+            window: tokens that attention reads, a multiple of `BLOCK_TOKENS` above every position.
+        """
+        slots = torch.arange(len(positions), device=positions.device)
+        self._aim(slots, positions, window, shared_slot=None)
+
+    def replay(self, slot: int, positions: torch.Tensor, window: int) -> None:
+        """The next pass feeds many tokens of one slot, each as a row of its own that reads the same keys and values."""
+        self._aim(torch.full_like(positions, slot), positions, window, shared_slot=slot)
+
+    def _aim(self, slots: torch.Tensor, positions: torch.Tensor, window: int, shared_slot: int | None) -> None:
+        self._slots, self._positions, self._window = slots, positions, window
+        self._shared_slot = shared_slot
+        self._addresses.clear()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write one token a row ([rows, heads, 1, head size]) and return what attention reads."""
+        keys, values = self._layer(layer_idx, key_states, value_states)
+        addresses = self._address(key_states.shape[1])
+        _rows(keys).index_copy_(0, addresses, key_states.reshape(-1, key_states.shape[-1]))
+        _rows(values).index_copy_(0, addresses, value_states.reshape(-1, value_states.shape[-1]))
+        rows = len(self._slots)
+        if self._shared_slot is None:
+            return keys[:rows, :, : self._window], values[:rows, :, : self._window]
+        slot = slice(self._shared_slot, self._shared_slot + 1)
+        return (
+            keys[slot, :, : self._window].expand(rows, -1, -1, -1),
+            values[slot, :, : self._window].expand(rows, -1, -1, -1),
+        )
+
+    def store(
+        self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Copy row `rows[i]` of keys and values ([n, heads, tokens, head size] a layer) to the start of `slots[i]`."""
+        for layer, (keys, values) in enumerate(layers):
+            tokens = keys.shape[2]
+            own_keys, own_values = self._layer(layer, keys, values)
+            own_keys[:, :, :tokens].index_copy_(0, slots, keys.index_select(0, rows))
+            own_values[:, :, :tokens].index_copy_(0, slots, values.index_select(0, rows))
+
+    def copy(self, sources: torch.Tensor, slots: torch.Tensor, tokens: int) -> None:
+        """Copy the first `tokens` tokens of `sources[i]` to `slots[i]`; all are read before any is written."""
+        window = [(keys[:, :, :tokens], values[:, :, :tokens]) for keys, values in self._stores]
+        self.store(window, sources, slots)
+
+    def _layer(
+        self, layer: int, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        while len(self._stores) <= layer:
+            # Zeros, not empty memory: a masked NaN would still be a NaN after it is multiplied with zero.
+            keys, values = (
+                states.new_zeros(self.slots, states.shape[1], self.capacity, states.shape[-1])
+                for states in (key_states, value_states)
+            )
+            self._stores.append((keys, values))
+        return self._stores[layer]
+
+    def _address(self, heads: int) -> torch.Tensor:
+        """[rows · heads] index of each written vector in the flat store; layers with as many heads share it."""
+        if heads not in self._addresses:
+            head = torch.arange(heads, device=self._slots.device)
+            row = (self._slots[:, None] * heads + head) * self.capacity + self._positions[:, None]
+            self._addresses[heads] = row.reshape(-1)
+        return self._addresses[heads]
+
+    def reset(self) -> None:
+        """Give the memory back: what it holds may be NaN, which a mask does not hide."""
+        self._stores.clear()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing depends on it: positions are explicit."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Length and offset of what attention reads."""
+        return self._window, 0
+
+
+def _rows(store: torch.Tensor) -> torch.Tensor:
+    return store.view(-1, store.shape[-1])

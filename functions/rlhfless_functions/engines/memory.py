@@ -1,0 +1,51 @@
+"""How many tokens of keys and values fit into the free memory."""
+
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import PretrainedConfig
+
+_CPU_SHARE = 0.5
+_GPU_SHARE = 0.8
+"""The rest is for activations, and on a CPU for whatever else runs there."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token in all layers.
+
+    Args:
+        config: of the model's text part.
+        dtype: of the cache.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * dtype.itemsize)
+
+
+def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, held_bytes: int) -> int:
+    """Tokens whose keys and values fit into the share of the free memory that is meant for them.
+
+    Args:
+        config: of the model's text part.
+        dtype: of the cache.
+        device: where the cache is.
+        held_bytes: memory of an old cache that the new one replaces.
+    """
+    if device.type == "cuda":
+        share, free = _GPU_SHARE, torch.cuda.mem_get_info(device)[0]
+    else:
+        share, free = _CPU_SHARE, min(psutil.virtual_memory().available, container_free_bytes(_CGROUP))
+    return max(1, int(share * (free + held_bytes)) // kv_bytes_per_token(config, dtype))
+
+
+def container_free_bytes(cgroup: Path) -> float:
+    """What a container's memory limit leaves; infinite without a limit (cgroup v2)."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else max(0, int(limit) - used)

@@ -1,0 +1,60 @@
+"""Random numbers that depend on nothing but the sample and the position of the token.
+
+Each sample has a 64-bit key, a hash of (seed, purpose, step, prompt, index). The number for response token t is output
+t of the SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
+seeded with that key. SplitMix64 is counter-based: output t is a mix of key + (t + 1)·γ, so that a response continues on
+another actor without replaying a generator, and a whole batch of rows is one vectorised expression.
+"""
+
+import hashlib
+
+import torch
+
+from rlhfless_functions.api import Purpose
+
+
+def _signed(value: int) -> int:
+    """The 64-bit integer with the same bits as torch's int64 has them."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def sample_seed(seed: int, purpose: Purpose, step: int, prompt: int, index: int) -> int:
+    """The sample's 64-bit key: BLAKE2b of its coordinates."""
+    coordinates = f"{seed}/{purpose}/{step}/{prompt}/{index}"
+    return int.from_bytes(hashlib.blake2b(coordinates.encode(), digest_size=8).digest(), "little")
+
+
+def signed_keys(seeds: list[int]) -> list[int]:
+    """64-bit keys as int64 holds them."""
+    return [_signed(seed % (1 << 64)) for seed in seeds]
+
+
+def bits(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Output number `positions` of SplitMix64 seeded with `keys`.
+
+    Args:
+        keys: [n] int64, the keys' bits.
+        positions: [n] int64, from 0.
+
+    Returns:
+        [n] int64 whose bits are the 64-bit outputs.
+    """
+    state = keys + (positions + 1) * _GAMMA
+    state = (state ^ _shift_right(state, 30)) * _MIX_1
+    state = (state ^ _shift_right(state, 27)) * _MIX_2
+    return state ^ _shift_right(state, 31)
+
+
+def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[n] float64 in [0, 1 − 2⁻⁵²], one for each key and position."""
+    return _shift_right(bits(keys, positions), 12).double() * 2.0**-52
+
+
+def _shift_right(value: torch.Tensor, count: int) -> torch.Tensor:
+    """Logical shift; torch's own is arithmetic."""
+    return (value >> count) & ((1 << (64 - count)) - 1)

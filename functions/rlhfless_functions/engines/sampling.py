@@ -1,0 +1,29 @@
+"""Drawing one token a row from logits, with its log-probability."""
+
+import torch
+
+
+def draw(
+    logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sample by the inverse of the cumulative distribution, which takes one random number a row.
+
+    Log-probabilities are a float32 log-softmax of logits / temperature, as the trainer computes them; the cumulative
+    sum is float64, so that no token of a large vocabulary is lost to rounding.
+
+    Args:
+        logits: [n, vocabulary], any floating dtype.
+        temperature: above 0.
+        uniforms: [n] float64 in [0, 1).
+
+    Returns:
+        Tokens [n] int64, their log-probabilities [n] float32, and whether the row was a distribution at all [n] bool.
+        Where it was not, token and log-probability mean nothing.
+    """
+    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    cumulative = torch.cumsum(log_probs.exp(), dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    # The first token whose cumulative probability is above the target: one of probability zero is never it.
+    tokens = torch.searchsorted(cumulative, (uniforms * total)[:, None], right=True)
+    tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0], log_probs.gather(1, tokens)[:, 0], torch.isfinite(total)
