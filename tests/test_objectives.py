@@ -51,7 +51,10 @@ def random_tensors(seed: int, samples: int = 8) -> Tensors:
 def everything_on(name: AlgorithmName) -> AlgorithmSettings:
     """The algorithm with each optional term as well."""
     return AlgorithmSettings(
-        name=name, kl=KlSettings(coefficient=0.2, estimator="k3"), entropy_coefficient=0.1, dual_clip=1.5
+        name=name,
+        kl=KlSettings(coefficient=0.2, estimator="k3"),
+        entropy_coefficient=0.1,
+        dual_clip=None if name == "cispo" else 1.5,
     )
 
 

@@ -165,6 +165,9 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
         ({"name": "grpo", "critic": {}}, "grpo has no critic"),
         ({"name": "ppo", "advantageNormalization": "group"}, "needs advantage: group"),
         ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, "gradient of mean zero"),
+        ({"name": "cispo", "dualClip": 3.0}, "dualClip: cispo"),
+        ({"name": "grpo", "gamma": 0.99}, "gamma: group advantages know no discount"),
+        ({"name": "reinforce_plus_plus", "gaeLambda": 0.95}, "gaeLambda: discounted advantages"),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:

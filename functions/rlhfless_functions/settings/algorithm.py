@@ -105,6 +105,12 @@ class AlgorithmSettings(Settings):
         whole = self.resolved()
         if self.critic is not None and whole.advantage != "gae":
             raise ValueError(f"critic: {self.name} has no critic; remove it, or set advantage: gae")
+        if self.dual_clip is not None and whole.clip == "cispo":
+            raise ValueError("dualClip: cispo bounds the ratio's weight on both sides already; remove it")
+        if self.gamma != 1 and whole.advantage not in ("gae", "discounted"):
+            raise ValueError(f"gamma: {whole.advantage} advantages know no discount; remove it, or set advantage: gae")
+        if self.gae_lambda != 1 and whole.advantage != "gae":
+            raise ValueError(f"gaeLambda: {whole.advantage} advantages have no λ; remove it, or set advantage: gae")
         if whole.advantage_normalization == "group" and whole.advantage not in ("group", "leave_one_out"):
             raise ValueError(
                 f"advantageNormalization: group needs advantage: group or leave_one_out, not {whole.advantage}"
