@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions import artifacts
@@ -79,7 +79,7 @@ def rollout(prompt: int = 0, index: int = 0, length: int = 3, **changes: Any) ->
 # --- rollouts ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rollouts(), max_size=4, unique_by=lambda rollout: rollout.key))
 def test_rollouts_come_back_as_they_were(written: list[Rollout]) -> None:
     write_rollouts("memory://rollouts/part.parquet", written)
@@ -168,7 +168,7 @@ def test_an_unknown_finish_reason_is_refused(tmp_path: Path) -> None:
 # --- prepared samples --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rollouts(PreparedSample), max_size=4, unique_by=lambda sample: sample.key))
 def test_prepared_samples_come_back_as_they_were(written: list[PreparedSample]) -> None:
     write_prepared("memory://prepared/part.parquet", written)
@@ -205,7 +205,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(TOKENS, st.text(max_size=8), JSON, st.dictionaries(st.text(max_size=3), JSON)), max_size=4))
 def test_prompts_come_back_as_they_were(rows: list[Any]) -> None:
     prompts = [

@@ -1,18 +1,16 @@
 """Rollouts, prepared samples and prompts as Parquet files that plain pyarrow and pandas read. No torch here."""
 
-import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import FinishReason
+from rlhfless_functions.parquet import read_table, unreadable, values, write_table
 
 _TOKENS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
@@ -247,7 +245,8 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     """Write a dataset's prompts, row 0 first, as one Parquet file, atomically.
 
     Raises:
-        ValueError: if the rows are not 0, 1, 2, …, or hold what JSON cannot.
+        ValueError: if the rows are not 0, 1, 2, ….
+        TypeError: if messages, ground truth or columns hold what JSON cannot.
         ArtifactUnwritableError: if the file cannot be written.
     """
     if [prompt.row for prompt in prompts] != list(range(len(prompts))):
@@ -260,7 +259,7 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
         "ground_truth": [_dump(prompt.ground_truth) for prompt in prompts],
         "columns": [json.dumps(prompt.columns) for prompt in prompts],
     }
-    _write_table(uri, pa.table(table, schema=PROMPT_SCHEMA))
+    write_table(uri, pa.table(table, schema=PROMPT_SCHEMA))
 
 
 def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
@@ -277,7 +276,7 @@ def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
     """
     if not uri.endswith(".parquet"):
         uri = artifacts.join(uri, PROMPTS)
-    table = _read_table(uri, PROMPT_SCHEMA)
+    table = read_table(uri, PROMPT_SCHEMA)
     if rows is not None:
         chosen = list(rows)
         for row in chosen:
@@ -309,7 +308,7 @@ def _load(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-# --- Parquet -----------------------------------------------------------------------------------------------------
+# --- rows and columns --------------------------------------------------------------------------------------------
 
 
 def _write(uri: str, rows: Sequence[Rollout], schema: pa.Schema) -> None:
@@ -317,13 +316,7 @@ def _write(uri: str, rows: Sequence[Rollout], schema: pa.Schema) -> None:
     columns["versions"] = [[vars(span) for span in spans] for spans in columns["versions"]]
     if "reward_terms" in columns:
         columns["reward_terms"] = [list(terms.items()) for terms in columns["reward_terms"]]
-    _write_table(uri, pa.table(columns, schema=schema))
-
-
-def _write_table(uri: str, table: pa.Table) -> None:
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    artifacts.write_bytes(uri, buffer.getvalue())
+    write_table(uri, pa.table(columns, schema=schema))
 
 
 _Row = TypeVar("_Row", bound=Rollout)
@@ -335,43 +328,15 @@ def _read_all(
     chosen = None if wanted is None else set(wanted)
     places = list(dict.fromkeys(uris))
     with ThreadPoolExecutor(max(1, min(8, len(places)))) as pool:
-        for uri, table in zip(places, pool.map(lambda place: _read_table(place, schema), places), strict=True):
+        for uri, table in zip(places, pool.map(lambda place: read_table(place, schema), places), strict=True):
             if chosen is not None:
                 keys = zip(table["prompt"].to_pylist(), table["index"].to_pylist(), strict=True)
                 table = table.filter(pa.array([key in chosen for key in keys], pa.bool_()))
-            columns = {name: _values(table[name]) for name in schema.names}
+            columns = {name: values(table[name]) for name in schema.names}
             columns["versions"] = [[VersionSpan(**span) for span in spans] for spans in columns["versions"]]
             if "reward_terms" in columns:
                 columns["reward_terms"] = [dict(terms) for terms in columns["reward_terms"]]
             if not set(columns["finish_reason"]) <= set(get_args(FinishReason)):
-                raise _no_such_file(uri, f"finish reasons {sorted(set(columns['finish_reason']))}")
+                raise unreadable(uri, f"finish reasons {sorted(set(columns['finish_reason']))}")
             for row in zip(*columns.values(), strict=True):
                 yield kind(**dict(zip(columns, row, strict=True)))
-
-
-def _read_table(uri: str, schema: pa.Schema) -> pa.Table:
-    data = artifacts.read_bytes(uri)
-    try:
-        table = pq.read_table(pa.BufferReader(data))
-        return table.select(schema.names).cast(schema)
-    except (pa.ArrowException, KeyError, ValueError, OSError) as error:
-        raise _no_such_file(uri, str(error)) from error
-
-
-def _no_such_file(uri: str, problem: str) -> artifacts.ArtifactCorruptError:
-    return artifacts.ArtifactCorruptError(
-        f"{uri} is not a readable file of this kind ({problem}): remove it so that it is made again"
-    )
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column as Python values; lists of numbers go through numpy, many times faster than pyarrow's own way."""
-    if not (pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)):
-        return cast(list[Any], column.to_pylist())
-    array = column.combine_chunks()
-    offsets = array.offsets.to_pylist()
-    numbers = array.values.to_numpy(zero_copy_only=False).tolist()
-    rows = [numbers[start:end] for start, end in pairwise(offsets)]
-    if array.null_count:
-        return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
-    return rows

@@ -2,8 +2,8 @@
 
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
-from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy
-from rlhfless_functions.weights.source import load_config, weights_folder
+from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
+from rlhfless_functions.weights.source import load_config, store_errors, weights_folder
 from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "publish_adapter",
     "publish_critic",
     "publish_weights",
+    "store_errors",
     "swap_critic",
     "swap_policy",
+    "torch_dtype",
     "weights_folder",
 ]

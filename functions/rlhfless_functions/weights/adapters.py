@@ -35,7 +35,8 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings) -> PeftModel
         task_type="CAUSAL_LM",
     )
     try:
-        adapted = cast(PeftModel, get_peft_model(policy, config, adapter_name=_NAME))
+        with torch.random.fork_rng(devices=[]):
+            adapted = cast(PeftModel, get_peft_model(policy, config, adapter_name=_NAME))
     except ValueError as error:
         raise TaskError("model_unloadable", f"model.lora.targetModules does not fit this model: {error}") from error
     _reset(adapted)

@@ -32,7 +32,7 @@ from rlhfless_functions.weights.source import (
 from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, safetensors_files
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
-"""What a policy's weights, or its backbone's, were loaded from."""
+"""The job's model that a policy was loaded for, and what its weights, or its backbone's, were first loaded from."""
 
 
 def torch_dtype(model: ModelSettings) -> torch.dtype:
@@ -59,8 +59,10 @@ def load_policy(
         attn_implementation: transformers' name of the attention kernel; its default if left out.
 
     Raises:
-        TaskError: `artifact_missing` or `model_unloadable`.
+        TaskError: `artifact_missing`, `model_unloadable`, or `bad_request` for an adapter without `model.lora`.
     """
+    if ref.adapter is not None and model.lora is None:
+        raise TaskError("bad_request", f"{ref.adapter} is given as an adapter, but model.lora is not set: set it")
     folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
     config = read_config(folder, ref.uri)
     backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation)
@@ -75,7 +77,7 @@ def load_policy(
 
 
 def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> None:
-    """Load other weights into a policy that `load_policy` made, in place, all or nothing.
+    """Load other weights into a policy, in place, all or nothing.
 
     Everything is checked (checksums, names, shapes) before the first tensor is touched. With an adapter only the
     adapter is swapped.
@@ -83,7 +85,7 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> N
     Raises:
         TaskError: if the weights cannot be had or do not fit; the policy has the weights that it had.
     """
-    model, uri = _origins[policy]
+    model, uri = _origins.get(policy, (None, ref.uri))
     if isinstance(policy, PeftModel):
         if uri != ref.uri:
             raise TaskError(
@@ -91,14 +93,13 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> N
             )
         load_adapter_into(policy, ref.adapter)
         return
-    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
+    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri) if model else None)
     with unloadable(ref.uri, "give weights of the job's own model"):
         try:
             load_into(policy, safetensors_files(folder))
         except MismatchError:
             other = _load_converted(folder, ref.uri, policy.dtype, None)
             copy_into(policy, other.state_dict())
-    _origins[policy] = (model, ref.uri)
 
 
 def publish_weights(

@@ -76,7 +76,7 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
         first_names.setdefault(id(tensor), name)
     with saving():
         save_torch_state_dict(
-            {name: tensors[name] for name in first_names.values()}, folder, max_shard_size=shard_bytes
+            {name: _alone(tensors[name]) for name in first_names.values()}, folder, max_shard_size=shard_bytes
         )
 
 
@@ -90,6 +90,11 @@ def converted(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
             made[id(tensor)] = plain.to(dtype) if plain.is_floating_point() else plain
         state[name] = made[id(tensor)]
     return state
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor with memory of its own: one that was cut out of a fused tensor cannot be saved as it is."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def load_into(module: nn.Module, files: Sequence[Path]) -> None:
     the alignment of a tensor can change the last bits of what is computed with it.
 
     Raises:
-        MismatchError: if names, shapes or kinds differ; the module is as it was.
+        MismatchError: if names or shapes differ; the module is as it was.
+        ValueError: if there are integers for real numbers; the module is as it was.
     """
     with ExitStack() as stack:
         handles = {}
@@ -58,7 +59,8 @@ def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """The same from tensors in memory.
 
     Raises:
-        MismatchError: if names, shapes or kinds differ; the module is as it was.
+        MismatchError: if names or shapes differ; the module is as it was.
+        ValueError: if there are integers for real numbers; the module is as it was.
     """
     shapes = {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
     with torch.no_grad():
@@ -81,7 +83,9 @@ def _plan(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]])
         found = next((name for name in names if name in shapes), None)
         if found is None:
             missing.append(names[0])
-        elif shapes[found] != (tuple(target.shape), target.is_floating_point()):
+        elif shapes[found][1] != target.is_floating_point():
+            raise ValueError(f"{found} holds {'real numbers' if shapes[found][1] else 'integers'}")
+        elif shapes[found][0] != tuple(target.shape):
             different.append(f"{found} {list(shapes[found][0])} for {list(target.shape)}")
         else:
             plan.append((target, found))

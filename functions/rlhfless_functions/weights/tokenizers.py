@@ -8,6 +8,9 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.source import load_config, model_revision, store_errors, unloadable, weights_folder
 
+# Without one of these, transformers makes an empty tokenizer of the model's kind.
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+
 
 def load_tokenizer(model: ModelSettings, ref: WeightsReference) -> PreTrainedTokenizerBase:
     """Load the tokenizer: `model.tokenizer`'s if given, else the one in the weights' folder, with the job's template.
@@ -18,6 +21,8 @@ def load_tokenizer(model: ModelSettings, ref: WeightsReference) -> PreTrainedTok
     uri = model.tokenizer or ref.uri
     folder = weights_folder(uri, revision=model_revision(model, uri), verify=False)
     with unloadable(uri, "give model.tokenizer: a folder with tokenizer.json and tokenizer_config.json"):
+        if not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
+            raise FileNotFoundError("there is no tokenizer in it")
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     if model.chat_template is not None:
         tokenizer.chat_template = _template(model.chat_template)
