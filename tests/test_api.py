@@ -58,7 +58,7 @@ def anything(kind: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
     """Any value of a field's type within its constraints."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return anything(arguments[0], [*arguments[1:], *constraints])
+        return anything(arguments[0], [inner for part in arguments[1:] for inner in part.metadata])
     if origin in (Union, types.UnionType):
         return st.one_of([anything(argument, constraints) for argument in arguments])
     if origin is Literal:
