@@ -53,8 +53,8 @@ def all_metrics(run: Run) -> str:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Centred moving average over five values, or a twentieth of them where that is more; gaps stay gaps."""
-    reach = max(2, len(values) // 40)
+    """Centred moving average that reaches a twentieth of the values to each side; gaps stay gaps."""
+    reach = len(values) // 20
     result = []
     for index, value in enumerate(values):
         near = [other for other in values[max(0, index - reach) : index + reach + 1] if math.isfinite(other)]
@@ -69,6 +69,8 @@ def _reward(run: Run) -> str:
         Mark(float(step), value, f"held-out accuracy after step {step}: {value:.3f}") for step, value in run.accuracies
     ]
     series = [Series("each step", rewards, "c1 faint"), Series("smoothed", smoothed(rewards), "c1")]
+    if series[0].values == series[1].values:
+        series = [Series("reward", rewards, "c1")]
     note = "Mean reward of the step's samples."
     if marks:
         note += f" Dots: held-out accuracy, last {format_percent(marks[-1].y)}."

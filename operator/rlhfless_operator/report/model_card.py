@@ -66,12 +66,12 @@ def _is_hub_name(source: str) -> bool:
 
 def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
-    for label, first, last in (
-        ("Held-out accuracy", "accuracy_before", "accuracy_after"),
-        ("Mean reward of a step", "reward_first", "reward_last"),
+    for label, first, last, form in (
+        ("Held-out accuracy", "accuracy_before", "accuracy_after", "{:.3f} before, {:.3f} after"),
+        ("Mean reward", "reward_first", "reward_last", "{:.3f} in the first step, {:.3f} in the last"),
     ):
         if summary.get(first) is not None and summary.get(last) is not None:
-            rows.append((label, f"{summary[first]:.3f} before, {summary[last]:.3f} after"))
+            rows.append((label, form.format(summary[first], summary[last])))
     if summary.get("seconds") is not None:
         rows.append(("Time", format_clock(float(summary["seconds"]))))
     if summary.get("gpu_seconds") is not None:
@@ -134,7 +134,7 @@ def _cell(text: str) -> str:
 
 
 def _document(job: RLHFJob) -> str:
-    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return yaml.safe_dump(_shortened(document), sort_keys=False, allow_unicode=True)
 
 
