@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlhfless_functions.artifacts import exists, join, read_bytes, write_bytes
@@ -208,6 +208,7 @@ def test_a_long_run_has_no_huge_report() -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+@example(5e-324, 0.0)
 def test_ticks_are_evenly_spaced_and_cover_the_values(low: float, width: float) -> None:
     marks = ticks(low, low + width)
     assert 2 <= len(marks) <= 13

@@ -44,7 +44,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = 0.0, 1.0
     if high - low < 1e-12 * max(1.0, abs(high)):
-        low, high = (low - abs(low) / 2, high + abs(high) / 2) if high else (0.0, 1.0)
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if abs(high) > 1e-12 else (0.0, 1.0)
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
