@@ -268,7 +268,7 @@ class PrepareResult(Message):
     part: str
     groups: list[GroupResult]
     examples: list[ExampleSample] = []
-    """The first sample of each of the first few groups."""
+    """Of an evaluation: the first sample of each of the dataset's first prompts."""
     metrics: dict[str, float]
     """Sums and counts are marked by their names (`/sum`, `/count`); the control plane adds chunks up."""
 

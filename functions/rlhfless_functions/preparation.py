@@ -6,8 +6,9 @@ is left to the learner. Token ids come from the rollouts; text is made from them
 """
 
 import math
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhfless_functions import rollouts
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import (
+    ExampleSample,
     GroupResult,
     MaterializeRequest,
     MaterializeResult,
@@ -37,6 +39,11 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.weights import load_config, load_tokenizer
 from rlhfless_functions.weights.source import store_errors
+
+_EXAMPLE_PROMPTS = 8
+
+CPU_PASS_TOKENS = 1024
+"""Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
 
 
 class Preparer:
@@ -122,7 +129,8 @@ class Preparer:
             "seconds/rewards/sum": reward_seconds,
             "seconds/models/sum": seconds,
         }
-        return PrepareResult(part=request.sink, groups=results, metrics=metrics)
+        examples = _examples(groups, tokenizer) if request.purpose == "evaluation" else []
+        return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
 
     def _ask_models(
         self,
@@ -137,6 +145,7 @@ class Preparer:
         temperature = request.sampling.temperature
         kl = request.algorithm.resolved().kl
         pad = tokenizer.pad_token_id or 0
+        device = self._models.device
 
         def check() -> None:
             if stopped():
@@ -145,7 +154,8 @@ class Preparer:
                 raise error
 
         def ask(compute: Callable[[RaggedBatch], torch.Tensor]) -> list[list[float]]:
-            return _ask(samples, request.microbatch_tokens, pad, self._models.device, compute, check)
+            budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if device.type == "cpu" else sys.maxsize)
+            return _ask(samples, budget, pad, device, compute, check)
 
         if request.old_log_probs:
             policy = self._models.policy(request.policy)
@@ -239,10 +249,13 @@ def _ask(
     compute: Callable[[RaggedBatch], torch.Tensor],
     check: Callable[[], None],
 ) -> list[list[float]]:
-    """What a model says of each response token, in micro-batches."""
+    """What a model says of each response token.
+
+    A micro-batch never mixes groups: its shape, and with it the last bits of what is computed for a group, would
+    depend on which groups happened to be complete when the chunk was sent.
+    """
     answers: list[list[float]] = [[] for _ in samples]
-    lengths = [len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples]
-    for rows in micro_batches(lengths, budget_tokens):
+    for rows in _micro_batches_of_groups(samples, budget_tokens):
         check()
         chosen = [samples[row] for row in rows]
         batch = collate([row.prompt_tokens for row in chosen], [row.response_tokens for row in chosen], pad)
@@ -251,6 +264,30 @@ def _ask(
         for row, line in zip(rows, numbers, strict=True):
             answers[row] = line[: len(samples[row].response_tokens)]
     return answers
+
+
+def _micro_batches_of_groups(samples: Sequence[Rollout], budget_tokens: int) -> Iterator[list[int]]:
+    for _, numbered in groupby(enumerate(samples), key=lambda pair: pair[1].prompt):
+        rows = [row for row, _ in numbered]
+        lengths = [len(samples[row].prompt_tokens) + len(samples[row].response_tokens) for row in rows]
+        for chosen in micro_batches(lengths, budget_tokens):
+            yield [rows[number] for number in chosen]
+
+
+def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) -> list[ExampleSample]:
+    """The first sample of each of the dataset's first prompts, which are the same ones in every evaluation."""
+    return [
+        ExampleSample(
+            prompt=group.prompt.text,
+            response=tokenizer.decode(sample.response_tokens, skip_special_tokens=True),
+            reward=sample.reward,
+            tokens=len(sample.response_tokens),
+            finish_reason=sample.finish_reason,
+        )
+        for group in groups
+        if group.prompt.row < _EXAMPLE_PROMPTS
+        for sample in group.samples[:1]
+    ]
 
 
 def _finish(

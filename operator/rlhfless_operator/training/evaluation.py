@@ -8,8 +8,6 @@ from rlhfless_operator.training.preparation import PreparationOutcome
 from rlhfless_operator.training.rollout import generate_and_prepare
 from rlhfless_operator.training.run import TrainingRun
 
-_EXAMPLES = 8
-
 
 async def evaluate(run: TrainingRun, step: int, weights: WeightsReference) -> dict[str, float]:
     """Sample responses to every evaluation prompt and score them.
@@ -29,7 +27,7 @@ async def evaluate(run: TrainingRun, step: int, weights: WeightsReference) -> di
     metrics = mean_metrics(prepared.sums)
     evaluation = {"accuracy": metrics.get("reward", 0.0), **metrics}
     if step in (0, run.total_steps):
-        _write_examples(run, "before" if step == 0 else "after", prepared.examples[:_EXAMPLES])
+        _write_examples(run, "before" if step == 0 else "after", prepared.examples)
     run.lease.check()
     artifacts.write_json(recorded, evaluation)
     return evaluation
@@ -37,5 +35,6 @@ async def evaluate(run: TrainingRun, step: int, weights: WeightsReference) -> di
 
 def _write_examples(run: TrainingRun, when: str, examples: list[ExampleSample]) -> None:
     uri = run.folder.file("samples.jsonl")
+    examples = sorted(examples, key=lambda example: example.prompt)
     kept = [line for line in read_lines(uri) if line["when"] != when]
     JsonLines(uri, kept).append(*({"when": when, **example.model_dump()} for example in examples))

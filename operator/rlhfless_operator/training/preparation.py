@@ -27,7 +27,7 @@ class PreparationOutcome:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Metrics of all chunks, added up."""
     examples: list[ExampleSample] = field(default_factory=list)
-    """Samples for people to read, by prompt."""
+    """Samples for people to read."""
 
     def add(self, result: PrepareResult) -> None:
         """Take in a chunk."""
