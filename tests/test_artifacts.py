@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -436,6 +437,19 @@ def test_a_disk_that_fills_while_a_folder_is_written_is_named(root: str) -> None
     ):
         Path("/dev/full").write_bytes(b"x" * 10000)
     assert artifacts.list_files(root) == []
+
+
+def test_a_local_disk_too_full_for_a_copy_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"memory://{uuid.uuid4().hex}"
+    publish(uri, {"x": b"x" * 100})
+
+    def full(*_: object) -> None:
+        Path("/dev/full").write_bytes(b"x")
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", full)
+    with pytest.raises(ArtifactUnwritableError, match=rf"{cache}/.* cannot be written: no space is left"):
+        artifacts.local_folder(uri)
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)

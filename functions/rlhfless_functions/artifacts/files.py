@@ -56,7 +56,7 @@ def _leave_connections_to_parent() -> None:
         cls._cache.clear()
 
 
-def _subclasses(cls: type) -> Iterator[Any]:
+def _subclasses(cls: Any) -> Iterator[Any]:
     for subclass in cls.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)

@@ -117,7 +117,7 @@ def _download(uri: str, found: Manifest | None, names: dict[str, str], place: Pa
             with reading(source):
                 filesystem.get_file(join(base, stored), str(copy))
         except ArtifactMissingError as error:
-            if no_space(error.__cause__):
+            if isinstance(error.__cause__, OSError) and no_space(error.__cause__):
                 raise unwritable(str(copy), error.__cause__) from error
             if found is not None and isinstance(error.__cause__, FileNotFoundError):
                 raise _lost(uri, source) from error
