@@ -82,11 +82,11 @@ class Migration:
 
     Args:
         rule: decides on chosen cuts; None for never.
-        remaining: (prompt, tokens so far) → response tokens still expected.
+        remaining: (sample, tokens so far) → response tokens still expected.
         max_moves: how often one sample may be moved by choice. Lost actors do not count.
     """
 
-    def __init__(self, rule: Rule | None, remaining: Callable[[int, int], float], *, max_moves: int = 2) -> None:
+    def __init__(self, rule: Rule | None, remaining: Callable[[Key, int], float], *, max_moves: int = 2) -> None:
         if max_moves < 0:
             raise ValueError(f"max_moves is {max_moves}: a sample moves 0 times or more")
         self._rule = rule
@@ -103,7 +103,7 @@ class Migration:
         """An actor has been given samples that nobody else holds."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, tokens in prompt_tokens.items():
-            view.samples[key] = Unfinished(tokens, 0, self._remaining(key[0], 0))
+            view.samples[key] = Unfinished(tokens, 0, self._remaining(key, 0))
         view.total += len(prompt_tokens)
 
     def progressed(self, actor: str, tokens: Mapping[Key, int]) -> None:
@@ -115,7 +115,7 @@ class Migration:
             sample = view.samples.get(key)
             if sample is not None:
                 sample.tokens = count
-                sample.remaining = self._remaining(key[0], count)
+                sample.remaining = self._remaining(key, count)
         view.peak_context = max(view.peak_context, view.context)
 
     def finished(self, actor: str, keys: Sequence[Key]) -> None:
@@ -163,5 +163,5 @@ class Migration:
         """A new actor goes on with a lost one's samples, (prompt tokens, response tokens kept) each."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, (prompt_tokens, tokens) in samples.items():
-            view.samples[key] = Unfinished(prompt_tokens, tokens, self._remaining(key[0], tokens))
+            view.samples[key] = Unfinished(prompt_tokens, tokens, self._remaining(key, tokens))
         view.total += len(samples)

@@ -76,7 +76,7 @@ class Chain:
         self._filled = array("d", (busy + step_seconds * occupied).tobytes()) if occupied[-1] > 0 else None
         self._floor = array("d", np.maximum(length, tail).tobytes())
         self._tail = tail
-        alone = start_seconds + repeat + step_seconds * np.maximum(np.maximum(length, tail), occupancy) + work
+        alone = start_seconds + repeat + step_seconds * np.maximum(length, tail) + work
         self.slowest_item = float(alone.max())
 
     def seconds(self, start: int, end: int) -> float:
@@ -94,7 +94,9 @@ class Chain:
         return Cover(tuple(starts), seconds, max(map(self._limited_seconds, starts, ends)), total)
 
     def _limited_seconds(self, start: int, end: int) -> float:
-        rounds = max(self._floor[start], self._occupancy[end] - self._occupancy[start])
+        # Where not all of a share run at once, a response that nobody foresees may be among the last to be admitted.
+        waiting = max(0.0, self._occupancy[end] - self._occupancy[start] - self._length[start])
+        rounds = self._floor[start] + waiting
         return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]
 
     def fill(self, limit: float, least: int, most: int) -> Cover | None:
@@ -106,7 +108,7 @@ class Chain:
         return None if starts is None else self.cut(starts)
 
     def _starts(self, limit: float, least: int, most: int) -> list[int] | None:
-        length, fixed, work, filled = self._floor, self._fixed, self._work, self._filled
+        length, floor, fixed, work, filled = self._length, self._floor, self._fixed, self._work, self._filled
         count, step = self.count, self.step
         starts: list[int] = []
         at = 0
@@ -114,9 +116,10 @@ class Chain:
             if len(starts) == most:
                 return None
             room = limit - fixed[at]
-            reach = bisect_right(work, room - step * length[at] + work[at], at + 1) - 1
+            reach = bisect_right(work, room - step * floor[at] + work[at], at + 1) - 1
             if filled is not None:
-                reach = min(reach, bisect_right(filled, room + filled[at], at + 1) - 1)
+                spare = room - step * (floor[at] - length[at])
+                reach = min(reach, bisect_right(filled, spare + filled[at], at + 1) - 1)
             # Differences of running sums are rounded: an item that takes the whole limit alone still fits.
             if reach == at:
                 if self._limited_seconds(at, at + 1) > limit:

@@ -161,17 +161,25 @@ class Planner:
         owner = place[self._loads.group] * shares // self._loads.groups
         return self._plan("even", [np.flatnonzero(owner == k) for k in range(shares)])
 
-    def weighted(self, cost_weight: float) -> Plan:
-        """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`."""
+    def weighted(self, cost_weight: float, *, other_seconds: float = 0.0, other_instance_seconds: float = 0.0) -> Plan:
+        """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`.
+
+        Args:
+            other_seconds: time that the rest of the step takes whatever the plan, part of all four.
+            other_instance_seconds: what the rest of the step costs whatever the plan, part of all four.
+        """
         if not 0 <= cost_weight <= 1:
             raise ValueError(
                 f"cost_weight is {cost_weight}: λ is between 0, for time alone, and 1, for cost alone;"
                 f" the nearest is {min(1, max(0, cost_weight))}"
             )
 
+        least_seconds = self.least_seconds + other_seconds
+        least_cost = self.least_instance_seconds + other_instance_seconds
+
         def objective(seconds: float, instance_seconds: float) -> float:
-            return (1 - cost_weight) * seconds / self.least_seconds + (
-                cost_weight * instance_seconds / self.least_instance_seconds
+            return (1 - cost_weight) * (seconds + other_seconds) / least_seconds + (
+                cost_weight * (instance_seconds + other_instance_seconds) / least_cost
             )
 
         least, most = self._limits.min_instances, self._limits.max_instances

@@ -1,0 +1,206 @@
+"""One generation stage in discrete events: shares, cuts, failures, and who held what for how long."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlhfless_operator.policy.latency import InstanceProfile
+from rlhfless_operator.policy.migration import Key, Migration, Move, Rule
+from rlhfless_operator.simulator.instance import Instance, Response
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How a stage treats its instances besides the plan."""
+
+    rule: Rule | None = None
+    """When to cut; None for never."""
+    max_moves: int = 2
+    tick_seconds: float = 0.25
+    """How often the rule is asked."""
+    restarts_receiver: bool = False
+    """Whether a running receiver is cut as well and computes its contexts again."""
+    pause_seconds: float = 0.0
+    """What a cut costs a receiver besides."""
+    ready_seconds: float = 0.0
+    """When instances are ready to work; what they take to start before that is charged but delays nobody."""
+    failures_per_hour: float = 0.0
+    """Instances lost per instance-hour: crashes and spot reclaims."""
+    flush_seconds: float = 5.0
+    """Longest time that tokens are kept in an instance alone."""
+
+
+@dataclass(slots=True)
+class Held:
+    """How long an instance was held, and how much of that it worked."""
+
+    name: str
+    begin: float
+    end: float
+    busy: float
+
+
+@dataclass
+class GenerationRun:
+    """What came of a stage."""
+
+    ends: dict[Key, float] = field(default_factory=dict)
+    """When each response ended."""
+    held: list[Held] = field(default_factory=list)
+    seconds: float = 0.0
+    """When the last response ended."""
+    moves: int = 0
+    """Responses that were moved by choice."""
+    lost: int = 0
+    """Instances that were lost."""
+
+
+def run_generation(
+    shares: Sequence[Sequence[Response]],
+    profile: InstanceProfile,
+    remaining: Callable[[Key, int], float],
+    handling: Handling,
+    *,
+    max_batch: int,
+    random: np.random.Generator | None = None,
+) -> GenerationRun:
+    """Run the shares, one instance each.
+
+    Args:
+        shares: responses in the order of admission; they are used up.
+        remaining: (sample, tokens so far) → response tokens still expected, for the rule.
+        random: for failures.
+    """
+    return _Stage(shares, profile, remaining, handling, max_batch, random).run()
+
+
+class _Stage:
+    def __init__(
+        self,
+        shares: Sequence[Sequence[Response]],
+        profile: InstanceProfile,
+        remaining: Callable[[Key, int], float],
+        handling: Handling,
+        max_batch: int,
+        random: np.random.Generator | None,
+    ) -> None:
+        self._profile, self._handling, self._max_batch, self._random = profile, handling, max_batch, random
+        self._start = profile.startup_seconds + profile.weight_load_seconds
+        self._migration = Migration(handling.rule, remaining, max_moves=handling.max_moves)
+        self._instances: dict[str, Instance] = {}
+        self._begun: dict[str, float] = {}
+        self._events: list[tuple[float, int, str]] = []
+        self._failures: list[tuple[float, str]] = []
+        self._version: dict[str, int] = {}
+        self._names = (f"actor-{k}" for k in itertools.count())
+        self._result = GenerationRun()
+        for share in shares:
+            name = self._open(list(share), handling.ready_seconds)
+            self._migration.assigned(name, {response.key: response.prompt_tokens for response in share})
+
+    def run(self) -> GenerationRun:
+        handling = self._handling
+        tick = handling.ready_seconds + handling.tick_seconds if handling.rule is not None else math.inf
+        while self._instances:
+            end = self._events[0][0]
+            failure = self._failures[0][0] if self._failures else math.inf
+            now = min(end, tick, failure)
+            if now == failure:
+                self._fail(now, heapq.heappop(self._failures)[1])
+            elif now == end:
+                _, version, name = heapq.heappop(self._events)
+                if self._version.get(name) == version:
+                    self._follow(name, now)
+                    self._schedule(name)
+            else:
+                self._tick(now)
+                tick = now + handling.tick_seconds
+        return self._result
+
+    def _open(self, responses: list[Response], ready: float) -> str:
+        name = next(self._names)
+        instance = Instance(
+            name, self._profile.latency, ready, max_batch=self._max_batch, kv_tokens=self._profile.kv_tokens
+        )
+        instance.add(responses)
+        self._instances[name] = instance
+        self._begun[name] = ready - self._start
+        if self._handling.failures_per_hour > 0 and self._random is not None:
+            at = ready + self._random.exponential(3600 / self._handling.failures_per_hour)
+            heapq.heappush(self._failures, (at, name))
+        self._schedule(name)
+        return name
+
+    def _schedule(self, name: str) -> None:
+        instance = self._instances.get(name)
+        if instance is None:
+            return
+        self._version[name] = self._version.get(name, 0) + 1
+        heapq.heappush(self._events, (instance.next_end(), self._version[name], name))
+
+    def _follow(self, name: str, now: float) -> None:
+        """Bring an instance up to now; one with nothing left is released."""
+        instance = self._instances[name]
+        ended = instance.advance(now)
+        for at, key in ended:
+            self._result.ends[key] = at
+            self._result.seconds = max(self._result.seconds, at)
+        if ended:
+            self._migration.finished(name, [key for _, key in ended])
+        if instance.empty:
+            self._close(name, ended[-1][0] if ended else now)
+
+    def _close(self, name: str, now: float) -> None:
+        instance = self._instances.pop(name)
+        self._version.pop(name, None)
+        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy))
+
+    def _tick(self, now: float) -> None:
+        for name in list(self._instances):
+            self._follow(name, now)
+            if name in self._instances:
+                self._migration.progressed(name, self._instances[name].tokens())
+        receivers: set[str] = set()
+        for move in self._migration.decide(now):
+            self._move(move, now, first=move.destination not in receivers)
+            if move.destination is not None:
+                receivers.add(move.destination)
+        for name in list(self._instances):
+            self._schedule(name)
+
+    def _move(self, move: Move, now: float, *, first: bool) -> None:
+        destination = move.destination
+        assert destination is not None
+        source, target = self._instances[move.source], self._instances[destination]
+        self._migration.moved(move, destination)
+        if first:
+            target.pause(self._handling.pause_seconds, recompute=self._handling.restarts_receiver)
+        target.add(source.remove(set(move.samples)))
+        self._result.moves += len(move.samples)
+        if source.empty:
+            self._close(move.source, now)
+
+    def _fail(self, now: float, name: str) -> None:
+        if name not in self._instances:
+            return
+        self._follow(name, now)
+        if name not in self._instances:
+            return
+        instance = self._instances[name]
+        move = self._migration.lost(name)
+        assert move is not None
+        running = max(1, len(instance.tokens()))
+        responses = instance.remove(set(move.samples))
+        context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
+        # On average half of the time between two flushes is lost.
+        gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
+        for response in responses:
+            response.tokens = max(0.0, response.tokens - gone)
+        self._close(name, now)
+        self._result.lost += 1
+        successor = self._open(responses, now + self._start)
+        self._migration.resumed(successor, {each.key: (each.prompt_tokens, int(each.tokens)) for each in responses})

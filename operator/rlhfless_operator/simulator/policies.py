@@ -1,0 +1,132 @@
+"""The systems that are compared, each as what it plans with, when it cuts, and what it may overlap and release.
+
+Every baseline gets prefix caching within an instance, migration of running samples without stopping the receiver, and
+instances released as soon as they are empty where the system can release at all. Ours pays a pause of the receiver for
+each cut, since an instance takes one request at a time; its engine's prefix cache keeps what the receiver had.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhfless_operator.policy.latency import InstanceProfile
+from rlhfless_operator.policy.migration import Rule
+from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.simulator.scenarios import Scenario
+
+PolicyName = Literal["static", "rlhfuse", "paper", "laminar", "oracle", "rlhfless"]
+
+RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
+"""(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """One system."""
+
+    name: PolicyName
+    stands_for: str
+    planning: Literal["even", "ranked", "optimal"]
+    """Even split of unsorted prompts; equal numbers of ranked prompts on the best number of actors; our planner."""
+    lengths: Literal["ignored", "learnt", "known"]
+    rule: RuleMaker | None = None
+    holds_everything: bool = False
+    """All GPUs are held for the whole step."""
+    restarts_receiver: bool = False
+    """A receiver's contexts are computed again, as with an engine that keeps nothing between requests."""
+    pause_seconds: float = 0.0
+    """What a cut costs a receiver."""
+    tick_seconds: float = 0.25
+    warms: bool = True
+    """Instances are started while the learner still works, where there are GPUs for both."""
+    overlaps_preparation: bool = False
+    """Complete groups are prepared while others decode, on GPUs that are free."""
+    overlaps_learning: bool = False
+    """Their gradients are accumulated as well."""
+
+
+def _actor_ratio(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+    return ActorRatio(0.5, scenario.max_batch)
+
+
+def _global_ratio(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+    return GlobalRatio(0.8, scenario.max_batch, profile.kv_tokens, samples)
+
+
+def _repack(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+    return Repack(scenario.max_batch, profile.kv_tokens)
+
+
+def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+    return Saving(
+        profile.latency,
+        scenario.max_batch,
+        profile.kv_tokens,
+        time_price=price,
+        pause_seconds=PAUSE_SECONDS,
+        restarts_receiver=False,
+        period=0.5,
+        hysteresis=0.25,
+    )
+
+
+PAUSE_SECONDS = 0.3
+"""What a chosen cut costs a receiver of ours besides the prefill: closing the stream, the flush, a new request."""
+
+POLICIES = {
+    settings.name: settings
+    for settings in (
+        PolicySettings(
+            "static",
+            "verl: every GPU generates an even part of the prompts and is held for the whole step",
+            planning="even",
+            lengths="ignored",
+            holds_everything=True,
+            warms=False,
+        ),
+        PolicySettings(
+            "rlhfuse",
+            "RLHFuse's inter-stage fusion: at τ = 0.8 of all samples the tail is gathered, and freed instances prepare."
+            " Freed instances are not charged, which the original cannot do",
+            planning="even",
+            lengths="ignored",
+            rule=_global_ratio,
+            overlaps_preparation=True,
+        ),
+        PolicySettings(
+            "paper",
+            "RLHFless as published: moving averages, ranked shares, the sweet spot of actors, cut and migrate at"
+            " τ = 0.5 of an actor, pre-warming",
+            planning="ranked",
+            lengths="learnt",
+            rule=_actor_ratio,
+        ),
+        PolicySettings(
+            "laminar",
+            "Laminar's repack every 5 s in a synchronous step; emptied instances are released",
+            planning="even",
+            lengths="ignored",
+            rule=_repack,
+        ),
+        PolicySettings(
+            "oracle",
+            "ours with every length known beforehand",
+            planning="optimal",
+            lengths="known",
+            rule=_saving,
+            pause_seconds=PAUSE_SECONDS,
+            overlaps_preparation=True,
+            overlaps_learning=True,
+        ),
+        PolicySettings(
+            "rlhfless",
+            "ours: learnt lengths, the optimal plan, migration where it saves, overlap",
+            planning="optimal",
+            lengths="learnt",
+            rule=_saving,
+            pause_seconds=PAUSE_SECONDS,
+            overlaps_preparation=True,
+            overlaps_learning=True,
+        ),
+    )
+}

@@ -1,0 +1,290 @@
+"""A run of several steps under one policy: what it takes, what it costs, and how close to the bound it comes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfless_operator.policy.bounds import lower_bound
+from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor, assess
+from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.policy.migration import Key
+from rlhfless_operator.policy.planning import Limits, Planner
+from rlhfless_operator.simulator.generation import GenerationRun, Handling, run_generation
+from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.policies import PolicySettings
+from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.simulator.traces import Trace
+from rlhfless_operator.simulator.trainer import TrainerPlan, TrainerRun, free_gpus, plan_trainer, run_trainer
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One training step."""
+
+    epoch: int
+    seconds: float
+    generation_seconds: float
+    gpu_seconds: float
+    generation_gpu_seconds: float
+    busy_gpu_seconds: float
+    bound_gpu_seconds: float
+    """Lower bound of generation in the same time, and of preparation and learning within the step."""
+    generation_bound_gpu_seconds: float
+    instances: int
+    moves: int
+    lost: int
+    rank_correlation: float | None
+
+
+class Run:
+    """Steps of one policy on one trace; what is learnt is carried from step to step."""
+
+    def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace, seed: int) -> None:
+        self._scenario, self._settings, self._trace = scenario, settings, trace
+        self._profile = scenario.profile()
+        self._random = np.random.default_rng(seed)
+        self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
+        self._previous: tuple[Floats, GenerationRun] | None = None
+        self._trainer_gpus = scenario.gpus
+        self._rest = 0.0, 0.0
+        """What the last step took and cost besides generation: seconds after it, and instance-seconds."""
+
+    def step(self, epoch: int, prompts: Sequence[int]) -> StepResult:
+        """One step over `prompts`."""
+        scenario, settings, trace = self._scenario, self._settings, self._trace
+        lengths = {prompt: trace.response_tokens[epoch, prompt].tolist() for prompt in prompts}
+        estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
+        responses = [
+            Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
+            for prompt in prompts
+            for index, length in enumerate(lengths[prompt])
+        ]
+        division, price = self._divide(responses, estimates)
+        generation = self._generate(responses, division, estimates, price)
+        completions, work, preparation = self._groups(prompts, lengths, generation)
+        trainer = self._train(generation, completions, work, preparation, price, len(division))
+        end = trainer.end
+        self._trainer_gpus = trainer.gpus
+        held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
+        busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
+        total = scenario.gpus * end if settings.holds_everything else held + trainer.gpu_seconds
+        bound = self._bound(responses, generation.seconds)
+        for prompt in prompts:
+            self._predictor.observe(prompt, lengths[prompt])
+        self._previous = completions, generation
+        self._rest = end - generation.seconds, trainer.gpu_seconds / scenario.gpus_per_instance
+        return StepResult(
+            epoch=epoch,
+            seconds=end,
+            generation_seconds=generation.seconds,
+            gpu_seconds=total,
+            generation_gpu_seconds=scenario.gpus * generation.seconds if settings.holds_everything else held,
+            busy_gpu_seconds=busy,
+            bound_gpu_seconds=bound + self._training_bound(float(work.sum()), end),
+            generation_bound_gpu_seconds=bound,
+            instances=len(division),
+            moves=generation.moves,
+            lost=generation.lost,
+            rank_correlation=assess(estimates, lengths).rank_correlation,
+        )
+
+    def _divide(
+        self, responses: list[Response], estimates: dict[int, LengthEstimate]
+    ) -> tuple[Sequence[Indices], float]:
+        """Shares as numbers of responses, and how many instance-seconds a second of the step is worth."""
+        scenario, settings, profile = self._scenario, self._settings, self._profile
+        start = profile.startup_seconds + profile.weight_load_seconds
+        weight = scenario.cost_weight
+        loads = [
+            SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
+            for each, tokens in zip(responses, self._expected(responses, estimates), strict=True)
+        ]
+        limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
+        if settings.planning == "optimal":
+            surprise = (
+                settings.lengths == "learnt" and sum(estimates[each.prompt].runaways for each in responses) >= 0.5
+            )
+            planner = Planner(
+                loads, profile.latency, limits, start, tail_tokens=scenario.lengths.longest if surprise else 0.0
+            )
+            seconds, cost = self._rest
+            plan = planner.weighted(weight, other_seconds=seconds, other_instance_seconds=cost)
+            place = {each.key: number for number, each in enumerate(responses)}
+            division = [
+                np.array([place[sample.prompt, sample.index] for sample in share.samples]) for share in plan.shares
+            ]
+            price = (1 - weight) / max(weight, 1e-3)
+            price *= (plan.expected_instance_seconds + cost) / (plan.expected_seconds + seconds)
+            return division, price
+        columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
+        if settings.planning == "even":
+            return _equal(np.arange(columns.groups), columns, scenario.instances), 0.0
+        means = np.zeros(columns.groups)
+        means[columns.group] = columns.length
+        ranked = np.argsort(-means, kind="stable")
+        candidates = [_equal(ranked, columns, n) for n in range(1, min(scenario.instances, columns.groups) + 1)]
+        times = [columns.seconds(division, start) for division in candidates]
+        fastest, cheapest = min(map(max, times)), min(map(sum, times))
+        values = [(1 - weight) * max(each) / fastest + weight * sum(each) / cheapest for each in times]
+        return candidates[int(np.argmin(values))], 0.0
+
+    def _expected(self, responses: list[Response], estimates: dict[int, LengthEstimate]) -> list[float]:
+        """Expected tokens of each response."""
+        longest, per_group = self._scenario.lengths.longest, self._trace.samples
+        if self._settings.lengths == "known":
+            return [float(each.length) for each in responses]
+        if self._settings.planning != "optimal":
+            return [estimates[each.prompt].mean for each in responses]
+        foreseen = {}
+        for prompt, estimate in estimates.items():
+            runaways = round(per_group * estimate.runaways)
+            ended = [min(float(longest), length) for length in estimate.quantiles(per_group - runaways)]
+            foreseen[prompt] = [float(longest)] * runaways + ended
+        return [foreseen[each.prompt][each.index] for each in responses]
+
+    def _generate(
+        self,
+        responses: list[Response],
+        division: Sequence[Indices],
+        estimates: dict[int, LengthEstimate],
+        price: float,
+    ) -> GenerationRun:
+        scenario, settings, profile = self._scenario, self._settings, self._profile
+        longest = scenario.lengths.longest
+
+        truth = {each.key: each.length for each in responses} if settings.lengths == "known" else None
+
+        def remaining(key: Key, tokens: int) -> float:
+            return truth[key] - tokens if truth else estimates[key[0]].remaining(tokens, longest)
+
+        # A start-up is hidden under the learner where there are GPUs for both.
+        room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
+        hidden = settings.holds_everything or (settings.warms and room)
+        handling = Handling(
+            rule=settings.rule(scenario, profile, len(responses), price) if settings.rule else None,
+            tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
+            restarts_receiver=settings.restarts_receiver,
+            pause_seconds=settings.pause_seconds,
+            ready_seconds=profile.weight_load_seconds + (0.0 if hidden else profile.startup_seconds),
+            failures_per_hour=scenario.failures_per_hour,
+        )
+        shares = [[responses[i] for i in chosen] for chosen in division]
+        return run_generation(shares, profile, remaining, handling, max_batch=scenario.max_batch, random=self._random)
+
+    def _groups(
+        self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
+    ) -> tuple[Floats, Floats, Floats]:
+        """[groups] when each is complete, its GPU-seconds of preparation and learning, and those of preparation."""
+        scenario = self._scenario
+        completions = np.array(
+            [max(generation.ends[prompt, index] for index in range(len(lengths[prompt]))) for prompt in prompts]
+        )
+        tokens = np.array(
+            [
+                float(self._trace.prompt_tokens[prompt]) * len(lengths[prompt]) + sum(lengths[prompt])
+                for prompt in prompts
+            ]
+        )
+        preparation = tokens * scenario.preparation_gpu_seconds(1.0)
+        return completions, preparation + tokens * scenario.learning_gpu_seconds(1.0), preparation
+
+    def _train(
+        self,
+        generation: GenerationRun,
+        completions: Floats,
+        work: Floats,
+        preparation: Floats,
+        price: float,
+        instances: int,
+    ) -> TrainerRun:
+        """Preparation and learning; the next step is expected to use as many instances."""
+        scenario, settings = self._scenario, self._settings
+        start = 0.0 if settings.holds_everything else scenario.trainer_start_seconds
+        update = scenario.update_seconds
+        free = self._free(generation)
+        every, after = scenario.gpus, generation.seconds
+        if settings.overlaps_learning and self._previous is not None:
+            expected, before = self._previous
+            plan = plan_trainer(
+                np.resize(np.sort(expected), len(work)),
+                work,
+                self._free(before),
+                start_seconds=start,
+                update_seconds=update,
+                # A second of the step is worth so many GPU-seconds.
+                time_price=price * scenario.gpus_per_instance,
+                reserved=instances * scenario.gpus_per_instance,
+                reserve_seconds=scenario.startup_seconds,
+            )
+            return run_trainer(completions, work, free, plan, start_seconds=start, update_seconds=update)
+        afterwards = TrainerPlan(every, after - start)
+        if settings.overlaps_preparation:
+            # Groups that are complete are prepared on freed GPUs; what that takes is charged without idle time.
+            early = run_trainer(
+                completions, preparation, free, TrainerPlan(every, 0.0), start_seconds=0.0, update_seconds=0.0
+            )
+            prepared = np.full(len(work), max(after, early.end))
+            afterwards = TrainerPlan(every, float(prepared[0]) - start)
+            run = run_trainer(
+                prepared, work - preparation, np.zeros(every), afterwards, start_seconds=start, update_seconds=update
+            )
+            return TrainerRun(run.end, run.gpus, run.gpu_seconds + float(preparation.sum()))
+        ends = np.full(len(work), after)
+        return run_trainer(ends, work, np.zeros(every), afterwards, start_seconds=start, update_seconds=update)
+
+    def _free(self, generation: GenerationRun) -> Floats:
+        scenario = self._scenario
+        return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
+
+    def _training_bound(self, work: float, end: float) -> float:
+        """Least GPU-seconds of preparation and learning: each GPU that takes part is started."""
+        return work + self._scenario.trainer_start_seconds * math.ceil(work / end)
+
+    def _bound(self, responses: list[Response], seconds: float) -> float:
+        """GPU-seconds of generation that nobody can beat in `seconds`."""
+        profile = self._profile
+        prompts = {each.prompt: each.prompt_tokens for each in responses}
+        bound = lower_bound(
+            np.array([each.length for each in responses], dtype=np.float64),
+            np.array([each.prompt_tokens for each in responses], dtype=np.float64),
+            profile.latency,
+            # Start-ups may be hidden from the time, but are always charged.
+            seconds + profile.startup_seconds,
+            prefill_tokens=float(sum(prompts.values())),
+            start_seconds=profile.startup_seconds + profile.weight_load_seconds,
+            max_batch=self._scenario.max_batch,
+        )
+        return bound * profile.gpus
+
+
+def _equal(order: Indices, columns: Loads, shares: int) -> list[Indices]:
+    """Groups in `order`, dealt out in runs of equal numbers."""
+    place = np.empty(columns.groups, dtype=np.intp)
+    place[order] = np.arange(columns.groups)
+    count = min(shares, columns.groups)
+    owner = place[columns.group] * count // columns.groups
+    return [np.flatnonzero(owner == k) for k in range(count)]
+
+
+Progress = Callable[[], None]
+
+
+def run_policy(
+    scenario: Scenario, settings: PolicySettings, trace: Trace, seed: int, progress: Progress = lambda: None
+) -> list[StepResult]:
+    """All steps of all epochs; `progress` is called after each."""
+    run = Run(scenario, settings, trace, seed)
+    random = np.random.default_rng(seed)
+    per_step = scenario.prompts_per_step
+    results = []
+    for epoch in range(trace.epochs):
+        order = random.permutation(trace.prompts)
+        for begin in range(0, trace.prompts - per_step + 1, per_step):
+            results.append(run.step(epoch, [int(prompt) for prompt in order[begin : begin + per_step]]))
+            progress()
+    return results
