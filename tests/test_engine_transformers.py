@@ -124,14 +124,15 @@ def generate(
     return {(result.prompt, result.index): result for result in results}
 
 
-_whole: dict[tuple[int, int], dict[tuple[int, int], SequenceResult]] = {}
+_whole: dict[tuple[type[Engine], int, int], dict[tuple[int, int], SequenceResult]] = {}
 
 
 def whole_share(engine: Engine, prompts: int, samples: int) -> dict[tuple[int, int], SequenceResult]:
     """What the `engine` fixture generates in one go, computed once."""
-    if (prompts, samples) not in _whole:
-        _whole[prompts, samples] = generate(engine, share(prompts, samples))
-    return _whole[prompts, samples]
+    key = (type(engine), prompts, samples)
+    if key not in _whole:
+        _whole[key] = generate(engine, share(prompts, samples))
+    return _whole[key]
 
 
 def continued(tasks: Sequence[SequenceTask], partials: Sequence[SequenceResult]) -> list[SequenceTask]:
@@ -189,6 +190,19 @@ def test_attention_of_every_kind_is_the_models_own(
         result = results[task.prompt, task.index]
         expected = reference_log_probs(folder, task, result.response_tokens, 1.0)
         assert result.log_probs == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_bfloat16_model_gives_log_probs_near_the_exact_ones(new_engine: Callable[[], Engine], folder: Path) -> None:
+    engine = new_engine()
+    engine.load(ModelSettings(source=str(folder), dtype="bfloat16"), version(folder))
+    tasks = share(8, 1)
+    results = generate(engine, tasks)
+    differences = []
+    for task in tasks:
+        result = results[task.prompt, task.index]
+        expected = reference_log_probs(folder, task, result.response_tokens, 1.0)
+        differences += [abs(a - b) for a, b in zip(result.log_probs, expected, strict=True)]
+    assert sum(differences) / len(differences) < 0.05
 
 
 def test_samples_of_a_group_differ_and_seeds_matter(engine: Engine) -> None:

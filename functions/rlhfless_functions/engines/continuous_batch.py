@@ -141,7 +141,7 @@ class ContinuousBatch:
             raise TaskError(
                 "out_of_memory",
                 f"the device has not enough memory for {self.running} sequences: set a smaller"
-                f" generation KV budget or a shorter sampling.maxResponseTokens ({error})",
+                f" generation.kvBudgetTokens or sampling.maxResponseTokens ({error})",
                 retryable=True,
             ) from error
 

@@ -89,8 +89,8 @@ class TransformersEngine:
             raise TaskError(
                 "bad_request",
                 f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-                f" cache has room for {budget}: raise the KV budget, take an instance with more memory, or lower"
-                " sampling.maxResponseTokens",
+                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+                " lower sampling.maxResponseTokens",
             )
         capacity = padded(longest)
         most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
