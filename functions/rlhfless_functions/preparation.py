@@ -42,7 +42,7 @@ from rlhfless_functions.weights.source import store_errors
 
 _EXAMPLE_PROMPTS = 8
 
-CPU_PASS_TOKENS = 1024
+CPU_PASS_TOKENS = 2048
 """Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
 
 
@@ -279,7 +279,7 @@ def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) ->
     return [
         ExampleSample(
             prompt=group.prompt.text,
-            response=tokenizer.decode(sample.response_tokens, skip_special_tokens=True),
+            response=str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True)),
             reward=sample.reward,
             tokens=len(sample.response_tokens),
             finish_reason=sample.finish_reason,
