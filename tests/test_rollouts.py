@@ -1,5 +1,8 @@
 """Rollouts, prepared samples and prompts on disk."""
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,21 @@ def test_an_unknown_finish_reason_is_refused(tmp_path: Path) -> None:
     write_rollouts(part, [rollout(finish_reason="tired")])
     with pytest.raises(ArtifactCorruptError, match="tired"):
         read_rollouts([part])
+
+
+def test_reading_and_writing_does_not_import_pandas(tmp_path: Path) -> None:
+    program = """
+        import sys
+        from rlhfless_functions.rollouts import *
+        sample = PreparedSample(0, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)], reward_terms={"a": None})
+        write_prepared(sys.argv[1] + "/prepared", [sample])
+        assert read_prepared([sys.argv[1] + "/prepared"], wanted=[(0, 0)]) == {(0, 0): sample}
+        write_prompts(sys.argv[1] + "/prompts.parquet", [Prompt(0, [1], "1")])
+        assert read_prompts(sys.argv[1], [0])[0].tokens == [1]
+        assert "pandas" not in sys.modules, "half a second of each cold start"
+        assert "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], check=True)
 
 
 # --- prepared samples --------------------------------------------------------------------------------------------

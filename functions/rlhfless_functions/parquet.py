@@ -1,21 +1,35 @@
-"""Parquet tables through the artifact store. No torch here."""
+"""Parquet tables through the artifact store. No torch here.
+
+Columns are made from, and taken out as, plain buffers: pyarrow's own conversion is many times slower for long lists of
+numbers, and its first use imports pandas, for which a cold start would wait half a second.
+"""
 
 import io
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlhfless_functions import artifacts
 
+_NUMBERS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float32(): np.float32, pa.float64(): np.float64}
 
-def write_table(uri: str, table: pa.Table) -> None:
-    """Write a table, atomically.
+
+def write_table(uri: str, columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
+    """Write columns of Python values, atomically.
+
+    Args:
+        uri: the file.
+        columns: the schema's columns; structs and maps as mappings.
+        schema: of strings, booleans, numbers, and lists, structs and maps of them.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written.
     """
+    table = pa.Table.from_arrays([array(columns[field.name], field.type) for field in schema], schema=schema)
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     artifacts.write_bytes(uri, buffer.getvalue())
@@ -30,8 +44,7 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
     """
     data = artifacts.read_bytes(uri)
     try:
-        table = pq.read_table(pa.BufferReader(data))
-        return table.select(schema.names).cast(schema)
+        return pq.ParquetFile(pa.BufferReader(data)).read().select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise unreadable(uri, str(error)) from error
 
@@ -43,14 +56,52 @@ def unreadable(uri: str, problem: str) -> artifacts.ArtifactCorruptError:
     )
 
 
+def array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of Python values, None included."""
+    # An array among the values has an equality of its own; numbers are many, and quicker to search by equality.
+    some_none = None in values if kind in _NUMBERS else any(value is None for value in values)
+    validity = _bits(value is not None for value in values) if some_none else None
+
+    def made(*buffers: pa.Buffer, children: Sequence[pa.Array] = ()) -> pa.Array:
+        return pa.Array.from_buffers(kind, len(values), [validity, *buffers], children=list(children))
+
+    if kind in _NUMBERS:
+        present = values if validity is None else [0 if value is None else value for value in values]
+        return made(pa.py_buffer(np.array(present, _NUMBERS[kind])))
+    if pa.types.is_boolean(kind):
+        return made(_bits(map(bool, values)))
+    if pa.types.is_string(kind):
+        texts = [b"" if value is None else value.encode() for value in values]
+        return made(_offsets(texts), pa.py_buffer(b"".join(texts)))
+    if pa.types.is_struct(kind):
+        return made(children=[array([value[field.name] for value in values], field.type) for field in kind])
+    rows = [() if value is None else value for value in values]
+    if pa.types.is_map(kind):
+        pairs = pa.struct([kind.key_field, kind.item_field])
+        keys = array(list(chain.from_iterable(rows)), kind.key_type)
+        items = array([item for row in rows for item in dict(row).values()], kind.item_type)
+        entries = pa.Array.from_buffers(pairs, len(keys), [None], children=[keys, items])
+    else:
+        entries = array(list(chain.from_iterable(rows)), kind.value_type)
+    return made(_offsets(rows), children=[entries])
+
+
 def values(column: pa.ChunkedArray) -> list[Any]:
-    """A column as Python values; lists of numbers go through numpy, many times faster than pyarrow's own way."""
-    if not (pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)):
+    """A column as Python values, None included; maps as lists of pairs."""
+    if not (pa.types.is_list(column.type) and column.type.value_type in _NUMBERS):
         return cast(list[Any], column.to_pylist())
-    array = column.combine_chunks()
-    offsets = array.offsets.to_pylist()
-    numbers = array.values.to_numpy(zero_copy_only=False).tolist()
-    rows = [numbers[start:end] for start, end in pairwise(offsets)]
-    if array.null_count:
-        return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+    lists = column.combine_chunks()
+    child = lists.values
+    numbers = np.frombuffer(child.buffers()[1] or b"", _NUMBERS[child.type])[child.offset :].tolist()
+    rows = [numbers[start:end] for start, end in pairwise(lists.offsets.to_pylist())]
+    if lists.null_count:
+        return [row if valid else None for row, valid in zip(rows, lists.is_valid().to_pylist(), strict=True)]
     return rows
+
+
+def _offsets(rows: Iterable[Sequence[Any] | Mapping[Any, Any]]) -> pa.Buffer:
+    return pa.py_buffer(np.array([0, *accumulate(map(len, rows))], np.int32))
+
+
+def _bits(flags: Iterable[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.fromiter(flags, np.bool_), bitorder="little"))

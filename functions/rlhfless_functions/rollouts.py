@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import FinishReason
-from rlhfless_functions.parquet import read_table, unreadable, values, write_table
+from rlhfless_functions.parquet import array, read_table, unreadable, values, write_table
 
 _TOKENS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
@@ -251,7 +251,7 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     """
     if [prompt.row for prompt in prompts] != list(range(len(prompts))):
         raise ValueError("prompts must be written in the order of their rows, from 0, none left out")
-    table = {
+    columns: dict[str, list[Any]] = {
         "row": [prompt.row for prompt in prompts],
         "tokens": [prompt.tokens for prompt in prompts],
         "text": [prompt.text for prompt in prompts],
@@ -259,7 +259,7 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
         "ground_truth": [_dump(prompt.ground_truth) for prompt in prompts],
         "columns": [json.dumps(prompt.columns) for prompt in prompts],
     }
-    write_table(uri, pa.table(table, schema=PROMPT_SCHEMA))
+    write_table(uri, columns, PROMPT_SCHEMA)
 
 
 def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
@@ -282,7 +282,7 @@ def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
         for row in chosen:
             if not 0 <= row < table.num_rows:
                 raise IndexError(f"{uri} has rows 0 to {table.num_rows - 1}, not {row}")
-        table = table.take(pa.array(chosen, pa.int64()))
+        table = table.take(array(chosen, pa.int64()))
     return [
         Prompt(
             row=record["row"],
@@ -314,9 +314,7 @@ def _load(text: str | None) -> Any:
 def _write(uri: str, rows: Sequence[Rollout], schema: pa.Schema) -> None:
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     columns["versions"] = [[vars(span) for span in spans] for spans in columns["versions"]]
-    if "reward_terms" in columns:
-        columns["reward_terms"] = [list(terms.items()) for terms in columns["reward_terms"]]
-    write_table(uri, pa.table(columns, schema=schema))
+    write_table(uri, columns, schema)
 
 
 _Row = TypeVar("_Row", bound=Rollout)
@@ -331,7 +329,7 @@ def _read_all(
         for uri, table in zip(places, pool.map(lambda place: read_table(place, schema), places), strict=True):
             if chosen is not None:
                 keys = zip(table["prompt"].to_pylist(), table["index"].to_pylist(), strict=True)
-                table = table.filter(pa.array([key in chosen for key in keys], pa.bool_()))
+                table = table.filter(array([key in chosen for key in keys], pa.bool_()))
             columns = {name: values(table[name]) for name in schema.names}
             columns["versions"] = [[VersionSpan(**span) for span in spans] for spans in columns["versions"]]
             if "reward_terms" in columns:
