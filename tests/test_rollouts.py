@@ -172,7 +172,8 @@ def test_reading_and_writing_does_not_import_pandas(tmp_path: Path) -> None:
     program = """
         import sys
         from rlhfless_functions.rollouts import *
-        sample = PreparedSample(0, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)], reward_terms={"a": None})
+        sample = PreparedSample(0, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)])
+        sample.reward_terms = {"a": None}
         write_prepared(sys.argv[1] + "/prepared", [sample])
         assert read_prepared([sys.argv[1] + "/prepared"], wanted=[(0, 0)]) == {(0, 0): sample}
         write_prompts(sys.argv[1] + "/prompts.parquet", [Prompt(0, [1], "1")])
