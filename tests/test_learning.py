@@ -409,6 +409,16 @@ def test_a_preloaded_model_is_not_loaded_again(job: Job, monkeypatch: pytest.Mon
     assert len(loads) == 3, "the weights of version 1 are not where replay starts"
 
 
+def test_a_device_out_of_memory_is_told_with_what_to_do(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr(learning, "train_step", fail)
+    with pytest.raises(TaskError, match=r"step 1: tried to allocate 20 GiB\. Lower batch\.microbatchTokens") as caught:
+        Learner().run(job.request(1), context())
+    assert caught.value.reason == "out_of_memory"
+
+
 def test_replay_must_lead_from_the_checkpoint_to_the_step(job: Job) -> None:
     job.undisturbed(3)
     gap = job.request(4, replay=[job.batch(1), job.batch(3)])

@@ -317,27 +317,38 @@ def test_a_replay_draws_the_same_dropout(tiny_model: Path) -> None:
 
 
 def test_bfloat16_arithmetic_keeps_float32_weights(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ModelSettings(source=str(tiny_model), dtype="bfloat16")
+    monkeypatch.setattr(training_state, "NARROWEST_ON_CPU", 1)
+    request = settings(
+        tiny_model,
+        model=ModelSettings(source=str(tiny_model), dtype="bfloat16"),
+        algorithm=AlgorithmSettings(name="ppo"),
+    )
     outcomes = {}
     for available in (True, False):
         monkeypatch.setattr(training_state, "has_bfloat16", lambda _, available=available: available)
-        state, _, (gradients,), _ = run(settings(tiny_model, model=model), ragged_samples())
+        state, _, (gradients,), (of_critic,) = run(request, ragged_samples())
         assert {value.dtype for value in state.policy.parameters()} == {torch.float32}
         assert {value.dtype for value in gradients.values()} == {torch.float32}
-        outcomes[available] = gradients
-    assert_same_gradients(outcomes[True], outcomes[False], tolerance=0.1)
-    assert any(not torch.equal(gradient, outcomes[False][name]) for name, gradient in outcomes[True].items())
+        outcomes[available] = gradients, of_critic
+    for narrow, wide in zip(outcomes[True], outcomes[False], strict=True):
+        assert_same_gradients(narrow, wide, tolerance=0.1)
+        assert any(not torch.equal(gradient, wide[name]) for name, gradient in narrow.items())
 
 
-def test_float32_models_and_those_that_ask_for_it_stay_in_float32(
+def test_bfloat16_arithmetic_is_for_master_weights_of_bfloat16_models_that_are_wide_enough(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_state, "has_bfloat16", lambda _: True)
-    wide = settings(tiny_model)
-    declined = settings(
-        tiny_model,
-        model=ModelSettings(source=str(tiny_model), dtype="bfloat16"),
-        learning=LearningSettings(autocast=False),
-    )
-    for request in (wide, declined):
-        assert isinstance(training_state.autocast(request, torch.device("cpu")), nullcontext)
+    narrow = ModelSettings(source=str(tiny_model), dtype="bfloat16")
+    adapted = narrow.model_copy(update={"lora": LoraSettings(rank=2)})
+    cases = [
+        (settings(tiny_model, model=narrow), 1, True),
+        (settings(tiny_model, model=narrow), 33, False),
+        (settings(tiny_model), 1, False),
+        (settings(tiny_model, model=narrow, learning=LearningSettings(autocast=False)), 1, False),
+        (settings(tiny_model, model=adapted), 1, False),
+    ]
+    for request, narrowest, expected in cases:
+        monkeypatch.setattr(training_state, "NARROWEST_ON_CPU", narrowest)
+        context = training_state.autocast(request, initial_state(request).policy)
+        assert isinstance(context, torch.autocast if expected else nullcontext)

@@ -59,7 +59,14 @@ class Learner:
             TaskError: nothing but a complete version is ever published. `non_finite_loss` names the step; `drained` is
                 raised when the context says stop before the step is taken.
         """
-        return _export(request) if isinstance(request, ExportRequest) else self._learn(request, context)
+        try:
+            return _export(request) if isinstance(request, ExportRequest) else self._learn(request, context)
+        except torch.OutOfMemoryError as error:
+            raise TaskError(
+                "out_of_memory",
+                f"step {request.key.step}: {error}. Lower batch.microbatchTokens or learning.logitsChunkTokens,"
+                " turn on learning.gradientCheckpointing, or train an adapter",
+            ) from error
 
     def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
         started = time.monotonic()

@@ -88,14 +88,22 @@ def initial_state(request: LearnRequest, policy: PreTrainedModel | PeftModel | N
     )
 
 
-def autocast(request: LearnRequest, device: torch.device) -> AbstractContextManager[None]:
-    """bfloat16 arithmetic for a bfloat16 model with float32 master weights, where the hardware has it.
+NARROWEST_ON_CPU = 256
+"""Hidden size from which bfloat16 pays on a CPU that has it: 1.3 times faster than float32 at 256, 2 times at 1024, and
+2 times slower at 96, where converting costs more than multiplying."""
+
+
+def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel) -> AbstractContextManager[None]:
+    """bfloat16 arithmetic for the float32 master weights of a bfloat16 model, where the hardware has it and it pays.
 
     A float32 model stays in float32, and an adapter's backbone is in bfloat16 by itself.
     """
-    wanted = request.learning.autocast and request.model.dtype == "bfloat16" and request.model.lora is None
-    if wanted and has_bfloat16(device):
-        return torch.autocast(device.type, torch.bfloat16)
+    weight = next(model.parameters())
+    wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
+    if wanted and has_bfloat16(weight.device):
+        width = model.config.get_text_config().hidden_size
+        if weight.device.type != "cpu" or width >= NARROWEST_ON_CPU:
+            return torch.autocast(weight.device.type, torch.bfloat16)
     return nullcontext()
 
 

@@ -84,11 +84,11 @@ def train_step(
             micro_batch = batch.select(rows, state.device)
             report.tokens += sum(len(batch.samples[row].prompt_tokens) + batch.lengths[row] for row in rows)
             if step > critic_warmup:
-                with autocast(request, state.device):
+                with autocast(request, state.policy):
                     loss = _policy_loss(state, micro_batch, request)
                 policy_total += _backward(loss, scale, report)
             if state.critic is not None:
-                with autocast(request, state.device):
+                with autocast(request, state.critic):
                     loss = _critic_loss(state, micro_batch, request)
                 critic_total += _backward(loss, scale, report)
         if step > critic_warmup:
