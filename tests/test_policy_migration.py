@@ -12,7 +12,7 @@ LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
 
 
 def until(length):
-    return lambda prompt, tokens: float(max(0, length - tokens))
+    return lambda key, tokens: (float(max(0, length - tokens)), 0.0)
 
 
 def machine(rule, shares, remaining=None, **options):
@@ -150,6 +150,18 @@ def test_saving_respects_the_price_of_time():
     shares = {"a": 20, "b": 20}
     assert machine(Saving(heavy, slots=64, time_price=5), shares).decide(1) == []
     assert machine(Saving(heavy, slots=64, time_price=0, pause_seconds=0), shares).decide(1)
+
+
+def test_saving_does_not_burden_an_actor_that_may_hold_a_runaway():
+    slow = LinearLatency(0.010, 0.0002, 0, 0)
+    shares = {"a": 30, "b": 30, "c": 1}
+
+    def outlook(key, tokens):
+        return (100.0, 0.02) if key[0] < 60 else (700.0, 0.0)
+
+    options = {"slots": 64, "pause_seconds": 0, "restarts_receiver": False, "time_price": 20}
+    assert len(machine(Saving(slow, **options), shares, outlook).decide(1)) == 1
+    assert machine(Saving(slow, longest=2000, **options), shares, outlook).decide(1) == []
 
 
 def test_saving_ships_keys_and_values_where_that_is_cheaper():

@@ -51,24 +51,32 @@ class LengthEstimate:
         """
         if tokens >= longest:
             return 0.0
+        survival, rest = self._survival(tokens)
+        natural = min(max(rest, 1.0), longest - tokens)
+        endless = self._endless(survival)
+        return endless * (longest - tokens) + (1 - endless) * natural
+
+    def endless(self, tokens: int) -> float:
+        """Chance that a response that has `tokens` and has not ended is a runaway."""
+        return self._endless(self._survival(tokens)[0])
+
+    def _endless(self, survival: float) -> float:
+        return self.runaways / (self.runaways + (1 - self.runaways) * survival) if self.runaways > 0 else 0.0
+
+    def _survival(self, tokens: int) -> tuple[float, float]:
+        """Chance that a response that ends by itself gets so far, and the mean that it then still has to go."""
         spread = max(self.spread, 0.05 * self.mean, 1.0)
         mean = max(self.mean, 1.0)
+        if tokens == 0:
+            return 1.0, mean
         variance = math.log1p((spread / mean) ** 2)
         location, scale = math.log(mean) - variance / 2, math.sqrt(variance)
-        if tokens == 0:
-            survival, rest = 1.0, mean
-        else:
-            deviate = (math.log(tokens) - location) / scale
-            survival = _upper_tail(deviate)
-            # Far in the tail both probabilities vanish; there it decays like an exponential of this mean.
-            rest = (
-                mean * _upper_tail(deviate - scale) / survival - tokens
-                if survival > 1e-12
-                else tokens * scale / max(deviate, 1.0)
-            )
-        natural = min(max(rest, 1.0), longest - tokens)
-        endless = self.runaways / (self.runaways + (1 - self.runaways) * survival) if self.runaways > 0 else 0.0
-        return endless * (longest - tokens) + (1 - endless) * natural
+        deviate = (math.log(tokens) - location) / scale
+        survival = _upper_tail(deviate)
+        # Far in the tail both probabilities vanish; there it decays like an exponential of this mean.
+        if survival < 1e-12:
+            return survival, tokens * scale / deviate
+        return survival, mean * _upper_tail(deviate - scale) / survival - tokens
 
 
 @dataclass(frozen=True)

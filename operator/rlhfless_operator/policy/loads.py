@@ -106,6 +106,29 @@ class Loads:
         ).tolist()
         return seconds
 
+    def ends(self, chosen: Indices, start_seconds: float) -> Floats:
+        """[chosen] when each sample of a share ends, all of them running from the start on.
+
+        A response of l steps ends when all have made l steps: after step · l, the whole work of those that are shorter
+        and the work of the first l steps of the others.
+        """
+        latency = self.latency
+        length, context = self.length[chosen], self.context[chosen]
+        rank = np.argsort(length, kind="stable")
+        sorted_length, sorted_context = length[rank], context[rank]
+        shorter = np.concatenate(([0.0], np.cumsum(self.work[chosen][rank])[:-1]))
+        others = np.arange(len(chosen), 0, -1)
+        contexts = np.cumsum(sorted_context[::-1])[::-1]
+        partial = (
+            others * (latency.sequence_seconds * sorted_length + latency.context_seconds * sorted_length**2 / 2)
+            + latency.context_seconds * sorted_length * contexts
+        )
+        prefill = self._shared[np.unique(self.group[chosen])].sum() * latency.prefill_token_seconds
+        before = start_seconds + float(prefill + self._own[chosen].sum())
+        ends = np.empty(len(chosen))
+        ends[rank] = before + latency.step_seconds * sorted_length + shorter + partial
+        return ends
+
     def whole_groups(self, start_seconds: float, tail: float = 0.0) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""
         by_prompt, start = self._by_prompt, self._group_start

@@ -23,6 +23,8 @@ class Unfinished:
     """Response tokens so far."""
     remaining: float = 0.0
     """Response tokens still expected."""
+    risk: float = 0.0
+    """Chance that it is a runaway and goes on to the longest response."""
     moves: int = 0
     """How often it has been moved by choice."""
 
@@ -48,6 +50,16 @@ class Actor:
     def rounds(self) -> float:
         """Decode steps to its last response."""
         return max((sample.remaining for sample in self.samples.values()), default=0.0)
+
+    @property
+    def risk(self) -> float:
+        """Runaways among its samples: an expected number."""
+        return sum(sample.risk for sample in self.samples.values())
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens of its shortest response so far."""
+        return min((sample.tokens for sample in self.samples.values()), default=0)
 
     @property
     def context(self) -> int:
@@ -82,15 +94,17 @@ class Migration:
 
     Args:
         rule: decides on chosen cuts; None for never.
-        remaining: (sample, tokens so far) → response tokens still expected.
+        outlook: (sample, tokens so far) → response tokens still expected, and the chance of a runaway.
         max_moves: how often one sample may be moved by choice. Lost actors do not count.
     """
 
-    def __init__(self, rule: Rule | None, remaining: Callable[[Key, int], float], *, max_moves: int = 2) -> None:
+    def __init__(
+        self, rule: Rule | None, outlook: Callable[[Key, int], tuple[float, float]], *, max_moves: int = 2
+    ) -> None:
         if max_moves < 0:
             raise ValueError(f"max_moves is {max_moves}: a sample moves 0 times or more")
         self._rule = rule
-        self._remaining = remaining
+        self._outlook = outlook
         self._max_moves = max_moves
         self._actors: dict[str, Actor] = {}
 
@@ -103,7 +117,7 @@ class Migration:
         """An actor has been given samples that nobody else holds."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, tokens in prompt_tokens.items():
-            view.samples[key] = Unfinished(tokens, 0, self._remaining(key, 0))
+            view.samples[key] = Unfinished(tokens, 0, *self._outlook(key, 0))
         view.total += len(prompt_tokens)
 
     def progressed(self, actor: str, tokens: Mapping[Key, int]) -> None:
@@ -115,7 +129,7 @@ class Migration:
             sample = view.samples.get(key)
             if sample is not None:
                 sample.tokens = count
-                sample.remaining = self._remaining(key, count)
+                sample.remaining, sample.risk = self._outlook(key, count)
         view.peak_context = max(view.peak_context, view.context)
 
     def finished(self, actor: str, keys: Sequence[Key]) -> None:
@@ -163,5 +177,5 @@ class Migration:
         """A new actor goes on with a lost one's samples, (prompt tokens, response tokens kept) each."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, (prompt_tokens, tokens) in samples.items():
-            view.samples[key] = Unfinished(prompt_tokens, tokens, self._remaining(key, tokens))
+            view.samples[key] = Unfinished(prompt_tokens, tokens, *self._outlook(key, tokens))
         view.total += len(samples)

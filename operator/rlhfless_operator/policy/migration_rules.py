@@ -130,12 +130,14 @@ class Saving:
     Two actors with r and s ≤ r steps to go decode apart in step·(r + s) + work, together in step·r + work: emptying
     one saves step·s. It costs the prefill of the moved contexts (or their transfer), a pause, and, where the receiver
     must be cut too, the prefill of its contexts; and the receiver ends later, which is charged where it then ends
-    after everybody else.
+    after everybody else. Where it may hold a runaway that has not shown itself, it may well be the last.
     """
 
     latency: LinearLatency
     slots: int
     kv_tokens: float = math.inf
+    longest: int = 0
+    """Length at which runaways end; 0 where there are none."""
     time_price: float = 1.0
     """Instance-seconds that a second of the step is worth."""
     pause_seconds: float = 0.5
@@ -164,56 +166,73 @@ class Saving:
             if name in receivers:
                 continue
             source = states[name]
-            best, best_gain = None, 0.0
+            best, best_gain, best_cost = None, 0.0, 0.0
             for other, target in states.items():
                 if other == name or target.samples + source.samples > self.slots:
                     continue
                 if target.full_context + source.full_context > self.kv_tokens:
                     continue
-                gain = self._gain(source, target, horizon, first=other not in receivers)
+                cost = self._cost(source, target, first=other not in receivers)
+                gain = self._gain(source, target, horizon, cost)
                 if gain > best_gain:
-                    best, best_gain = other, gain
+                    best, best_gain, best_cost = other, gain, cost
             if best is None:
                 continue
-            states[best] = states[best].joined(source)
+            states[best] = states[best].joined(source, best_cost)
             horizon = max(horizon, self._seconds(states[best]))
             receivers.add(best)
             del states[name]
             moves.append(Move(name, tuple(by_name[name].samples), best))
         return moves
 
-    def _gain(self, source: "_Remaining", target: "_Remaining", horizon: float, *, first: bool) -> float:
-        token = min(self.latency.prefill_token_seconds, self.transfer_token_seconds)
-        cost = token * source.context
-        if first and self.restarts_receiver:
-            cost += self.pause_seconds + self.latency.prefill_token_seconds * target.context
-        elif first:
+    def _cost(self, source: "_Remaining", target: "_Remaining", *, first: bool) -> float:
+        """Seconds that the receiver loses."""
+        cost = min(self.latency.prefill_token_seconds, self.transfer_token_seconds) * source.context
+        if first:
             cost += self.pause_seconds
+            if self.restarts_receiver:
+                cost += self.latency.prefill_token_seconds * target.context
+        return cost
+
+    def _gain(self, source: "_Remaining", target: "_Remaining", horizon: float, cost: float) -> float:
         saving = self.latency.step_seconds * min(source.rounds, target.rounds)
-        later = max(0.0, self._seconds(target.joined(source)) + cost - horizon)
+        later = max(0.0, self._seconds(target.joined(source, cost)) - horizon)
         return saving - (1 + self.hysteresis) * cost - self.time_price * later
 
     def _state(self, actor: Actor) -> "_Remaining":
         to_come = sum(sample.remaining for sample in actor.samples.values())
-        context = actor.context
-        return _Remaining(actor.rounds, actor.work(self.latency), context, context + to_come, len(actor.samples))
+        context, rounds = actor.context, actor.rounds
+        return _Remaining(
+            rounds,
+            max(rounds, float(self.longest - actor.least_tokens)),
+            actor.risk,
+            actor.work(self.latency),
+            context,
+            context + to_come,
+            len(actor.samples),
+        )
 
     def _seconds(self, state: "_Remaining") -> float:
-        return self.latency.step_seconds * state.rounds + state.work
+        rounds = state.rounds + min(1.0, state.risk) * (state.worst - state.rounds)
+        return self.latency.step_seconds * rounds + state.work
 
 
 @dataclass(frozen=True, slots=True)
 class _Remaining:
     rounds: float
+    worst: float
+    risk: float
     work: float
     context: int
     full_context: float
     samples: int
 
-    def joined(self, other: "_Remaining") -> "_Remaining":
+    def joined(self, other: "_Remaining", cost: float = 0.0) -> "_Remaining":
         return _Remaining(
             max(self.rounds, other.rounds),
-            self.work + other.work,
+            max(self.worst, other.worst),
+            self.risk + other.risk,
+            self.work + other.work + cost,
             self.context + other.context,
             self.full_context + other.full_context,
             self.samples + other.samples,

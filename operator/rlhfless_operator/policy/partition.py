@@ -99,15 +99,18 @@ class Chain:
         rounds = self._floor[start] + waiting
         return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]
 
-    def fill(self, limit: float, least: int, most: int) -> Cover | None:
+    def fill(self, limit: float, least: int, most: int, stretch: float = 0.0) -> Cover | None:
         """The cheapest cover of `least` to `most` shares none of which takes longer than `limit`, or None.
 
         O(shares · log items).
+
+        Args:
+            stretch: a share may take this multiple of its first item's time alone where that is more than `limit`.
         """
-        starts = self._starts(limit, least, most)
+        starts = self._starts(limit, least, most, stretch)
         return None if starts is None else self.cut(starts)
 
-    def _starts(self, limit: float, least: int, most: int) -> list[int] | None:
+    def _starts(self, limit: float, least: int, most: int, stretch: float = 0.0) -> list[int] | None:
         length, floor, fixed, work, filled = self._length, self._floor, self._fixed, self._work, self._filled
         count, step = self.count, self.step
         starts: list[int] = []
@@ -115,14 +118,15 @@ class Chain:
         while at < count:
             if len(starts) == most:
                 return None
-            room = limit - fixed[at]
+            allowed = max(limit, stretch * self._limited_seconds(at, at + 1)) if stretch else limit
+            room = allowed - fixed[at]
             reach = bisect_right(work, room - step * floor[at] + work[at], at + 1) - 1
             if filled is not None:
                 spare = room - step * (floor[at] - length[at])
                 reach = min(reach, bisect_right(filled, spare + filled[at], at + 1) - 1)
             # Differences of running sums are rounded: an item that takes the whole limit alone still fits.
             if reach == at:
-                if self._limited_seconds(at, at + 1) > limit:
+                if self._limited_seconds(at, at + 1) > allowed:
                     return None
                 reach = at + 1
             starts.append(at)

@@ -225,6 +225,18 @@ class Planner:
             )
         return self._best(affordable, lambda seconds, _: seconds)
 
+    def staggered(self, seconds: float, stretch: float) -> Plan | None:
+        """Shares that end early where they can: each within `seconds`, or `stretch` times what its longest group needs.
+
+        None where that takes more instances than there may be. Not the cheapest for its time: for those who have a
+        use for groups that complete early.
+        """
+        least, most = self._limits.min_instances, self._limits.max_instances
+        cover = self._ways[0].chain.fill(seconds, least, most, stretch)
+        if cover is None:
+            return None
+        return self._plan("cost", self._ways[0].divide(cover.starts), cover.seconds, cover.makespan)
+
     def front(self, points: int = 24) -> list[Plan]:
         """Plans from the fastest to the cheapest, none of which is beaten in both time and cost by another."""
         slowest = max(way.chain.cheapest(self._limits.min_instances).makespan for way in self._ways)

@@ -62,7 +62,7 @@ class GenerationRun:
 def run_generation(
     shares: Sequence[Sequence[Response]],
     profile: InstanceProfile,
-    remaining: Callable[[Key, int], float],
+    outlook: Callable[[Key, int], tuple[float, float]],
     handling: Handling,
     *,
     max_batch: int,
@@ -72,10 +72,10 @@ def run_generation(
 
     Args:
         shares: responses in the order of admission; they are used up.
-        remaining: (sample, tokens so far) → response tokens still expected, for the rule.
+        outlook: (sample, tokens so far) → response tokens still expected and the chance of a runaway, for the rule.
         random: for failures.
     """
-    return _Stage(shares, profile, remaining, handling, max_batch, random).run()
+    return _Stage(shares, profile, outlook, handling, max_batch, random).run()
 
 
 class _Stage:
@@ -83,14 +83,14 @@ class _Stage:
         self,
         shares: Sequence[Sequence[Response]],
         profile: InstanceProfile,
-        remaining: Callable[[Key, int], float],
+        outlook: Callable[[Key, int], tuple[float, float]],
         handling: Handling,
         max_batch: int,
         random: np.random.Generator | None,
     ) -> None:
         self._profile, self._handling, self._max_batch, self._random = profile, handling, max_batch, random
         self._start = profile.startup_seconds + profile.weight_load_seconds
-        self._migration = Migration(handling.rule, remaining, max_moves=handling.max_moves)
+        self._migration = Migration(handling.rule, outlook, max_moves=handling.max_moves)
         self._instances: dict[str, Instance] = {}
         self._begun: dict[str, float] = {}
         self._events: list[tuple[float, int, str]] = []

@@ -62,6 +62,7 @@ def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: f
         profile.latency,
         scenario.max_batch,
         profile.kv_tokens,
+        longest=scenario.lengths.longest,
         time_price=price,
         pause_seconds=PAUSE_SECONDS,
         restarts_receiver=False,

@@ -11,13 +11,14 @@ from rlhfless_operator.policy.bounds import lower_bound
 from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor, assess
 from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
 from rlhfless_operator.policy.migration import Key
-from rlhfless_operator.policy.planning import Limits, Planner
+from rlhfless_operator.policy.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.policy.planning import Limits
+from rlhfless_operator.policy.step_planning import Training, plan_step
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.traces import Trace
-from rlhfless_operator.simulator.trainer import TrainerPlan, TrainerRun, free_gpus, plan_trainer, run_trainer
 
 Floats = NDArray[np.float64]
 
@@ -49,10 +50,8 @@ class Run:
         self._profile = scenario.profile()
         self._random = np.random.default_rng(seed)
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
-        self._previous: tuple[Floats, GenerationRun] | None = None
+        self._trainer: TrainerPlan | None = None
         self._trainer_gpus = scenario.gpus
-        self._rest = 0.0, 0.0
-        """What the last step took and cost besides generation: seconds after it, and instance-seconds."""
 
     def step(self, epoch: int, prompts: Sequence[int]) -> StepResult:
         """One step over `prompts`."""
@@ -67,7 +66,7 @@ class Run:
         division, price = self._divide(responses, estimates)
         generation = self._generate(responses, division, estimates, price)
         completions, work, preparation = self._groups(prompts, lengths, generation)
-        trainer = self._train(generation, completions, work, preparation, price, len(division))
+        trainer = self._train(generation, completions, work, preparation)
         end = trainer.end
         self._trainer_gpus = trainer.gpus
         held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
@@ -76,8 +75,6 @@ class Run:
         bound = self._bound(responses, generation.seconds)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
-        self._previous = completions, generation
-        self._rest = end - generation.seconds, trainer.gpu_seconds / scenario.gpus_per_instance
         return StepResult(
             epoch=epoch,
             seconds=end,
@@ -106,21 +103,30 @@ class Run:
         ]
         limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
         if settings.planning == "optimal":
-            surprise = (
-                settings.lengths == "learnt" and sum(estimates[each.prompt].runaways for each in responses) >= 0.5
+            surprise = settings.lengths == "learnt" and sum(estimates[each.prompt].runaways for each in responses) > 0
+            training = Training(
+                scenario.gpus,
+                scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
+                scenario.trainer_start_seconds,
+                scenario.update_seconds,
             )
-            planner = Planner(
-                loads, profile.latency, limits, start, tail_tokens=scenario.lengths.longest if surprise else 0.0
+            step = plan_step(
+                loads,
+                profile,
+                limits,
+                training,
+                cost_weight=weight,
+                ready_seconds=profile.weight_load_seconds,
+                tail_tokens=scenario.lengths.longest if surprise else 0.0,
+                runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
             )
-            seconds, cost = self._rest
-            plan = planner.weighted(weight, other_seconds=seconds, other_instance_seconds=cost)
             place = {each.key: number for number, each in enumerate(responses)}
             division = [
-                np.array([place[sample.prompt, sample.index] for sample in share.samples]) for share in plan.shares
+                np.array([place[sample.prompt, sample.index] for sample in share.samples])
+                for share in step.generation.shares
             ]
-            price = (1 - weight) / max(weight, 1e-3)
-            price *= (plan.expected_instance_seconds + cost) / (plan.expected_seconds + seconds)
-            return division, price
+            self._trainer = step.trainer
+            return division, step.time_price / scenario.gpus_per_instance
         columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         if settings.planning == "even":
             return _equal(np.arange(columns.groups), columns, scenario.instances), 0.0
@@ -159,8 +165,11 @@ class Run:
 
         truth = {each.key: each.length for each in responses} if settings.lengths == "known" else None
 
-        def remaining(key: Key, tokens: int) -> float:
-            return truth[key] - tokens if truth else estimates[key[0]].remaining(tokens, longest)
+        def outlook(key: Key, tokens: int) -> tuple[float, float]:
+            if truth:
+                return truth[key] - tokens, 0.0
+            estimate = estimates[key[0]]
+            return estimate.remaining(tokens, longest), estimate.endless(tokens)
 
         # A start-up is hidden under the learner where there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
@@ -174,7 +183,7 @@ class Run:
             failures_per_hour=scenario.failures_per_hour,
         )
         shares = [[responses[i] for i in chosen] for chosen in division]
-        return run_generation(shares, profile, remaining, handling, max_batch=scenario.max_batch, random=self._random)
+        return run_generation(shares, profile, outlook, handling, max_batch=scenario.max_batch, random=self._random)
 
     def _groups(
         self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
@@ -199,29 +208,15 @@ class Run:
         completions: Floats,
         work: Floats,
         preparation: Floats,
-        price: float,
-        instances: int,
     ) -> TrainerRun:
-        """Preparation and learning; the next step is expected to use as many instances."""
+        """Preparation and learning."""
         scenario, settings = self._scenario, self._settings
         start = 0.0 if settings.holds_everything else scenario.trainer_start_seconds
         update = scenario.update_seconds
         free = self._free(generation)
         every, after = scenario.gpus, generation.seconds
-        if settings.overlaps_learning and self._previous is not None:
-            expected, before = self._previous
-            plan = plan_trainer(
-                np.resize(np.sort(expected), len(work)),
-                work,
-                self._free(before),
-                start_seconds=start,
-                update_seconds=update,
-                # A second of the step is worth so many GPU-seconds.
-                time_price=price * scenario.gpus_per_instance,
-                reserved=instances * scenario.gpus_per_instance,
-                reserve_seconds=scenario.startup_seconds,
-            )
-            return run_trainer(completions, work, free, plan, start_seconds=start, update_seconds=update)
+        if settings.overlaps_learning and self._trainer is not None:
+            return run_trainer(completions, work, free, self._trainer, start_seconds=start, update_seconds=update)
         afterwards = TrainerPlan(every, after - start)
         if settings.overlaps_preparation:
             # Groups that are complete are prepared on freed GPUs; what that takes is charged without idle time.
