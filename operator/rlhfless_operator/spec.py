@@ -129,7 +129,7 @@ class MlflowSpec(Settings):
     """MLflow."""
 
     tracking_uri: str = Field(min_length=1)
-    """Address of the tracking server, or a local folder."""
+    """Address of the tracking server, or a database such as `sqlite:///mlflow.db`."""
     experiment: str = Field(min_length=1)
     """Experiment that the run belongs to."""
 

@@ -12,13 +12,14 @@ from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.garbage import remove_remains
 from rlhfless_operator.training.lease import RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.progress import LiveProgress
-from rlhfless_operator.training.run import TrainingRun, new_uid, read_status
+from rlhfless_operator.training.run import TrainingRun, committed_records, new_uid, read_status
 from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.summary import summarize
-from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
 
 _FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
 """Parts of a job that can't change once it has begun: the steps that are done would mean something else."""
@@ -43,22 +44,26 @@ async def drive(
         LeaseLostError: another driver has taken it over.
         StageFailedError: it failed; the status says so too.
         JobChangedError: it was begun with another document.
+        TrackingError: a tracker that it asks for can't be had.
     """
+    check_tracking(job, folder.root)
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
         run = TrainingRun(job, folder, lease, status, make_platform, progress)
         on_open(run)
         try:
+            run.tracking = await asyncio.to_thread(_open_tracking, run)
             await _train_under_lease(run)
         except (asyncio.CancelledError, KeyboardInterrupt):
             await _leave(run, "Interrupted", "stopped by its user; run it again to go on")
             raise
-        except (StageFailedError, artifacts.ArtifactError, ValueError) as error:
+        except (UserError, artifacts.ArtifactError, ValueError) as error:
             await _leave(run, "Failed", str(error))
             raise
         finally:
             await run.platform.close()
+            await asyncio.to_thread(run.tracking.close, run.status.phase)
             await asyncio.to_thread(_write_summary, run)
         return summarize(job, run.status, run.records)
     finally:
@@ -78,6 +83,11 @@ async def _train_under_lease(run: TrainingRun) -> None:
             keeper.cancel()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+def _open_tracking(run: TrainingRun) -> Tracking:
+    records = committed_records(run.folder, run.status)
+    return open_tracking(run.job, run.folder.root, run.status.uid, run.lease.number, records, run.progress.note)
 
 
 async def _leave(run: TrainingRun, phase: str, message: str) -> None:
@@ -104,5 +114,6 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
                 f"{names} changed since this job was begun in {folder.root};"
                 f" use another metadata.name, or start over with --fresh"
             )
+    remove_remains(folder)
     artifacts.write_bytes(begun, yaml.safe_dump(document, sort_keys=False).encode())
     return read_status(folder) or RLHFJobStatus(uid=new_uid())

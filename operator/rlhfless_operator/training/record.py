@@ -52,6 +52,8 @@ class StepRecord(Record):
     """The plan that generation followed."""
     evaluation: dict[str, float] | None = None
     """Results on the evaluation's prompts after this step, where it was evaluated."""
+    finished_at: float | None = None
+    """Unix time at which it was finished."""
 
     @field_validator("metrics", "evaluation", mode="before")
     @classmethod

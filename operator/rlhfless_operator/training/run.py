@@ -32,6 +32,7 @@ from rlhfless_operator.training.status import (
     StepStatus,
     WeightsStatus,
 )
+from rlhfless_operator.training.tracking import Tracking
 
 _UNKNOWN_DEVICE = LinearLatency(
     step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
@@ -43,6 +44,12 @@ def read_status(folder: JobFolder) -> RLHFJobStatus | None:
     """The status in a job's folder; None where no driver has been."""
     uri = folder.file("status.json")
     return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
+
+
+def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:
+    """The records of the steps that the status says are done."""
+    records = read_records(folder.file("metrics.jsonl"), StepRecord)
+    return [record for record in records if record.step <= status.step]
 
 
 class TrainingRun:
@@ -77,6 +84,7 @@ class TrainingRun:
         self.requests = RequestBuilder(job, folder, status.uid)
         self.predictor = LengthPredictor(default_tokens=job.spec.sampling.max_response_tokens / 2)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
+        self.tracking = Tracking({})
         self.migration: Callable[[GenerationPlan], Migration] = lambda plan: NeverCut()
         self.prompts = 0
         self.total_steps = 0
@@ -115,7 +123,7 @@ class TrainingRun:
             self.predictor = LengthPredictor.from_state(saved["predictor"])
             self.calibration = Calibration.from_state(saved["calibration"])
         metrics = self.folder.file("metrics.jsonl")
-        self.records = [record for record in read_records(metrics, StepRecord) if record.step <= self.status.step]
+        self.records = committed_records(self.folder, self.status)
         self._metrics = JsonLines(metrics, [record.model_dump(mode="json") for record in self.records])
         self._spans = JsonLines(self.folder.file("ledger.jsonl"), read_lines(self.folder.file("ledger.jsonl")))
 
@@ -186,6 +194,7 @@ class TrainingRun:
             ledger={**account.by_stage(price)},
             plan=batch.plan.model_dump() if batch else None,
             evaluation=evaluation,
+            finished_at=time.time(),
         )
         if batch:
             for prompt, lengths in batch.lengths.items():
@@ -194,6 +203,7 @@ class TrainingRun:
         await asyncio.to_thread(self._write_records, step, record)
         await self.update_status(**changes)
         self.records.append(record)
+        self.tracking.log(record)
         self._collect_garbage()
         return record
 
