@@ -21,6 +21,8 @@ from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
 
+_HEARTBEAT_SECONDS = 5.0
+
 
 class RequestBuilder:
     """Makes the requests of one job.
@@ -37,6 +39,8 @@ class RequestBuilder:
         self._uid = uid
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
+        # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
+        self._heartbeat = min(_HEARTBEAT_SECONDS, job.spec.limits.stall / 3)
 
     @property
     def updates_per_step(self) -> int:
@@ -67,6 +71,7 @@ class RequestBuilder:
         return MaterializeRequest(
             key=self._key(0, "preparation", f"data-{purpose}", attempt),
             result=self._folder.result(f"data-{purpose}", 0),
+            heartbeat_seconds=self._heartbeat,
             model=self._spec.model,
             data=self.data(purpose),
             sampling=self._spec.sampling,
@@ -88,6 +93,7 @@ class RequestBuilder:
         return GenerationRequest(
             key=self._key(step, "generation", part, attempt),
             result=join(sink, "result.json"),
+            heartbeat_seconds=self._heartbeat,
             purpose=purpose,
             model=self._spec.model,
             weights=weights,
@@ -118,6 +124,7 @@ class RequestBuilder:
         return PrepareRequest(
             key=self._key(step, "preparation", part, attempt),
             result=join(folder, f"{part}.json"),
+            heartbeat_seconds=self._heartbeat,
             purpose=purpose,
             model=self._spec.model,
             prompts=self._folder.data(purpose),
@@ -149,6 +156,7 @@ class RequestBuilder:
         return LearnRequest(
             key=self._key(step, "learning", "learn", attempt),
             result=self._folder.result("learn", step),
+            heartbeat_seconds=self._heartbeat,
             model=self._spec.model,
             initial=self.initial,
             base=self.weights(status.weights),
@@ -175,6 +183,7 @@ class RequestBuilder:
         return ExportRequest(
             key=self._key(weights.version, "learning", "export", attempt),
             result=self._folder.result("export", weights.version),
+            heartbeat_seconds=self._heartbeat,
             model=self._spec.model,
             weights=weights,
             destination=self._folder.export,
