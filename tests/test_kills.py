@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -98,7 +99,8 @@ def test_twenty_kills_change_nothing(tiny_job: Callable[..., Path], tmp_path: Pa
         [json.loads(line)["metrics"]["reward"] for line in (folder_of(run) / "metrics.jsonl").read_text().splitlines()]
         for run in (undisturbed, file)
     ]
-    assert rewards[0] == rewards[1], "the same prompts in the same steps"
+    # Chunks are added up in the order in which they were ready.
+    assert rewards[0] == pytest.approx(rewards[1], rel=1e-12), "the same prompts in the same steps"
     versions = [path for kind in ("weights", "checkpoints") for path in (folder_of(file) / kind).glob("*")]
     assert all((path / "manifest.json").exists() for path in versions)
     psutil.wait_procs(started, timeout=10)

@@ -296,7 +296,7 @@ def test_truncated_samples_are_masked_only_where_asked(place: Workplace) -> None
     place.generate({1: ["4", "3"]}, finish="truncated")
     result, samples = place.prepare()
     assert all(sample.mask for sample in samples)
-    assert (result.metrics["truncated/count"], result.metrics["masked/count"]) == (2, 0)
+    assert (result.metrics["truncated/sum"], result.metrics["masked/count"]) == (2, 0)
     masking = AlgorithmSettings(mask_truncated=True).resolved()
     result, samples = place.prepare(algorithm=masking)
     assert [sample.mask for sample in samples] == [True, True, False, False]
@@ -363,7 +363,8 @@ def test_metrics_are_sums_and_counts(two_groups: Workplace) -> None:
         "lengths/count": 6,
         "prompt_lengths/sum": 4 + 21,
         "prompt_lengths/count": 2,
-        "truncated/count": 0,
+        "truncated/sum": 0,
+        "truncated/count": 6,
         "masked/count": 0,
     }
     assert all(name.endswith(("/sum", "/count")) for name in result.metrics)

@@ -12,7 +12,7 @@ The control plane adds up the metrics of a step's chunks; `X` stands for `X/sum`
 | `groups/count` | groups |
 | `zero_variance_groups/count` | groups with equal rewards, which teach nothing where the group is the baseline |
 | `lengths`, `prompt_lengths` | tokens of the responses, and of the groups' prompts |
-| `truncated/count` | responses that hit the longest |
+| `truncated` | 1 for a response that hit the longest, else 0 |
 | `masked/count` | samples left out of the loss |
 | `kl/reference` | k3 estimate per token, in nats, of the policy's distance to the reference |
 | `values` | the critic's values per token |
@@ -48,7 +48,8 @@ def chunk_metrics(
         "lengths/count": len(samples),
         "prompt_lengths/sum": sum(prompt_lengths),
         "prompt_lengths/count": len(results),
-        "truncated/count": sum(sample.finish_reason == "truncated" for sample in samples),
+        "truncated/sum": sum(sample.finish_reason == "truncated" for sample in samples),
+        "truncated/count": len(samples),
         "masked/count": sum(not sample.mask for sample in samples),
     }
     ours: list[float] = []

@@ -3,9 +3,6 @@
 from rlhfless_functions.api import Purpose
 from rlhfless_functions.artifacts import join
 
-TRANSIENT = ("rollouts", "batches", "weights", "critics", "checkpoints", "progress", "results")
-"""Sub-folders that garbage collection goes through; what stands beside them is for the user and stays."""
-
 
 class JobFolder:
     """The URIs of one job's artifacts.
@@ -51,7 +48,11 @@ class JobFolder:
 
     def result(self, name: str, step: int) -> str:
         """The result of a task whose output is a folder, or a stage's record."""
-        return join(self.root, "results", f"{_step(step)}-{name}.json")
+        return join(self.results(step), f"{name}.json")
+
+    def results(self, step: int) -> str:
+        """All results of a step."""
+        return join(self.root, "results", _step(step))
 
     @property
     def export(self) -> str:

@@ -1,49 +1,51 @@
 """Which artifacts nobody needs any more."""
 
-import re
-from collections.abc import Collection
-
 from rlhfless_functions import artifacts
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.status import RLHFJobStatus
 
-_STEP = re.compile(r"step-(\d+)")
+
+def remove_remains(folder: JobFolder) -> None:
+    """Remove what drivers and instances that were killed left half-written."""
+    artifacts.sweep(folder.root, artifacts.list_files(folder.root))
 
 
 def remove_garbage(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> None:
-    """Remove what neither the status names nor a fresh learner would need, nor the step that runs now.
+    """Remove what neither the status names, nor a fresh learner would need, nor the step that runs now."""
+    for kind, keep in kept(folder, status, keep_checkpoints).items():
+        artifacts.sweep(folder.file(kind), keep)
 
-    Kept are the newest and the best weights, the newest critic, the newest checkpoints, and the batches of all steps
-    since the newest checkpoint.
+
+def kept(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> dict[str, list[str]]:
+    """URIs that stay, by sub-folder.
+
+    These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
+    the newest checkpoint, and whatever the running step, the one after the status's, may be writing.
     """
-    replay_from = status.checkpoint.step + 1 if status.checkpoint else 1
-    named = {reference.version for reference in (status.weights, status.best) if reference is not None}
-    _remove_steps(folder, "weights", before=status.step, keep=named)
-    _remove_steps(folder, "critics", before=status.step)
-    _remove_steps(folder, "rollouts", before=status.step + 1)
-    _remove_steps(folder, "batches", before=replay_from)
-    _remove_steps(folder, "results", before=replay_from)
-    _remove_steps(folder, "progress", before=status.step)
-    checkpoints = sorted(_steps(folder, "checkpoints"))
-    written = [step for step in checkpoints if step <= status.step]
-    for step in written[:-keep_checkpoints]:
-        artifacts.remove(folder.checkpoint(step))
+    running = status.step + 1
+    replayed_from = status.checkpoint.step + 1 if status.checkpoint else 1
+    since_checkpoint = range(min(replayed_from, running), running + 1)
+    versions = {running} | {named.version for named in (status.weights, status.best) if named is not None}
+    critics = {running} | ({status.critic.version} if status.critic else set())
+    return {
+        "weights": [folder.weights(version) for version in versions],
+        "critics": [folder.critic(version) for version in critics],
+        "checkpoints": [folder.checkpoint(running), *_newest_checkpoints(folder, status, keep_checkpoints)],
+        "rollouts": [folder.rollouts(running, "training"), folder.rollouts(running, "evaluation")],
+        "batches": [
+            *(folder.batches(step, "training") for step in since_checkpoint),
+            folder.batches(running, "evaluation"),
+        ],
+        "results": [*(folder.results(step) for step in since_checkpoint), folder.results(0)],
+        "progress": [folder.progress(status.step), folder.progress(running)],
+    }
 
 
-def _steps(folder: JobFolder, kind: str) -> dict[int, set[str]]:
-    """The entries of one kind, by step."""
-    root = folder.file(kind)
-    entries: dict[int, set[str]] = {}
-    for uri in artifacts.list_files(root):
-        name = uri[len(root) :].lstrip("/").split("/")[0]
-        match = _STEP.match(name)
-        if match:
-            entries.setdefault(int(match[1]), set()).add(artifacts.join(root, name))
-    return entries
-
-
-def _remove_steps(folder: JobFolder, kind: str, *, before: int, keep: Collection[int] = ()) -> None:
-    for step, uris in _steps(folder, kind).items():
-        if step < before and step not in keep:
-            for uri in uris:
-                artifacts.remove(uri)
+def _newest_checkpoints(folder: JobFolder, status: RLHFJobStatus, count: int) -> list[str]:
+    if status.checkpoint is None:
+        return []
+    root = folder.file("checkpoints")
+    names = {uri[len(root) :].strip("/").split("/")[0] for uri in artifacts.list_files(root)}
+    # Names hold the step with leading zeros: their order is the steps'.
+    written = sorted(name for name in names if artifacts.join(root, name) <= status.checkpoint.uri)
+    return [artifacts.join(root, name) for name in written[-count:]]

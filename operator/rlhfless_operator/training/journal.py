@@ -1,6 +1,7 @@
 """What the control plane writes down: a step's batch, and files that grow by a line a step."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,17 +67,24 @@ def read_lines(uri: str) -> list[dict[str, Any]]:
 
 
 def mean_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Chunks' sums and counts as the step's metrics: `x/sum` and `x/count` become `x`, or the count if it is alone."""
+    """Chunks' sums and counts as a step's metrics.
+
+    `x/sum` over `x/count` is the mean `x`, and with `x/square/sum` also `x/std`; either of the two alone is `x` itself.
+    """
     metrics: dict[str, float] = {}
     for name, value in sums.items():
-        if name.endswith("/sum"):
-            stem = name.removesuffix("/sum")
-            if sums.get(f"{stem}/count"):
-                metrics[stem] = value / sums[f"{stem}/count"]
-        elif name.endswith("/count"):
-            stem = name.removesuffix("/count")
-            if f"{stem}/sum" not in sums:
-                metrics[stem] = value
+        stem, _, kind = name.rpartition("/")
+        count = sums.get(f"{stem}/count", 0.0)
+        if kind == "sum" and stem.endswith("/square"):
+            of = stem.removesuffix("/square")
+            number = sums.get(f"{of}/count", 0.0)
+            if number:
+                metrics[f"{of}/std"] = math.sqrt(max(0.0, value / number - (sums[f"{of}/sum"] / number) ** 2))
+        elif kind == "sum" and f"{stem}/count" in sums:
+            if count:
+                metrics[stem] = value / count
+        elif kind == "count" and f"{stem}/sum" in sums:
+            continue
         else:
-            metrics[name] = value
+            metrics[stem if kind in ("sum", "count") else name] = value
     return metrics

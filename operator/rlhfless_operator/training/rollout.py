@@ -22,7 +22,9 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
     """
     recorded = run.folder.result("batch", step)
     if artifacts.exists(recorded):
-        return StepBatch.model_validate(artifacts.read_json(recorded))
+        step_batch = StepBatch.model_validate(artifacts.read_json(recorded))
+        run.cursor = run.cursor.restored(step_batch.cursor)
+        return step_batch
     batch_settings = run.spec.batch
     weights = run.requests.weights(run.status.weights)
     rollouts = run.folder.rollouts(step, "training")
