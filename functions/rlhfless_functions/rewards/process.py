@@ -57,7 +57,7 @@ class WorkerProcess:
         with connection, lifeline:
             self._process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "rlhfless_functions.rewards.worker",
+                    sys.executable, "-P", "-m", "rlhfless_functions.rewards.worker",
                     str(connection.fileno()), str(lifeline.fileno()), kind, str(memory),
                 ],
                 stdin=subprocess.DEVNULL,
