@@ -71,6 +71,7 @@ class Loads:
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
+        self.filled: Floats = filled
         self.occupancy: Floats = self.length * filled
 
         grouped = bool((np.diff(self.prompt) >= 0).all())
@@ -129,7 +130,7 @@ class Loads:
         ends[rank] = before + latency.step_seconds * sorted_length + shorter + partial
         return ends
 
-    def whole_groups(self, start_seconds: float, tail: float = 0.0) -> Cuttable:
+    def whole_groups(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""
         by_prompt, start = self._by_prompt, self._group_start
         longest = np.maximum.reduceat(self.length[by_prompt], start)
@@ -149,12 +150,13 @@ class Loads:
                 step_seconds=self.latency.step_seconds,
                 start_seconds=start_seconds,
                 tail=tail,
+                filling=np.add.reduceat(self.filled[by_prompt], start)[rank] if at_once else None,
             ),
             order=by_prompt[np.repeat(start[rank], sizes) + within],
             first=first,
         )
 
-    def single_samples(self, start_seconds: float, tail: float = 0.0) -> Cuttable:
+    def single_samples(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
         """The chain whose items are samples; a cut inside a group pays for the group's prompt again.
 
         Where samples of a group are not neighbours, because their lengths differ, each run of them is charged the
@@ -172,6 +174,7 @@ class Loads:
                 step_seconds=self.latency.step_seconds,
                 start_seconds=start_seconds,
                 tail=tail,
+                filling=self.filled[order] if at_once else None,
             ),
             order=order,
             first=np.arange(len(order) + 1),

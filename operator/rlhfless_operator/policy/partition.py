@@ -49,6 +49,7 @@ class Chain:
         start_seconds: seconds that every share is charged for its instance.
         tail: steps of a response that nobody foresees and that any share may hold: what a share may take is limited
             as if it held one, but it is not charged for it.
+        filling: [items] part of an instance that the item fills while it runs, where all of a share must run at once.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Chain:
         step_seconds: float,
         start_seconds: float,
         tail: float = 0.0,
+        filling: Floats | None = None,
     ) -> None:
         self.count = len(length)
         self.step = step_seconds
@@ -76,6 +78,7 @@ class Chain:
         self._filled = array("d", (busy + step_seconds * occupied).tobytes()) if occupied[-1] > 0 else None
         self._floor = array("d", np.maximum(length, tail).tobytes())
         self._tail = tail
+        self._filling = None if filling is None else array("d", _running_sum(filling).tobytes())
         alone = start_seconds + repeat + step_seconds * np.maximum(length, tail) + work
         self.slowest_item = float(alone.max())
 
@@ -124,6 +127,9 @@ class Chain:
             if filled is not None:
                 spare = room - step * (floor[at] - length[at])
                 reach = min(reach, bisect_right(filled, spare + filled[at], at + 1) - 1)
+            if self._filling is not None:
+                full = self._filling[at] + 1 + 1e-9
+                reach = min(reach, max(at + 1, bisect_right(self._filling, full, at + 1) - 1))
             # Differences of running sums are rounded: an item that takes the whole limit alone still fits.
             if reach == at:
                 if self._limited_seconds(at, at + 1) > allowed:
@@ -144,10 +150,10 @@ class Chain:
         assert cover is not None
         return cover
 
-    def fastest(self, least: int, most: int, tolerance: float) -> Cover:
+    def fastest(self, least: int, most: int, tolerance: float) -> Cover | None:
         """A cover of at most `most` shares whose makespan is within `tolerance`, a ratio, of the least possible.
 
-        Of all covers of that makespan it has the least total.
+        Of all covers of that makespan it has the least total. None if so few shares cannot run all at once.
         """
         fluid = self.start + self.fluid_seconds / most
         low = max(self.slowest_item, fluid) * (1 - 1e-12)
@@ -165,8 +171,7 @@ class Chain:
                 low = limit
             else:
                 starts, high = found, limit
-        assert starts is not None
-        return self.cut(starts)
+        return None if starts is None else self.cut(starts)
 
     def minimise(
         self, objective: Callable[[float, float], float], fast: Cover, least: int, most: int, tolerance: float

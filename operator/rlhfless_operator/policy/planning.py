@@ -112,6 +112,7 @@ class Planner:
     Args:
         start_seconds: charged to each instance before it works.
         tail_tokens: see `plan`.
+        at_once: no share has samples that wait for others to end.
         tolerance: ratio within which the best plan is found.
 
     Raises:
@@ -126,6 +127,7 @@ class Planner:
         start_seconds: float = 0.0,
         *,
         tail_tokens: float = 0.0,
+        at_once: bool = False,
         tolerance: float = TOLERANCE,
     ) -> None:
         if not tail_tokens >= 0:
@@ -137,11 +139,17 @@ class Planner:
         self._start = start_seconds
         self._tail = tail_tokens
         self._tolerance = tolerance
-        self._ways = [self._loads.whole_groups(start_seconds, tail_tokens)]
+        self._ways = [self._loads.whole_groups(start_seconds, tail_tokens, at_once=at_once)]
         if self._loads.groups < len(samples):
-            self._ways.append(self._loads.single_samples(start_seconds, tail_tokens))
+            self._ways.append(self._loads.single_samples(start_seconds, tail_tokens, at_once=at_once))
         least, most = limits.min_instances, limits.max_instances
-        self._fast = [way.chain.fastest(least, most, tolerance / 2) for way in self._ways]
+        found = [way.chain.fastest(least, most, tolerance / 2) for way in self._ways]
+        self._fast = [cover for cover in found if cover is not None]
+        if len(self._fast) < len(self._ways):
+            raise InfeasibleError(
+                f"max_instances is {most}: the {len(samples)} samples do not all run at once on so few instances;"
+                f" use at least {math.ceil(float(self._loads.filled.sum()))}, or let samples wait"
+            )
         self.least_seconds = min(cover.makespan for cover in self._fast)
         """The shortest time of any plan."""
         self.least_instance_seconds = min(way.chain.cheapest(least).total for way in self._ways)

@@ -7,6 +7,7 @@ complete, how many GPUs then work them off, and what that costs.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from rlhfless_operator.policy.latency import InstanceProfile
 from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
 from rlhfless_operator.policy.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, run_trainer
-from rlhfless_operator.policy.planning import Limits, Plan, Planner
+from rlhfless_operator.policy.planning import InfeasibleError, Limits, Plan, Planner
 
 _STRETCHES = (1.05, 1.25)
 
@@ -77,10 +78,14 @@ def plan_step(
     tokens = np.bincount(loads.group, loads.context + loads.length, loads.groups)
     work: Floats = (training.token_gpu_seconds * tokens).astype(np.float64)
     delayed = _delayed(loads, sizes, runaways or {}) if tail_tokens else np.zeros(loads.groups, dtype=bool)
-    planner = Planner(samples, profile.latency, limits, charged)
-    candidates = planner.front(points // 2)
+    planners = [Planner(samples, profile.latency, limits, charged)]
     if tail_tokens:
-        candidates += Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens).front(points // 2)
+        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens))
+        # A runaway that waits for a place ends last of all.
+        with suppress(InfeasibleError):
+            planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True))
+    planner = planners[0]
+    candidates = [plan for each in planners for plan in each.front(points // 2)]
     candidates += [
         plan
         for limit in np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, points)

@@ -1,0 +1,215 @@
+"""Policies on scenarios over seeds: the numbers, and the table."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any, get_args
+
+from rich.table import Table
+
+from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings
+from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
+from rlhfless_operator.simulator.steps import StepResult, run_policy
+from rlhfless_operator.simulator.traces import Trace, generate
+
+Progress = Callable[[int, int], None]
+"""(steps done, steps in all)"""
+
+METRICS = (
+    "seconds",
+    "gpu_seconds",
+    "cost",
+    "idle_share",
+    "lower_bound_share",
+    "generation_seconds",
+    "generation_gpu_seconds",
+    "generation_lower_bound_share",
+    "instances",
+    "moves",
+    "lost",
+)
+
+
+def simulate(
+    scenario: str | Scenario,
+    seeds: Sequence[int],
+    *,
+    policies: Sequence[str] = get_args(PolicyName),
+    trace: Trace | None = None,
+    cost_weight: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run policies on a scenario.
+
+    The figures are means of a training step, of all epochs but the first where there are several: what is learnt has
+    then been learnt. Every policy sees the same lengths.
+
+    Args:
+        seeds: each makes a trace of its own, unless one is given.
+        trace: lengths of a real run instead of the scenario's; its prompts are drawn anew for each seed.
+        cost_weight: λ instead of the scenario's.
+
+    Returns:
+        `{"scenario", "seeds", "policies": [{"policy", "seconds", "seconds_std", "gpu_seconds", …}]}`.
+
+    Raises:
+        ValueError: for a scenario, policy, seed list or trace that cannot be simulated, naming the field.
+    """
+    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
+    if cost_weight is not None:
+        found = replace(found, cost_weight=cost_weight)
+    chosen = [_policy(name) for name in policies]
+    return _simulate(found, seeds, {settings.name: settings for settings in chosen}, trace, progress)
+
+
+def ablate(scenario: str | Scenario, seeds: Sequence[int], *, progress: Progress | None = None) -> dict[str, Any]:
+    """What each of our own means brings: ours without each of them, and with none. The form is that of `simulate`."""
+    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
+    ours = POLICIES["rlhfless"]
+    none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False)
+    variants = {
+        "all": ours,
+        "without overlapped learning": replace(ours, overlaps_learning=False),
+        "without any overlap": replace(ours, overlaps_learning=False, overlaps_preparation=False),
+        "without migration": replace(ours, rule=None),
+        "without warming": replace(ours, warms=False),
+        "receivers compute again": replace(ours, restarts_receiver=True),
+        "none": none,
+    }
+    return _simulate(found, seeds, variants, None, progress)
+
+
+def sweep(
+    scenario: str | Scenario,
+    field: str,
+    values: Iterable[Any],
+    seeds: Sequence[int],
+    *,
+    policies: Sequence[str] = ("static", "rlhfless"),
+) -> list[dict[str, Any]]:
+    """`simulate` for each value of one of the scenario's fields; `value` is added to each result.
+
+    Args:
+        field: a field of the scenario, or `lengths.` and a field of its lengths.
+    """
+    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
+    results = []
+    for value in values:
+        if field.startswith("lengths."):
+            changed = replace(found, lengths=replace(found.lengths, **{field.removeprefix("lengths."): value}))
+        else:
+            changed = replace(found, **{field: value})
+        results.append({"field": field, "value": value, **simulate(changed, seeds, policies=policies)})
+    return results
+
+
+def table(result: dict[str, Any]) -> Table:
+    """A result for the terminal, each policy beside the first."""
+    view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
+    view.add_column("policy")
+    for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
+        view.add_column(heading, justify="right")
+    first = result["policies"][0]
+    for row in result["policies"]:
+        view.add_row(
+            row["policy"],
+            f"{row['seconds']:.1f} ± {row['seconds_std']:.1f}",
+            f"{row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f}",
+            f"${row['cost']:.3f}",
+            f"{row['idle_share']:.0%}",
+            f"{row['lower_bound_share']:.0%}",
+            f"{first['seconds'] / row['seconds']:.2f}×",
+            f"{1 - row['gpu_seconds'] / first['gpu_seconds']:.0%}",
+        )
+    return view
+
+
+def _simulate(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    variants: dict[str, PolicySettings],
+    trace: Trace | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    if not seeds:
+        raise ValueError("seeds is empty: give at least 1")
+    if trace is not None:
+        scenario = _fitted(scenario, trace)
+    steps_each = (trace.prompts // scenario.prompts_per_step if trace else scenario.steps_per_epoch) * (
+        trace.epochs if trace else scenario.epochs
+    )
+    total, done = steps_each * len(seeds) * len(variants), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    by_policy: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+    for seed in seeds:
+        lengths = trace or generate(
+            scenario.lengths,
+            epochs=scenario.epochs,
+            prompts=scenario.prompts_per_step * scenario.steps_per_epoch,
+            samples=scenario.samples_per_prompt,
+            seed=seed,
+        )
+        for name, settings in variants.items():
+            steps = run_policy(scenario, settings, lengths, seed, advance)
+            learnt = [step for step in steps if step.epoch > 0] or steps
+            by_policy[name].append(_means(scenario, learnt))
+    return {
+        "scenario": scenario.name,
+        "seeds": list(seeds),
+        "cost_weight": scenario.cost_weight,
+        "policies": [{"policy": name, **_spread(runs)} for name, runs in by_policy.items()],
+    }
+
+
+def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
+    held = fmean(step.gpu_seconds for step in steps)
+    generation = fmean(step.generation_gpu_seconds for step in steps)
+    return {
+        "seconds": fmean(step.seconds for step in steps),
+        "gpu_seconds": held,
+        "cost": held / 3600 * scenario.gpu_hour,
+        "idle_share": 1 - fmean(step.busy_gpu_seconds for step in steps) / held,
+        "lower_bound_share": fmean(step.bound_gpu_seconds for step in steps) / held,
+        "generation_seconds": fmean(step.generation_seconds for step in steps),
+        "generation_gpu_seconds": generation,
+        "generation_lower_bound_share": fmean(step.generation_bound_gpu_seconds for step in steps) / generation,
+        "instances": fmean(step.instances for step in steps),
+        "moves": fmean(step.moves for step in steps),
+        "lost": fmean(step.lost for step in steps),
+    }
+
+
+def _spread(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over seeds, and their standard deviations, 0 for a single seed."""
+    found: dict[str, float] = {}
+    for name in METRICS:
+        values = [run[name] for run in runs]
+        found[name] = fmean(values)
+        found[f"{name}_std"] = stdev(values) if len(values) > 1 else 0.0
+    return found
+
+
+def _policy(name: str) -> PolicySettings:
+    for settings in POLICIES.values():
+        if settings.name == name:
+            return settings
+    raise ValueError(f"policy is {name!r}: choose one of {', '.join(POLICIES)}")
+
+
+def _fitted(scenario: Scenario, trace: Trace) -> Scenario:
+    """The scenario with the trace's sizes."""
+    longest = int(trace.response_tokens.max())
+    if longest < 1:
+        raise ValueError("response_tokens is 0 in every row of the trace: there is nothing to simulate")
+    return replace(
+        scenario,
+        samples_per_prompt=trace.samples,
+        prompts_per_step=min(scenario.prompts_per_step, trace.prompts),
+        lengths=replace(scenario.lengths, longest=longest),
+    )
