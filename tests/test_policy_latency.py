@@ -1,5 +1,6 @@
 """Latency: the linear model, its fit to tables, the roofline, and the calibration by a run's own events."""
 
+import itertools
 import json
 
 import numpy as np
@@ -9,12 +10,15 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.policy.calibration import Calibration, Observation
 from rlhfless_operator.policy.latency import DecodeTable, LinearLatency, non_negative_least_squares
+from rlhfless_operator.policy.measured import MEASURED
 from rlhfless_operator.policy.roofline import (
     A100,
+    GPUS,
     H100,
     H200,
     L40S,
     LLAMA_70B,
+    MODELS,
     QWEN_3B,
     QWEN_7B,
     kv_tokens,
@@ -90,6 +94,29 @@ def test_the_roofline_is_within_a_third_of_what_was_measured(model, gpu, gpus, b
     table = roofline(model, gpu, gpus)
     latency = table.linear()
     assert latency.decode_seconds(batch, context) == pytest.approx(measured, rel=0.34)
+
+
+def test_the_measured_tables_cover_the_gpus_and_models_of_the_scenarios():
+    assert {(gpu, model) for gpu, model, _ in MEASURED} == set(itertools.product(GPUS, MODELS))
+
+
+@pytest.mark.parametrize("key", MEASURED)
+def test_the_linear_model_follows_the_measurements(key):
+    table = MEASURED[key]
+    latency = table.linear()
+    for batch, row in zip(table.batches, table.seconds, strict=True):
+        for context, seconds in zip(table.contexts, row, strict=True):
+            assert latency.decode_seconds(batch, context) == pytest.approx(seconds, rel=0.3)
+
+
+@pytest.mark.parametrize("key", [key for key in MEASURED if key[2] == 1])
+def test_the_roofline_of_a_single_gpu_is_near_the_measurements(key):
+    gpu, model, gpus = key
+    formula = roofline(MODELS[model], GPUS[gpu], gpus).linear()
+    measured = MEASURED[key].linear()
+    for batch, context in ((1, 512), (64, 512), (64, 2048), (256, 512)):
+        ratio = formula.decode_seconds(batch, context) / measured.decode_seconds(batch, context)
+        assert 0.6 < ratio < 1.7
 
 
 def test_a_model_that_fits_no_gpu_is_told_how_many_it_needs():

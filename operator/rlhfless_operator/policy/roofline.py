@@ -1,7 +1,8 @@
 """Latency from the data sheet, for hardware and models that no table covers.
 
 A decode step takes the longer of reading (weights and KV cache) and arithmetic, each at the part of the peak that
-engines reach: max(2·P·b / (F·mfu), (W + b·context·kv) / (B·mbu)) plus a constant.
+engines reach: max(2·P·b / (F·mfu), (W + b·context·kv) / (B·mbu)) plus a constant. On one GPU that is within a third of
+what was measured; with tensor parallelism it is optimistic for large batches, since messages count as small.
 """
 
 from dataclasses import dataclass

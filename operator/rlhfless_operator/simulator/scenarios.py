@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhfless_operator.policy.latency import InstanceProfile
+from rlhfless_operator.policy.measured import MEASURED
 from rlhfless_operator.policy.roofline import (
     H100,
     L40S,
@@ -76,7 +77,8 @@ class Scenario:
 
     def profile(self) -> InstanceProfile:
         """An instance of this scenario."""
-        table = roofline(self.model, self.gpu, self.gpus_per_instance)
+        measured = MEASURED.get((self.gpu.name, self.model.name, self.gpus_per_instance))
+        table = measured or roofline(self.model, self.gpu, self.gpus_per_instance)
         return InstanceProfile(
             table.linear(),
             self.gpus_per_instance,
