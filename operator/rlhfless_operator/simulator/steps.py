@@ -133,7 +133,10 @@ class Run:
         means = np.zeros(columns.groups)
         means[columns.group] = columns.length
         ranked = np.argsort(-means, kind="stable")
-        candidates = [_equal(ranked, columns, n) for n in range(1, min(scenario.instances, columns.groups) + 1)]
+        # Where there are enough instances, no response waits for another to end.
+        least = min(scenario.instances, math.ceil(float(columns.filled.sum())))
+        most = max(least, min(scenario.instances, columns.groups))
+        candidates = [_equal(ranked, columns, n) for n in range(least, most + 1)]
         times = [columns.seconds(division, start) for division in candidates]
         fastest, cheapest = min(map(max, times)), min(map(sum, times))
         values = [(1 - weight) * max(each) / fastest + weight * sum(each) / cheapest for each in times]
