@@ -2,7 +2,7 @@
 
     python benchmarks/planner.py [--json]
 
-Each row plans a step in full, from sample objects to shares: the median processor time of several plans. The lengths are
+Each row plans a step in full, from sample objects to shares: the median processor time of several plans. Lengths are
 lognormal by prompt with noise in the group and a few per cent at the cap; each sample of a group has its own expected
 length, so that nothing is made easy.
 """

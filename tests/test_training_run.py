@@ -152,6 +152,8 @@ def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
     file = tiny_job("prolonged", steps=3)
     assert run_job(file)["steps"] == 3
     assert_equal_weights(final_weights(file), final_weights(straight))
+    exported = load_file(folder_of(file) / "model" / "model.safetensors")
+    assert torch.equal(exported["model.norm.weight"], final_weights(file)["model.norm.weight"])
 
 
 def test_a_job_that_changed_is_refused(tiny_job: MakeJob) -> None:

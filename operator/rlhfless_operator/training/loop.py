@@ -23,6 +23,9 @@ async def train(run: TrainingRun) -> None:
     if run.evaluation_due(0) and not run.records:
         await run.commit(0, None, None, await evaluate(run, 0, run.requests.initial))
 
+    if run.status.step < run.total_steps:
+        # A model that a shorter run of this job had exported is not this one's.
+        artifacts.remove(run.folder.export)
     for step in range(run.status.step + 1, run.total_steps + 1):
         run.progress.begin_step(step, run.samples_per_step)
         await run.update_status(stage="generation")

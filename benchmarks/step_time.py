@@ -1,0 +1,124 @@
+"""A quickstart step by rlhfless against one by TRL's GRPOTrainer: same model, data, sizes and threads, one run.
+
+The two take turns on the machine, `--rounds` times, so that a machine whose speed drifts is drifting for both. What is
+compared is the median wall time of a step after the first, which pays for start-up on both sides.
+
+    python benchmarks/step_time.py [--steps 6] [--rounds 2] [--threads 2] [--output results.json]
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def run_rlhfless(steps: int, threads: int, folder: Path) -> dict[str, Any]:
+    """Run the quickstart's GRPO job for a few steps and read its records."""
+    job_file = REPOSITORY / "examples" / "quickstart" / "grpo.yaml"
+    job = yaml.safe_load(job_file.read_text())
+    job["spec"]["steps"] = steps
+    del job["spec"]["evaluation"]
+    for section, field in (("model", "source"), ("data", "source")):
+        job["spec"][section][field] = str(job_file.parent / job["spec"][section][field])
+    job["spec"]["rewards"][0]["python"]["file"] = str(job_file.parent / "reward.py")
+    folder.mkdir(parents=True)
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "rlhfless_operator", "run", str(folder / "job.yaml")]
+    command += ["--artifacts", str(folder), "--threads", str(threads)]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = PeakMemory(driver.pid)
+    if driver.wait() != 0:
+        raise SystemExit(f"rlhfless ended with status {driver.returncode}")
+    lines = (folder / job["metadata"]["name"] / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines][1:]
+    stages = records[0]["stages"]
+    return {
+        "step_seconds": [record["seconds"] for record in records],
+        "stage_seconds": {stage: statistics.median(record["stages"][stage] for record in records) for stage in stages},
+        "driver_peak_bytes": peak.driver,
+        "all_processes_peak_bytes": peak.everything,
+    }
+
+
+class PeakMemory:
+    """Samples a process and its descendants until it ends: resident bytes, and proportional ones for the whole tree."""
+
+    def __init__(self, pid: int) -> None:
+        self.driver = 0
+        self.everything = 0
+        self._process = psutil.Process(pid)
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while True:
+            try:
+                self.driver = max(self.driver, self._process.memory_info().rss)
+                # Forks share most of their pages with the template: their resident sizes do not add up.
+                tree = [self._process, *self._process.children(recursive=True)]
+                self.everything = max(self.everything, sum(process.memory_full_info().pss for process in tree))
+            except psutil.Error:
+                if not self._process.is_running() or self._process.status() == psutil.STATUS_ZOMBIE:
+                    return
+            time.sleep(0.5)
+
+
+def run_trl(steps: int, threads: int) -> dict[str, Any]:
+    """Run the peer benchmark and read what it prints."""
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "trl_grpo.py")]
+    command += ["--steps", str(steps), "--threads", str(threads)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    measured: dict[str, Any] = json.loads(result.stdout)
+    return measured
+
+
+def main() -> None:
+    """Measure, print and keep the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6, help="steps of each run, the first of which does not count")
+    parser.add_argument("--rounds", type=int, default=2, help="how often the two take turns")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="also write the result here")
+    arguments = parser.parse_args()
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(arguments.rounds):
+            ours.append(run_rlhfless(arguments.steps, arguments.threads, Path(folder, str(number))))
+            theirs.append(run_trl(arguments.steps, arguments.threads))
+    our_step = statistics.median(seconds for run in ours for seconds in run["step_seconds"])
+    trl_step = statistics.median(run["step_seconds"]["median"] for run in theirs)
+    result = {
+        "rlhfless_step_seconds": our_step,
+        "trl_step_seconds": trl_step,
+        "ratio": our_step / trl_step,
+        "rlhfless": ours,
+        "trl": theirs,
+        "threads": arguments.threads,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "trl")},
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.output is not None:
+        arguments.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
