@@ -15,7 +15,6 @@ from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.policy.lengths import rank_correlation
 from rlhfless_operator.policy.loads import Loads, SampleLoad
 from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
-from rlhfless_operator.policy.overlap import TrainerPlan, free_gpus, plan_trainer, run_trainer
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.policies import POLICIES
@@ -164,35 +163,6 @@ def test_a_lost_instance_costs_what_was_not_flushed():
     assert len(stormy.held) == 1 + stormy.lost
     # Each loss costs a start, half a flush interval and the prefill of what was kept.
     assert calm.seconds + 3 * stormy.lost < stormy.seconds < calm.seconds + 7 * stormy.lost
-
-
-def test_the_trainer_works_off_groups_as_they_arrive():
-    arrivals, work = np.array([0.0, 10.0]), np.array([4.0, 4.0])
-    free = free_gpus([0.0, 0.0], 2, 1)
-    run = run_trainer(arrivals, work, free, TrainerPlan(2, 0.0), start_seconds=1, update_seconds=0.5)
-    assert run.end == pytest.approx(10 + 2 + 0.5)
-    assert run.gpu_seconds == pytest.approx(2 * 12.5)
-    late = run_trainer(arrivals, work, free, TrainerPlan(2, 7.0), start_seconds=1, update_seconds=0.5)
-    assert late.end == pytest.approx(12.5) and late.gpu_seconds == pytest.approx(11)
-
-
-def test_gpus_join_the_trainer_as_actors_free_them():
-    assert free_gpus([5.0, 3.0], 6, 2).tolist() == [-math.inf, -math.inf, 3, 3, 5, 5]
-    run = run_trainer(
-        np.zeros(1), np.array([8.0]), free_gpus([0.0, 4.0], 2, 1), TrainerPlan(2, 0.0), start_seconds=0,
-        update_seconds=0,
-    )  # fmt: skip
-    assert run.end == pytest.approx(6) and run.gpus == 2
-
-
-def test_the_trainer_that_is_planned_is_no_worse_than_waiting_for_the_end():
-    random = np.random.default_rng(0)
-    arrivals, work = np.sort(random.uniform(0, 20, 50)), random.uniform(1, 3, 50)
-    free = free_gpus([5.0, 10.0, 15.0, 20.0], 8, 1)
-    times = {"start_seconds": 1.0, "update_seconds": 0.5}
-    plan = plan_trainer(arrivals, work, free, time_price=8, reserved=0, reserve_seconds=0, **times)
-    found, waited = (run_trainer(arrivals, work, free, each, **times) for each in (plan, TrainerPlan(8, 19.0)))
-    assert found.end * 8 + found.gpu_seconds <= waited.end * 8 + waited.gpu_seconds
 
 
 def test_generated_lengths_have_the_published_statistics():
