@@ -57,7 +57,7 @@ def plan_step(
     ready_seconds: float,
     tail_tokens: float = 0.0,
     runaways: Mapping[int, float] | None = None,
-    points: int = 16,
+    points: int = 8,
 ) -> StepPlan:
     """The plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the whole step.
 
