@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_last_good_weigh
     bad = job.request(2, "bad").model_copy(update={"batch": _with_parts(job.batch(2), poisoned)})
     learner = Learner()
     learner.run(job.request(1, "bad"), context())
-    with pytest.raises(TaskError, match=r"step 2: the policy's update failed.*lower the learning rate") as caught:
+    with pytest.raises(TaskError, match=r"step 2: the policy's update failed.*lower optimizer.learningRate") as caught:
         learner.run(bad, context())
     assert caught.value.reason == "non_finite_loss"
     assert not caught.value.retryable

@@ -125,7 +125,8 @@ class _Share:
                 "non_finite_sample",
                 f"step {self._request.key.step}: weights version {self._request.weights.version} gave NaN or infinite"
                 f" logits for prompt {error.prompt}, sample {error.index}, response token {error.position}: the policy"
-                " has diverged; go back to an earlier version with a lower learning rate, or generate in float32",
+                " has diverged; go back to an earlier version with a lower optimizer.learningRate, or generate in"
+                " float32",
             ) from error
 
     def _take(self, results: list[SequenceResult], schedule: FlushSchedule) -> None:

@@ -92,9 +92,23 @@ def train_step(
                     loss = _critic_loss(state, micro_batch, request)
                 critic_total += _backward(loss, scale, report)
         if step > critic_warmup:
-            _update(state.policy_optimizer, factor, float(policy_total), report.policy, f"step {step}: the policy's")
+            _update(
+                state.policy_optimizer,
+                factor,
+                float(policy_total),
+                report.policy,
+                f"step {step}: the policy's",
+                "optimizer.learningRate",
+            )
         if state.critic_optimizer is not None:
-            _update(state.critic_optimizer, factor, float(critic_total), report.critic, f"step {step}: the critic's")
+            _update(
+                state.critic_optimizer,
+                factor,
+                float(critic_total),
+                report.critic,
+                f"step {step}: the critic's",
+                "algorithm.critic.learningRate",
+            )
     state.version = step
     return report
 
@@ -151,7 +165,7 @@ def _backward(loss: Loss, scale: float, report: StepReport) -> torch.Tensor:
     return scaled.detach()
 
 
-def _update(optimizer: ModelOptimizer, factor: float, loss: float, course: Course, whose: str) -> None:
+def _update(optimizer: ModelOptimizer, factor: float, loss: float, course: Course, whose: str, rate: str) -> None:
     try:
         if not math.isfinite(loss):
             raise NonFiniteGradientError(f"the loss is {loss}")
@@ -160,6 +174,6 @@ def _update(optimizer: ModelOptimizer, factor: float, loss: float, course: Cours
         raise TaskError(
             "non_finite_loss",
             f"{whose} update failed: {error}. The weights of the step before stand;"
-            " lower the learning rate, or look for extreme rewards or log-probabilities in the step's batch",
+            f" lower {rate}, or look for extreme rewards or log-probabilities in the step's batch",
         ) from error
     course.losses.append(loss)

@@ -24,6 +24,12 @@ from rlhfless_operator.training.tracking import Tracking, check_tracking, open_t
 _FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
 """Parts of a job that can't change once it has begun: the steps that are done would mean something else."""
 
+_BEFORE_THE_FIRST_STEP = (
+    *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
+    *("metrics.jsonl", "samples.jsonl"),
+)
+"""What may have been made from them before a first step is done."""
+
 
 class JobChangedError(UserError):
     """The document is not the one that the job was begun with."""
@@ -67,7 +73,9 @@ async def drive(
             await asyncio.to_thread(_write_summary, run)
         return summarize(job, run.status, run.records)
     finally:
-        await asyncio.to_thread(lease.release)
+        # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
+        with contextlib.suppress(artifacts.ArtifactError):
+            await asyncio.to_thread(lease.release)
 
 
 async def _train_under_lease(run: TrainingRun) -> None:
@@ -104,11 +112,17 @@ def _write_summary(run: TrainingRun) -> None:
 def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
     document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     begun = folder.file("job.yaml")
+    status = read_status(folder)
     if artifacts.exists(begun):
         before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
         now = document["spec"]
         changed = [name for name in _FIXED_FIELDS if before.get(name) != now.get(name)]
-        if changed:
+        if changed and not (status and status.step):
+            # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
+            for name in _BEFORE_THE_FIRST_STEP:
+                artifacts.remove(folder.file(name))
+            status = _anew(status)
+        elif changed:
             names = ", ".join(f"spec.{name}" for name in changed)
             raise JobChangedError(
                 f"{names} changed since this job was begun in {folder.root};"
@@ -116,4 +130,10 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
             )
     remove_remains(folder)
     artifacts.write_bytes(begun, yaml.safe_dump(document, sort_keys=False).encode())
-    return read_status(folder) or RLHFJobStatus(uid=new_uid())
+    return status or _anew(None)
+
+
+def _anew(status: RLHFJobStatus | None) -> RLHFJobStatus:
+    """A new incarnation, which owes what the one before has spent."""
+    spent = ("seconds", "instance_seconds", "idle_seconds", "cost")
+    return RLHFJobStatus(uid=new_uid(), **({name: getattr(status, name) for name in spent} if status else {}))

@@ -21,6 +21,7 @@ from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.run import TrainingRun, read_status
+from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.view import TrainingView, ViewState
 
 _REFRESH_SECONDS = 0.25
@@ -62,7 +63,9 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         JobFinishedError: it has run to its end already.
     """
     folder = JobFolder(root)
-    _refuse_finished(job, folder)
+    status = read_status(folder)
+    _refuse_finished(job, folder, status)
+    shown = status.step if status is not None and status.step else -1
     local = artifacts.local_path(root)
     log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
 
@@ -82,7 +85,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     current = asyncio.current_task()
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
-    with TrainingView(job.metadata.name, job.spec.steps or 0) as view:
+    with TrainingView(job.metadata.name, job.spec.steps or 0, after=shown) as view:
         watching: list[asyncio.Task[None]] = []
 
         def watch(run: TrainingRun) -> None:
@@ -132,8 +135,7 @@ async def _watch(run: TrainingRun, view: TrainingView) -> None:
         view.update(view_state(run))
 
 
-def _refuse_finished(job: RLHFJob, folder: JobFolder) -> None:
-    status = read_status(folder)
+def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | None) -> None:
     if status is None or status.phase != "Succeeded":
         return
     if job.spec.steps is None or job.spec.steps <= status.step:
@@ -144,7 +146,11 @@ def _refuse_finished(job: RLHFJob, folder: JobFolder) -> None:
 
 
 def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:
-    reward = f"reward {summary['reward_first']:.3f} → {summary['reward_last']:.3f}" if summary["reward_first"] else ""
+    reward = (
+        f"reward {summary['reward_first']:.3f} → {summary['reward_last']:.3f}"
+        if summary["reward_first"] is not None
+        else ""
+    )
     if "accuracy_before" in summary:
         reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
     money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])

@@ -1,0 +1,271 @@
+"""Bad input through the real command line: one error that names the field and the remedy, nothing half-written, no
+process left, and the same command goes on once the input is mended.
+
+What a document alone shows is checked in this process, since no other is involved; the rest runs `python -m
+rlhfless_operator`. Of the faults that stage code finds, each family is here once: the others are in `test_datasets`,
+`test_preparation`, `test_rewards_pool`, `test_rewards_scoring`, `test_training_step` and `test_weights`.
+"""
+
+import ctypes
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from rlhfless_operator.cli import main
+
+MakeJob = Callable[..., Path]
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(autouse=True, scope="module")
+def orphans_come_here() -> Iterator[None]:
+    """Make this process the parent of whatever its children leave behind, so that it can be found."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def living_children() -> dict[int, str]:
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = " ".join(process.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def run(file: Path, *options: str, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+    """`rlhfless run`, after which no process may be left."""
+    before = living_children()
+    command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, preexec_fn=limit)
+    left = {pid: command for pid, command in living_children().items() if pid not in before}
+    assert left == {}
+    return ended
+
+
+def the_error(ended: subprocess.CompletedProcess[str]) -> str:
+    """The one error that a failed run ends with."""
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    lines = ended.stderr.splitlines()
+    assert lines[-1].startswith("error: "), ended.stderr
+    assert sum("error" in line.lower() for line in lines) == 1, ended.stderr
+    return lines[-1]
+
+
+def folder_of(file: Path) -> Path:
+    spec = yaml.safe_load(file.read_text())["spec"]
+    return Path(spec["artifacts"]["uri"]) / file.parent.name
+
+
+def status_of(file: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads((folder_of(file) / "status.json").read_text())
+    return status
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Version folders without a manifest, and temporary files."""
+    versions = [path for kind in ("data", "weights", "critics", "checkpoints") for path in (folder / kind).glob("*")]
+    incomplete = [path for path in [*versions, folder / "model"] if path.exists() and not any(path.glob("manifest*"))]
+    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+
+
+def assert_failed(file: Path, message: str) -> None:
+    """The job's folder says why it failed, and holds nothing half-written."""
+    status = status_of(file)
+    assert status["phase"] == "Failed"
+    assert f"error: {status['message']}" == message
+    assert json.loads((folder_of(file) / "summary.json").read_text())["phase"] == "Failed"
+    assert half_written(folder_of(file)) == []
+
+
+# --- what the document shows ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "place", "remedy"),
+    [
+        ({"stepz": 3}, {}, "spec.stepz: ", "did you mean steps?"),
+        ({"steps": "three"}, {}, "spec.steps: ", "whole number"),
+        ({"limits": {"stall": 30}}, {}, "spec.limits.stall: ", "30s"),
+        ({"model": {"source": "./nowhere"}}, {}, "spec.model.source: ", "check the path"),
+        ({"data": {"source": "nowhere.jsonl"}}, {}, "spec.data.source: ", "check the path"),
+        ({"data": {"source": "empty.jsonl"}}, {"empty.jsonl": ""}, "spec.data.source: ", "at least one prompt"),
+        (
+            {"rewards": [{"name": "r", "python": {"file": "nowhere.py"}}]},
+            {},
+            "spec.rewards[0].python.file: ",
+            "check the path",
+        ),
+        (
+            {"rewards": [{"name": "r", "python": {"file": "reward.py", "function": "rewrad"}}]},
+            {},
+            "spec.rewards[0].python.function: ",
+            "did you mean reward?",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("spec.") else "",
+)
+def test_a_faulty_document_is_one_line_and_nothing_is_made(
+    tiny_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    files: dict[str, str],
+    place: str,
+    remedy: str,
+) -> None:
+    file = tiny_job(**settings)
+    for name, content in files.items():
+        (file.parent / name).write_text(content)
+    monkeypatch.setattr(sys, "argv", ["rlhfless", "run", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{file}:")
+    assert place in line
+    assert remedy in line
+    assert not folder_of(file).exists()
+
+
+# --- what the data shows ---
+
+
+def test_data_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(tiny_job: MakeJob, tiny_model: Path) -> None:
+    short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}, "steps": 1}
+
+    # A prompt that is too long, where the job says that this is a fault.
+    file = tiny_job(**short, data={"longPrompts": "fail"})
+    with (file.parent / "train.jsonl").open("a") as data:
+        data.write(json.dumps({"prompt": "1+" * 20, "ground_truth": 1}))
+    error = the_error(run(file))
+    assert "train.jsonl, line 13 has a prompt of 40 tokens" in error
+    assert "set data.longPrompts to drop" in error
+    assert_failed(file, error)
+
+    # Chat messages, which the model's tokenizer has no template for.
+    file = tiny_job(**short, data={"systemPrompt": "add"})
+    error = the_error(run(file))
+    assert "train.jsonl, line 1 is chat data" in error
+    assert "set model.chatTemplate" in error
+    assert_failed(file, error)
+
+    # A tokenizer that knows more tokens than the model.
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_tokens(["one-too-many"])
+    tokenizer.save_pretrained(file.parent / "tokenizer")
+    file = tiny_job(**short, model={"tokenizer": "./tokenizer"})
+    error = the_error(run(file))
+    assert "vocabulary mismatch" in error
+    assert "give model.tokenizer the tokenizer that the model was trained with" in error
+    assert_failed(file, error)
+
+    file = tiny_job(**short)
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+    assert status_of(file)["phase"] == "Succeeded"
+
+
+# --- what the work shows ---
+
+
+def test_a_job_goes_on_from_every_fault_of_its_steps(tiny_job: MakeJob) -> None:
+    short: dict[str, Any] = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 2}}
+
+    def with_reward(body: str, steps: int, **settings: Any) -> Path:
+        terms = [{"name": "digits", "timeout": "1s", "python": {"file": "reward.py"}}]
+        file = tiny_job(**short, rewards=terms, steps=steps, **settings)
+        (file.parent / "reward.py").write_text(f"def reward(completions, **columns):\n    {body}\n")
+        return file
+
+    fine = "return [len(completion) / 24 for completion in completions]"
+    for body, complaint in (
+        ("raise ValueError('no such unit')", "raised ValueError: no such unit (reward.py, line 2)"),
+        ("import time; time.sleep(600)", "took longer than 1 s"),
+    ):
+        file = with_reward(body, steps=1)
+        error = the_error(run(file))
+        assert error.startswith(f"error: reward 'digits' {complaint}")
+        assert "mend it, or set its onError to unscorable" in error
+        assert_failed(file, error)
+        assert status_of(file)["step"] == 0
+
+    file = with_reward(fine, steps=1)
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+
+    file = with_reward(fine, steps=2, optimizer={"learningRate": 1e30})
+    error = the_error(run(file))
+    assert "step 2" in error
+    assert "optimizer.learningRate" in error
+    assert_failed(file, error)
+    status = status_of(file)
+    assert status["step"] == status["weights"]["version"] == 1
+    assert [path.name for path in (folder_of(file) / "weights").iterdir()] == ["step-000001"], "the last good weights"
+
+    file = with_reward(fine, steps=2)
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+    assert "going on after step 1" in ended.stderr
+    assert "step 1/2" not in ended.stderr, "that was said when it was done"
+    assert status_of(file)["step"] == 2
+
+
+# --- where the artifacts go ---
+
+
+def test_an_artifacts_folder_that_cannot_be_made_is_one_error(tiny_job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    file = tiny_job(artifacts={"uri": str(tmp_path / "file" / "runs")})
+    error = the_error(run(file))
+    assert f"{tmp_path}/file/runs" in error
+    assert "choose another URI" in error
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None] | None]]:
+    """A folder with little space, and what a process must call first for that.
+
+    A tmpfs of its own where this user may mount one. Elsewhere a limit on the size of the process' files stands in
+    for it, which fails the same writes, though with another errno and not the small ones.
+    """
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        yield folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+        return
+    yield folder, None
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_one_error(tiny_job: MakeJob, small_disk: tuple[Path, Callable[[], None] | None]) -> None:
+    folder, limit = small_disk
+    short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}, "steps": 1}
+    file = tiny_job(**short, artifacts={"uri": str(folder)})
+    error = the_error(run(file, limit=limit))
+    assert "no space is left" in error
+    assert "choose another artifacts URI" in error
+    assert f"{folder}/tiny/" in error
+    assert half_written(folder / "tiny") == []
+    assert_failed(file, error)
