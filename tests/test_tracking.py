@@ -388,6 +388,7 @@ def test_mlflow_goes_on_with_its_run(stand_ins: Path, tmp_path: Path) -> None:
     assert (run["name"], run["status"]) == ("tracked", "FINISHED")
     assert [step for name, _, _, step in run["metrics"] if name == "train/reward"] == [0, 1, 2, 3]
     assert ["train/reward", 0.5, 1_003_000, 3] in run["metrics"]
+    assert {"train/reward", "train/kl.reference"} <= {name for name, *_ in run["metrics"]}
     assert ["spec.rewards.0.name", "reward"] in run["params"]
     assert len({name for name, _ in run["params"]}) == len(run["params"]), "a parameter can be set once"
 

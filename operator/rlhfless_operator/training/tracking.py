@@ -335,7 +335,10 @@ class MlflowTracker:
 
     def log(self, step: int, scalars: dict[str, float], at: float) -> None:
         """Log a step in one batch."""
-        metrics = [self._entities.Metric(name, number, round(at * 1000), step) for name, number in scalars.items()]
+        metrics = [
+            self._entities.Metric(_mlflow_name(name), number, round(at * 1000), step)
+            for name, number in scalars.items()
+        ]
         tag = self._entities.RunTag("rlhfless.step", str(step))
         self._client.log_batch(self._run, metrics=metrics, tags=[tag])
 
@@ -343,6 +346,12 @@ class MlflowTracker:
         """Say how the run ended; nothing if another driver has taken it over."""
         if phase in self._OUTCOMES:
             self._client.set_terminated(self._run, status=self._OUTCOMES[phase])
+
+
+def _mlflow_name(name: str) -> str:
+    """A name with one slash: where MLflow keeps files, `a/b` and `a/b/c` would be a file and a folder of one name."""
+    group, _, rest = name.partition("/")
+    return f"{group}/{rest.replace('/', '.')}"
 
 
 def _leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,31 @@
+"""The requests of a job."""
+
+import pytest
+
+from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.status import RLHFJobStatus
+
+
+def job(**spec: object) -> RLHFJob:
+    base = {"model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"}, "steps": 1}
+    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
+    return RLHFJob.model_validate({**document, "spec": {**base, **spec}})
+
+
+@pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
+def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall: str, heartbeat: float) -> None:
+    requests = RequestBuilder(job(limits={"stall": stall}), JobFolder("runs/job"), "uid")
+    samples = [SampleTask(prompt=0, index=0)]
+    batch = BatchReference(step=1, parts=["part"], samples=samples)
+    initial = requests.initial
+    made = [
+        requests.materialize("training", 0),
+        requests.generate(1, "training", initial, "actor-0000", 0, samples, "sink", []),
+        requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"]),
+        requests.learn(RLHFJobStatus(uid="uid"), batch, [], 1, checkpoint_due=True, attempt=0),
+        requests.export(initial, "card", 0),
+    ]
+    assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
