@@ -52,9 +52,9 @@ class LengthEstimate:
         if tokens >= longest:
             return 0.0
         survival, rest = self._survival(tokens)
-        natural = min(max(rest, 1.0), longest - tokens)
-        endless = self._endless(survival)
-        return endless * (longest - tokens) + (1 - endless) * natural
+        most = longest - tokens
+        natural = min(max(rest, 1.0), most)
+        return min(most, natural + self._endless(survival) * (most - natural))
 
     def endless(self, tokens: int) -> float:
         """Chance that a response that has `tokens` and has not ended is a runaway."""
