@@ -74,11 +74,13 @@ def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
 
 
 def no_space(error: BaseException) -> bool:
-    """Whether the error says that a disk or quota is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the error says that a disk or quota is full, or that a file may not grow further."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _obstacle(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "no file may be that large; raise the limit (ulimit -f), or choose another artifacts URI"
     if no_space(error):
         return "no space is left on the device; free some, or choose another artifacts URI"
     if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno == errno.EROFS):
