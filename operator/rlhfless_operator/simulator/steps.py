@@ -172,6 +172,9 @@ class Run:
             if truth:
                 return truth[key] - tokens, 0.0
             estimate = estimates[key[0]]
+            if settings.planning != "optimal":
+                # The rules of the others look at counts and contexts, not at what is expected.
+                return max(0.0, estimate.mean - tokens), 0.0
             return estimate.remaining(tokens, longest), estimate.endless(tokens)
 
         # A start-up is hidden under the learner where there are GPUs for both.
