@@ -17,6 +17,7 @@ from rlhfless_operator.policy.loads import Loads, SampleLoad
 from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
+from rlhfless_operator.simulator.page import scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS, find_scenario
 from rlhfless_operator.simulator.simulate import METRICS, ablate, simulate, sweep, table
@@ -259,6 +260,15 @@ def test_ablations_and_sweeps_have_the_form_of_results():
     swept = sweep(SMALL, "lengths.runaways", [0.0, 0.05], [0], policies=["static"])
     assert [each["value"] for each in swept] == [0.0, 0.05]
     assert [each["value"] for each in sweep(SMALL, "startup_seconds", [1.0], [0], policies=["static"])] == [1.0]
+
+
+def test_the_page_shows_every_policy_and_loads_nothing():
+    html = scenario_page(dataclasses.replace(SMALL, steps_per_epoch=1), [0], weights=(0.2, 0.8), sizes=(50, 100))
+    for name in POLICIES:
+        assert f"<h3>{name}</h3>" in html
+    for heading in ("Time against cost", "Held and idle", "One step", "The planner&#x27;s own cost"):
+        assert heading in html.replace("The planner's", "The planner&#x27;s")
+    assert "starting" in html and "http" not in html.replace("http-equiv", "")
 
 
 def test_the_first_scenario_is_the_papers_best_case():

@@ -28,6 +28,8 @@ class TrainerRun:
     """GPUs at the end."""
     gpu_seconds: float
     """GPU-seconds held, start-ups included."""
+    asked: tuple[float, ...]
+    """When each GPU was asked for, up to the end."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def run_trainer(
     needed = float((_capacity(arrived, joined) + left).max())
     end = _moment_of(needed, joined)
     held = float(np.maximum(end + update_seconds - asked, 0.0).sum())
-    return TrainerRun(end + update_seconds, int((joined < end).sum()), held)
+    taken = asked[asked < end + update_seconds]
+    return TrainerRun(end + update_seconds, int((joined < end).sum()), held, tuple(taken.tolist()))
 
 
 def plan_trainer(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from rlhfless_operator.policy.migration import Key
 from rlhfless_operator.policy.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.policy.planning import Limits
 from rlhfless_operator.policy.step_planning import Training, plan_step
-from rlhfless_operator.simulator.generation import GenerationRun, Handling, run_generation
+from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
@@ -40,6 +40,9 @@ class StepResult:
     moves: int
     lost: int
     rank_correlation: float | None
+    held: tuple[Held, ...]
+    """The generation instances."""
+    trainer: TrainerRun
 
 
 class Run:
@@ -88,6 +91,8 @@ class Run:
             moves=generation.moves,
             lost=generation.lost,
             rank_correlation=assess(estimates, lengths).rank_correlation,
+            held=tuple(generation.held),
+            trainer=trainer,
         )
 
     def _divide(
@@ -234,7 +239,7 @@ class Run:
             run = run_trainer(
                 prepared, work - preparation, np.zeros(every), afterwards, start_seconds=start, update_seconds=update
             )
-            return TrainerRun(run.end, run.gpus, run.gpu_seconds + float(preparation.sum()))
+            return replace(run, gpu_seconds=run.gpu_seconds + float(preparation.sum()))
         ends = np.full(len(work), after)
         return run_trainer(ends, work, np.zeros(every), afterwards, start_seconds=start, update_seconds=update)
 
