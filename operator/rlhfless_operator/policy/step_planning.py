@@ -79,11 +79,11 @@ def plan_step(
     work: Floats = (training.token_gpu_seconds * tokens).astype(np.float64)
     delayed = _delayed(loads, sizes, runaways or {}) if tail_tokens else np.zeros(loads.groups, dtype=bool)
     planners = [Planner(samples, profile.latency, limits, charged)]
+    # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
+    with suppress(InfeasibleError):
+        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True))
     if tail_tokens:
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens))
-        # A runaway that waits for a place ends last of all.
-        with suppress(InfeasibleError):
-            planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True))
     planner = planners[0]
     candidates = [plan for each in planners for plan in each.front(points // 2)]
     candidates += [
