@@ -4,6 +4,9 @@ JOB ?= examples/quickstart/grpo.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Debian ships Python without venv.
+INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/dev/null; } || \
+	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint types bench docs lock clean
@@ -13,6 +16,7 @@ help: ## say what each target does
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(INSTALL_VENV)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)
