@@ -15,16 +15,18 @@ from typing import Any
 
 import yaml
 
+from rlhfless_operator.validation import load_job
+
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
 
 
 def train(algorithm: str, seed: int, threads: int, artifacts: Path) -> dict[str, Any]:
     """Run one job to its end and return its summary."""
-    job = yaml.safe_load((QUICKSTART / f"{algorithm}.yaml").read_text())
+    resolved = load_job(QUICKSTART / f"{algorithm}.yaml").resolve_paths(QUICKSTART)
+    job = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
     name = f"{algorithm}-seed-{seed}"
     job["metadata"]["name"], job["spec"]["seed"] = name, seed
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=QUICKSTART) as file:
-        # Paths in a job are relative to its file.
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(job, file)
         file.flush()
         command = [sys.executable, "-m", "rlhfless_operator", "run", file.name]

@@ -23,18 +23,18 @@ from typing import Any
 import psutil
 import yaml
 
+from rlhfless_operator.validation import load_job
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def run_rlhfless(steps: int, threads: int, folder: Path) -> dict[str, Any]:
     """Run the quickstart's GRPO job for a few steps and read its records."""
-    job_file = REPOSITORY / "examples" / "quickstart" / "grpo.yaml"
-    job = yaml.safe_load(job_file.read_text())
+    quickstart = REPOSITORY / "examples" / "quickstart"
+    resolved = load_job(quickstart / "grpo.yaml").resolve_paths(quickstart)
+    job = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
     job["spec"]["steps"] = steps
     del job["spec"]["evaluation"]
-    for section, field in (("model", "source"), ("data", "source")):
-        job["spec"][section][field] = str(job_file.parent / job["spec"][section][field])
-    job["spec"]["rewards"][0]["python"]["file"] = str(job_file.parent / "reward.py")
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     command = [sys.executable, "-m", "rlhfless_operator", "run", str(folder / "job.yaml")]

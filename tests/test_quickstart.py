@@ -175,7 +175,7 @@ def test_the_quickstarts_limits_fit_its_data_and_its_model(name: str) -> None:
     assert longest <= spec.sampling.max_prompt_tokens
     assert spec.sampling.max_response_tokens == make_assets.LONGEST_RESPONSE
     assert spec.sampling.max_prompt_tokens + spec.sampling.max_response_tokens <= 512
-    assert (spec.generation.instances.min, spec.generation.instances.max) == (1, 2)
+    assert (spec.generation.instances.min, spec.generation.instances.max) == (2, 2)
     assert spec.prices.instance_hour > 0
 
 
