@@ -1,0 +1,123 @@
+"""One task over HTTP as the driver hears it, from a server that misbehaves in the ways that servers and proxies do."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+from aiohttp import web
+
+from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Heartbeat, Started, TaskKey, WeightsReference
+from rlhfless_functions.api import dump_event as line
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.platforms.stream import open_session, run_task
+
+Script = Callable[[web.StreamResponse], Awaitable[None]]
+STARTED = line(Started(instance="pod-1"))
+DONE = line(Done(result={"uri": "d"}))
+
+
+@contextlib.asynccontextmanager
+async def answering(script: Script, status: int = 200) -> AsyncIterator[str]:
+    async def run(request: web.Request) -> web.StreamResponse:
+        assert request.headers["authorization"] == "Bearer token"
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        await script(response)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/run", run)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def events_of(url: str, stall_seconds: float = 5.0) -> list[Event]:
+    request = ExportRequest(
+        key=TaskKey(job_uid="u", step=1, stage="learning", part="p", attempt=0),
+        result="r",
+        model=ModelSettings(source="m"),
+        weights=WeightsReference(version=0, uri="w"),
+        destination="d",
+        model_card="",
+    )
+    async with open_session() as session:
+        events = run_task(session, url, "token", request, stall_seconds=stall_seconds)
+        async with aclosing(events):
+            return [event async for event in events]
+
+
+def writing(*chunks: bytes) -> Script:
+    async def script(response: web.StreamResponse) -> None:
+        for chunk in chunks:
+            await response.write(chunk)
+
+    return script
+
+
+async def test_events_come_whole_however_the_bytes_are_cut() -> None:
+    stream = STARTED + line(Heartbeat()) + DONE
+    async with answering(writing(*(stream[i : i + 7] for i in range(0, len(stream), 7)))) as url:
+        assert [event.event for event in await events_of(url)] == ["started", "heartbeat", "done"]
+
+
+async def test_a_stream_that_ends_in_good_order_without_a_terminal_record_is_lost() -> None:
+    async with answering(writing(STARTED)) as url:
+        with pytest.raises(InstanceLostError, match="ended without a terminal record"):
+            await events_of(url)
+
+
+async def test_a_proxys_own_words_are_no_events() -> None:
+    async with answering(writing(STARTED, b"activator request timeout\n")) as url:
+        with pytest.raises(InstanceLostError, match="activator request timeout"):
+            await events_of(url)
+
+
+async def test_a_broken_connection_is_a_lost_instance() -> None:
+    async def script(response: web.StreamResponse) -> None:
+        await response.write(STARTED)
+        transport = response._payload_writer.transport  # type: ignore[union-attr]
+        transport.abort()
+
+    async with answering(script) as url:
+        with pytest.raises(InstanceLostError):
+            await events_of(url)
+
+
+async def test_silence_is_a_lost_instance() -> None:
+    async def script(response: web.StreamResponse) -> None:
+        await response.write(STARTED)
+        await asyncio.sleep(60)
+
+    async with answering(script) as url:
+        with pytest.raises(InstanceLostError, match=r"nothing was heard for 0\.1 s"):
+            await events_of(url, stall_seconds=0.1)
+
+
+async def test_nobody_listening_is_a_lost_instance() -> None:
+    async with answering(writing(DONE)) as url:
+        pass
+    with pytest.raises(InstanceLostError):
+        await events_of(url)
+
+
+@pytest.mark.parametrize("status", [200, 409, 503])
+async def test_a_failed_record_is_the_functions_own_word(status: int) -> None:
+    failed = Failed(reason="busy", message="one task at a time", retryable=True)
+    async with answering(writing(line(failed)), status=status) as url:
+        with pytest.raises(TaskFailedError, match="one task at a time") as caught:
+            await events_of(url)
+    assert caught.value.retryable
+
+
+async def test_what_comes_after_the_terminal_record_is_not_heard() -> None:
+    async with answering(writing(DONE, b"more\n")) as url:
+        assert [event.event for event in await events_of(url)] == ["done"]
