@@ -1,6 +1,7 @@
-"""The command line: `rlhfless run | validate | report | compare | sample | crd | reference`."""
+"""The command line: `rlhfless run | validate | report | compare | sample | simulate | crd | reference`."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,29 @@ def sample(
     # The control plane has no torch; the answer is made in a process of the functions.
     command = [sys.executable, "-m", "rlhfless_functions.sample", model, prompt, str(count), str(temperature)]
     raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[str, typer.Argument(help="A scenario, such as paper-3b-gsm8k-grpo.")],
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
+) -> None:
+    """Compare planning policies with their peers on simulated GPUs."""
+    from rich.console import Console
+
+    from rlhfless_operator.simulator import simulate as simulator
+
+    result = simulator.simulate(scenario, range(seeds))
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        Console().print(simulator.table(result))
+    if html is not None:
+        from rlhfless_operator.simulator.page import scenario_page
+
+        html.write_text(scenario_page(scenario, range(seeds)))
 
 
 @app.command()

@@ -1,0 +1,86 @@
+"""The command line: what a person or a script gets back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhfless_operator import cli
+from rlhfless_operator.simulator.scenarios import SCENARIOS
+
+
+def call(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlhfless_operator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=answer)
+
+
+def test_the_control_plane_never_imports_torch() -> None:
+    script = (
+        "import sys, pkgutil, importlib, rlhfless_operator;"
+        "[importlib.import_module(module.name) for module in pkgutil.walk_packages(rlhfless_operator.__path__,"
+        " 'rlhfless_operator.') if not module.name.endswith('__main__')];"
+        "print(sorted({'torch', 'transformers', 'pyarrow'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_validate_names_every_fault_and_exits_with_2(tiny_job: Callable[..., Path]) -> None:
+    file = tiny_job()
+    assert call("validate", str(file)).returncode == 0
+    file.write_text(file.read_text().replace("temperature", "x").replace("steps: 3", "step: 3"))
+    result = call("validate", str(file))
+    assert result.returncode == 2
+    assert "spec.step: unknown field; did you mean steps?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_starting_over_asks_first(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
+    file = tiny_job()
+    precious = tmp_path / "runs" / "tiny" / "weights" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("x")
+    result = call("run", str(file), "--fresh", answer="n\n")
+    assert result.returncode == 1
+    assert "start over?" in result.stdout
+    assert precious.exists()
+
+
+def test_a_run_without_a_model_has_nothing_to_sample(tmp_path: Path) -> None:
+    result = call("sample", str(tmp_path), "1+1=")
+    assert result.returncode == 1
+    assert "has no trained model yet: let the run finish first" in result.stderr
+
+
+def test_a_trained_model_answers(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from rlhfless_functions.sample import sample
+
+    settings = {"count": 2, "max_tokens": 5, "seed": 0}
+    likeliest = sample(str(tiny_model), "1+1=", temperature=0.0, **settings)
+    assert likeliest[0] == likeliest[1]
+    drawn = sample(str(tiny_model), "1+1=", temperature=1.0, **settings)
+    assert drawn == sample(str(tiny_model), "1+1=", temperature=1.0, **settings)
+    assert drawn[0] != drawn[1]
+
+
+def test_simulate_prints_json_or_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    first = next(iter(SCENARIOS))
+    assert first == "paper-3b-gsm8k-grpo"
+    result = CliRunner().invoke(cli.app, ["simulate", "nothing-like-it"])
+    assert isinstance(result.exception, ValueError)
+    assert first in str(result.exception)
+
+
+def test_simulated_policies_come_as_json() -> None:
+    result = call("simulate", "paper-3b-gsm8k-grpo", "--seeds", "1", "--json")
+    measured = json.loads(result.stdout)
+    assert measured["scenario"] == "paper-3b-gsm8k-grpo"
+    assert {"static", "rlhfuse", "paper", "laminar", "oracle", "rlhfless"} == {
+        policy["policy"] for policy in measured["policies"]
+    }
+    fields = ("seconds", "gpu_seconds", "cost", "idle_share", "lower_bound_share")
+    assert all(field in policy and f"{field}_std" in policy for policy in measured["policies"] for field in fields)
