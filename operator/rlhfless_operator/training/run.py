@@ -82,7 +82,8 @@ class TrainingRun:
         self.ledger = Ledger()
         self.platform = make_platform(self.ledger.observe)
         self.requests = RequestBuilder(job, folder, status.uid)
-        self.predictor = LengthPredictor(default_tokens=job.spec.sampling.max_response_tokens / 2)
+        longest = job.spec.sampling.max_response_tokens
+        self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.tracking = Tracking({})
         self.migration: Callable[[GenerationPlan], Migration] = lambda plan: NeverCut()
@@ -120,7 +121,8 @@ class TrainingRun:
         if self.status.step:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
-            self.predictor = LengthPredictor.from_state(saved["predictor"])
+            longest = job.spec.sampling.max_response_tokens
+        self.predictor = LengthPredictor.from_state(saved["predictor"])
             self.calibration = Calibration.from_state(saved["calibration"])
         metrics = self.folder.file("metrics.jsonl")
         self.records = committed_records(self.folder, self.status)
