@@ -121,8 +121,7 @@ class TrainingRun:
         if self.status.step:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
-            longest = job.spec.sampling.max_response_tokens
-        self.predictor = LengthPredictor.from_state(saved["predictor"])
+            self.predictor = LengthPredictor.from_state(saved["predictor"])
             self.calibration = Calibration.from_state(saved["calibration"])
         metrics = self.folder.file("metrics.jsonl")
         self.records = committed_records(self.folder, self.status)
