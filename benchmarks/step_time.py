@@ -100,7 +100,7 @@ def main() -> None:
             ours.append(run_rlhfless(arguments.steps, arguments.threads, Path(folder, str(number))))
             theirs.append(run_trl(arguments.steps, arguments.threads))
     our_step = statistics.median(seconds for run in ours for seconds in run["step_seconds"])
-    trl_step = statistics.median(run["step_seconds"]["median"] for run in theirs)
+    trl_step = statistics.median(run["step_seconds"] for run in theirs)
     result = {
         "rlhfless_step_seconds": our_step,
         "trl_step_seconds": trl_step,
