@@ -42,12 +42,12 @@ class RunOptions:
 def threads_of(job: RLHFJob, threads: int) -> dict[Stage, int]:
     """CPU threads of an instance of each stage.
 
-    Instances that share cores get one thread each, since waiting OpenMP threads slow each other down several times;
-    the learner works alone and gets all.
+    Generation instances work side by side and share them; preparation, for the most part, and the learner work alone and
+    get all.
     """
     return {
         "generation": max(1, threads // job.spec.generation.instances.max),
-        "preparation": max(1, threads // 2),
+        "preparation": threads,
         "learning": threads,
     }
 
