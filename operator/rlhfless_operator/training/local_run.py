@@ -42,8 +42,8 @@ class RunOptions:
 def threads_of(job: RLHFJob, threads: int) -> dict[Stage, int]:
     """CPU threads of an instance of each stage.
 
-    Generation instances work side by side and share them; preparation, for the most part, and the learner work alone and
-    get all.
+    Generation instances work side by side and share them. The learner works alone, and preparation for the most part:
+    they get all.
     """
     return {
         "generation": max(1, threads // job.spec.generation.instances.max),
