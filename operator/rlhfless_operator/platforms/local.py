@@ -99,6 +99,7 @@ class LocalPlatform:
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_starts: dict[Stage, int] = {}
+        self._release_timers: dict[Stage, asyncio.TimerHandle] = {}
 
     # --- what the training loop calls ---
 
@@ -232,6 +233,8 @@ class LocalPlatform:
             self._kill(process)
 
     def _release_surplus(self, stage: Stage) -> None:
+        if timer := self._release_timers.pop(stage, None):
+            timer.cancel()
         keep_alive = self._keep_alive.get(stage, 0.0)
         surplus = len(self._wanted(stage)) - self._targets.get(stage, 0)
         idle = sorted(
@@ -242,7 +245,8 @@ class LocalPlatform:
             if remaining <= 0:
                 self._drain(process)
             else:
-                asyncio.get_running_loop().call_later(remaining, self._release_surplus, stage)
+                loop = asyncio.get_running_loop()
+                self._release_timers[stage] = loop.call_later(remaining, self._release_surplus, stage)
                 return
 
     def _drain(self, process: _Process) -> None:
