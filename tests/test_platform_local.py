@@ -10,7 +10,7 @@ import pytest
 
 from rlhfless_functions.api import ExportRequest, Stage, TaskKey, WeightsReference
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_operator.platforms.base import Preload, StateChange, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
 from rlhfless_operator.platforms.local import LocalPlatform
 
 
@@ -89,6 +89,20 @@ async def test_the_first_request_names_the_fault_that_kept_an_instance_from_star
         with pytest.raises(TaskFailedError, match="missing"):
             async for _ in local.run(an_export(missing)):
                 pass
+
+
+async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with platform(tmp_path, keep_alive=0.0) as (local, _):
+        with pytest.raises(InstanceLostError, match="learning instances end before they are ready; see "):
+            async for _ in local.run(an_export("m")):
+                pass
+    assert "no torch here" in (tmp_path / "log.jsonl").read_text()
 
 
 async def test_a_killed_template_is_replaced(tmp_path: Path, tiny_model: Path) -> None:

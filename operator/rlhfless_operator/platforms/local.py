@@ -341,6 +341,8 @@ class LocalPlatform:
         # Its children died with it.
         self._template_ready.set()
         for process in list(self._processes.values()):
+            if process.state == "starting":
+                self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
             self._ended(process)
         async with self._changed:
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import tempfile
 import time
@@ -25,6 +26,10 @@ from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.view import TrainingView, ViewState
 
 _REFRESH_SECONDS = 0.25
+
+
+class FunctionsMissingError(UserError):
+    """The packages that the function processes need are not installed."""
 
 
 class JobFinishedError(UserError):
@@ -60,8 +65,11 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         root: URI of the job's folder.
 
     Raises:
+        FunctionsMissingError: torch and the like are not installed.
         JobFinishedError: it has run to its end already.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
     folder = JobFolder(root)
     status = read_status(folder)
     _refuse_finished(job, folder, status)
