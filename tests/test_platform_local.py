@@ -1,6 +1,7 @@
 """The local platform: real processes that come when they are wanted and go when they are not."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -105,14 +106,20 @@ async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
     assert "no torch here" in (tmp_path / "log.jsonl").read_text()
 
 
+def template_process() -> psutil.Process:
+    """The running template; an earlier test's may still be a zombie, which has no command line to read."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "rlhfless_functions.template" in child.cmdline():
+                return child
+    raise AssertionError("no template runs")
+
+
 async def test_a_killed_template_is_replaced(tmp_path: Path, tiny_model: Path) -> None:
     async with platform(tmp_path, keep_alive=60.0) as (local, changes):
         await local.hold("learning", 1)
         await until(lambda: bool(in_state(changes, "idle")))
-        template = next(
-            child for child in psutil.Process().children() if "rlhfless_functions.template" in child.cmdline()
-        )
-        template.kill()
+        template_process().kill()
         await until(lambda: in_state(changes, "ended") == {"learning-1"})
         request = an_export(str(tiny_model)).model_copy(
             update={"destination": str(tmp_path / "out"), "result": str(tmp_path / "result.json")}
