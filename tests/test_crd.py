@@ -56,7 +56,7 @@ def test_the_schema_is_structural() -> None:
     allowed = {
         "description", "type", "properties", "required", "items", "additionalProperties", "default", "nullable", "enum",
         "pattern", "allOf", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
-        "exclusiveMaximum", "x-kubernetes-validations",
+        "exclusiveMaximum", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields",
     }  # fmt: skip
     for path, schema in schemas(RESOURCE):
         assert set(schema) <= allowed, path
@@ -134,8 +134,7 @@ def test_every_rule_is_there_for_the_api_server() -> None:
         return [rule["rule"] for rule in schema.get("x-kubernetes-validations", [])]
 
     assert rules(SPEC) == [rule.cel.expression for rule in SPEC_RULES] + [rule.expression for rule in CHANGE_RULES]
-    models = {".".join(path): field.model for path, field in walk(RLHFJobSpec)}
-    models["rewards[]"] = models.pop("rewards")
+    models = {".".join(path) + ("[]" if field.many else ""): field.model for path, field in walk(RLHFJobSpec)}
     expected = {
         path: [rule.expression for rule in SECTION_RULES[model]]
         for path, model in models.items()

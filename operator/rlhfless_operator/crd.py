@@ -122,6 +122,8 @@ class _Converter:
             if name in self._rules:
                 converted["x-kubernetes-validations"] = self._rules[name]
             return converted
+        if "x-kubernetes-int-or-string" in schema:
+            return schema
         if "anyOf" in schema:
             return self._optional(schema)
         converted = {key: value for key, value in schema.items() if key in _KEPT}
@@ -140,6 +142,10 @@ class _Converter:
             converted["properties"] = {name: self.convert(field) for name, field in schema["properties"].items()}
         if "items" in schema:
             converted["items"] = self.convert(schema["items"])
+        if isinstance(values := schema.get("additionalProperties"), dict):
+            converted["additionalProperties"] = self.convert(values)
+        elif values is True:
+            converted["x-kubernetes-preserve-unknown-fields"] = True
         return converted
 
     def _optional(self, schema: Schema) -> Schema:

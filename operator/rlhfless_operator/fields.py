@@ -29,6 +29,8 @@ class DocumentField:
     nullable: bool
     many: bool
     """Whether it is a list."""
+    constraints: tuple[Any, ...] = ()
+    """Bounds and validators of the field, and of its type where that may be None."""
 
     @property
     def model(self) -> type[BaseModel] | None:
@@ -38,7 +40,7 @@ class DocumentField:
     @property
     def unit(self) -> Unit | None:
         """What a text such as `30s` or `16Gi` measures."""
-        for part in self.info.metadata:
+        for part in self.constraints:
             if isinstance(part, BeforeValidator) and part.func in _UNITS:
                 return _UNITS[part.func]
         return None
@@ -54,12 +56,16 @@ def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
     found = {}
     for attribute, info in model.model_fields.items():
         kind, nullable = _without_none(info.annotation)
+        constraints = tuple(info.metadata)
+        if get_origin(kind) is Annotated:
+            kind, *inner = get_args(kind)
+            constraints += tuple(inner)
         many = get_origin(kind) is list
         if many:
             (kind,) = get_args(kind)
             kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
         name = info.alias or attribute
-        found[name] = DocumentField(name, info, kind, nullable, many)
+        found[name] = DocumentField(name, info, kind, nullable, many, constraints)
     return found
 
 

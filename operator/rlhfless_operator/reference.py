@@ -9,6 +9,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, Settings
 from rlhfless_operator import familiar_names
 from rlhfless_operator.fields import DocumentField, Unit, fields_of, walk
+from rlhfless_operator.pods import KubernetesObject, Quantity
 from rlhfless_operator.rules import CHANGE_RULES, SECTION_RULES, SPEC_RULES
 from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
 
@@ -37,9 +38,10 @@ spec:
 
 Names are in camelCase. A field that is not listed here is an error, and so is text where a number is meant.
 **Durations** are a number with a unit (`ms`, `s`, `m`, `h`, `d`), such as `30s`, `15m` or `1h30m`. **Memory** is a
-number with a unit, such as `512Mi` or `16Gi`. **Prices** are decimal numbers in quotes, such as `"2.50"`. Paths are
-relative to the job file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is taken
-for a path if it begins with `.`, `/` or `~`, or exists.
+number with a unit, such as `512Mi` or `16Gi`. **Prices** are decimal numbers in quotes, such as `"2.50"`.
+**Quantities** are Kubernetes' own: a whole number, or text such as `"500m"` or `"16Gi"`. Paths are relative to the job
+file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is taken for a path if it
+begins with `.`, `/` or `~`, or exists.
 """
 _UNITS: dict[Unit, str] = {"duration": "duration", "bytes": "memory", "money": "price"}
 _TYPES: dict[Any, str] = {
@@ -48,6 +50,8 @@ _TYPES: dict[Any, str] = {
     bool: "`true` or `false`",
     str: "text",
     dict[str, str]: "mapping of text to text",
+    dict[str, Quantity]: "mapping of text to quantity",
+    KubernetesObject: "mapping, as in Kubernetes",
 }
 _BY_NAME = "by `name`, see below"
 
@@ -103,7 +107,7 @@ def _type_alone(field: DocumentField) -> str:
 def _bounds(field: DocumentField) -> list[str]:
     counted = "" if field.many else " characters"
     words = []
-    for bound in field.info.metadata:
+    for bound in field.constraints:
         match bound:
             case Ge(ge=limit):
                 words.append(f"≥ {limit}")

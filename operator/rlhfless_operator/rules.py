@@ -15,6 +15,7 @@ from rlhfless_functions.settings import (
     Settings,
 )
 from rlhfless_functions.settings.rewards import RewardKind
+from rlhfless_operator.pods import VolumeSpec
 
 if TYPE_CHECKING:
     from rlhfless_operator.spec import RLHFJobSpec
@@ -184,6 +185,13 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
         ),
     ),
     RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward has exactly one kind"),),
+    VolumeSpec: (
+        CelRule(
+            "[has(self.claim), has(self.hostPath), has(self.secret), has(self.configMap)]"
+            ".filter(given, given).size() == 1",
+            "a volume has exactly one of claim, hostPath, secret and configMap",
+        ),
+    ),
 }
 """What the settings' own validators check, for the API server."""
 

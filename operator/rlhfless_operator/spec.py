@@ -26,6 +26,7 @@ from rlhfless_functions.settings import (
     Settings,
 )
 from rlhfless_operator.paths import resolve_chat_template, resolve_file, resolve_model
+from rlhfless_operator.pods import PodsSpec
 from rlhfless_operator.rules import SPEC_RULES, Violation
 
 API_VERSION = "rlhfless.io/v1alpha1"
@@ -52,6 +53,8 @@ class GenerationSpec(Settings):
     """Most tokens in an instance's KV cache at a time; from its free memory if left out."""
     flush: Duration = 5.0
     """Longest time that generated tokens are kept in an instance alone: what a lost instance costs at most."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of generation on a cluster; `rlhfless run` ignores them."""
 
 
 class PreparationSpec(Settings):
@@ -59,6 +62,8 @@ class PreparationSpec(Settings):
 
     keep_alive: DurationOrZero = 600.0
     """How long the instance without work is kept."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of preparation on a cluster; `rlhfless run` ignores them."""
 
 
 class LearningSpec(LearningSettings):
@@ -66,6 +71,28 @@ class LearningSpec(LearningSettings):
 
     keep_alive: DurationOrZero = 3600.0
     """How long the instance without work, which holds the optimizer's state in memory, is kept."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of learning on a cluster; `rlhfless run` ignores them."""
+
+
+class MigrationSpec(Settings):
+    """When unfinished samples move to another actor, so that emptied instances are released. What is learnt stays the
+    same."""
+
+    policy: Literal["none", "threshold", "global", "repack", "benefit"] = "benefit"
+    """`benefit` moves where that saves more than it costs; `threshold` empties an actor that has finished `ratio` of its
+    samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack` empties
+    actors that are past their peak (Laminar); `none` never moves."""
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    """Share τ of finished samples at which `threshold` and `global` act; 0.95 and 0.9 if left out."""
+    slots: int = Field(default=256, ge=1)
+    """Most unfinished samples that moves may gather on one actor."""
+    period: Duration = 1.0
+    """Least time between two decisions of `repack` and `benefit`."""
+    hysteresis: float = Field(default=0.25, ge=0)
+    """By which part of its cost the saving of a move must exceed it, in `benefit`."""
+    moves_per_sample: int = Field(default=2, ge=0)
+    """How often a sample may be moved by choice."""
 
 
 class PlanningSpec(Settings):
@@ -75,6 +102,8 @@ class PlanningSpec(Settings):
     """One instance; all instances with the prompts split evenly; or what the predicted lengths make cheapest."""
     cost_weight: float = Field(default=0.5, ge=0, le=1, alias="lambda")
     """Weight λ of cost against time in the `cost` policy: 0 minimises a step's time, 1 its cost."""
+    migration: MigrationSpec = MigrationSpec()
+    """When unfinished samples move to another actor."""
 
 
 class PricesSpec(Settings):
@@ -197,6 +226,8 @@ class RLHFJobSpec(Settings):
     """Where metrics go."""
     limits: LimitsSpec = LimitsSpec()
     """When work is given to another instance, and when the job gives up."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of every stage on a cluster; `rlhfless run` ignores them."""
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:

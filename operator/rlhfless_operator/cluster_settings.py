@@ -1,0 +1,113 @@
+"""What the operator is told of its cluster when it is installed."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlhfless_functions.settings import Duration, Settings
+from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.training.errors import UserError
+
+PREFIX = "RLHFLESS_"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ClusterSettingsError(UserError):
+    """A variable of the operator's environment is missing or wrong."""
+
+
+class ClusterSettings(Settings):
+    """The settings of `rlhfless operator`: environment variables, each named in capitals after `RLHFLESS_`."""
+
+    functions_image: str = Field(min_length=1)
+    """Container image of the functions, where a job names none."""
+    files: str = Field(default="/files", min_length=1)
+    """Folder in the pods that the relative paths of a job are taken from."""
+    artifacts: str = Field(default="/artifacts", min_length=1)
+    """Folder in the pods, or fsspec URI, that a relative `spec.artifacts.uri` is taken from."""
+    pods: PodsSpec = PodsSpec()
+    """What every function pod is given, unless a job says otherwise; as JSON."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose jobs are run, separated by commas; all of them if empty."""
+    metrics_port: Port = 9090
+    """Port of Prometheus' metrics; 0 for any that is free."""
+    liveness_port: Port = 8081
+    """Port of the liveness probe; 0 for any that is free."""
+    request_timeout: Duration = 600.0
+    """Longest request, which is one actor's share or one learning step: Knative ends what takes longer. At most
+    `max-revision-timeout-seconds` of Knative's `config-defaults`."""
+    start_timeout: Duration = 900.0
+    """Longest time from a request to its first line, with the start of a pod: its image may have to be pulled, and its
+    model has to be loaded."""
+    initial_scale: Literal[0, 1] = 0
+    """Pods that a new Revision starts with. 0 needs `allow-zero-initial-scale` in Knative's `config-autoscaler`."""
+    knative_namespace: str = Field(default="knative-serving", min_length=1)
+    """Namespace of Knative Serving, whose pods alone may reach function pods."""
+    ingress: str | None = None
+    """Base address for requests to functions, with the Service's name as `Host`; each Service's own address
+    if left out, which needs the cluster's names to resolve where the operator runs."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the settings.
+
+        Raises:
+            ClusterSettingsError: naming the variable, what is wrong and the remedy.
+        """
+        values: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            text = environment.get(variable_of(name), "")
+            if text:
+                values[name] = _read(name, field, text)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = []
+            names = {str(field.alias): name for name, field in cls.model_fields.items()}
+            for details in error.errors(include_url=False):
+                first, *rest = (str(part) for part in details["loc"])
+                place = variable_of(names.get(first, first)) + "".join(f".{part}" for part in rest)
+                message = "missing; set it" if details["type"] == "missing" else details["msg"]
+                lines.append(f"{place}: {message}")
+            raise ClusterSettingsError("; ".join(lines)) from error
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that these settings are read from; what is at its default is left out."""
+        changed = self.model_dump(mode="json", by_alias=False, exclude_defaults=True)
+        pods = self.pods.model_dump_json(by_alias=True, exclude_none=True)
+        written: dict[str, str] = {}
+        for name, value in changed.items():
+            match value:
+                case list():
+                    text = ",".join(value)
+                case dict():
+                    text = pods
+                case _:
+                    text = str(value)
+            written[variable_of(name)] = text
+        return written
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def _read(name: str, field: FieldInfo, text: str) -> Any:
+    if name == "pods":
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write PodsSpec as JSON") from error
+    if name == "namespaces":
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name in ("metrics_port", "liveness_port", "initial_scale"):
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ClusterSettingsError(f"{variable_of(name)}: {text!r} is no whole number; write one") from error
+    return text
