@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.dataset_files import read_table
-from rlhfless_functions.datasets import make_prompts, publish_prompts
-from rlhfless_functions.rollouts import Prompt, read_prompts
+from rlhfless_functions.datasets import make_prompts
+from rlhfless_functions.rollouts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.settings import DataSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from rlhfless_functions.engines.randomness import bits, sample_seed, signed_keys, uniforms
+from rlhfless_functions.engines.randomness import bits, signed_keys, uniforms
+from rlhfless_functions.engines.seeds import sample_seed
 
 MASK = (1 << 64) - 1
 

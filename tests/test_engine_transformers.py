@@ -26,7 +26,7 @@ from transformers import (
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import Engine, EngineRun, NonFiniteLogitsError, SequenceResult, SequenceTask
-from rlhfless_functions.engines.randomness import sample_seed
+from rlhfless_functions.engines.seeds import sample_seed
 from rlhfless_functions.engines.transformers import TransformersEngine
 from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.task import TaskError

@@ -5,7 +5,6 @@ message is the assistant's own, the model continues it. Every other column is ke
 """
 
 import logging
-from collections.abc import Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from rlhfless_functions import artifacts, rollouts
 from rlhfless_functions.dataset_files import Row, Table, ground_truth_column, invalid, lookup, prompt_column
 from rlhfless_functions.rollouts import Prompt
 from rlhfless_functions.settings import DataSettings, SamplingSettings
@@ -66,20 +64,6 @@ def make_prompts(
     if unusable:
         _log.warning("columns %s hold what JSON cannot, and are not handed to rewards", ", ".join(sorted(unusable)))
     return prompts, len(tokens) - len(kept)
-
-
-def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
-    """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
-
-    The index holds `prompts` and `dropped` (how many), and `lengths` (tokens of each prompt).
-
-    Raises:
-        ArtifactUnwritableError: if it cannot be written; nothing is published.
-    """
-    index = {"prompts": len(prompts), "dropped": dropped, "lengths": [len(prompt.tokens) for prompt in prompts]}
-    with artifacts.publish(uri) as folder:
-        rollouts.write_prompts(str(folder / rollouts.PROMPTS), prompts)
-        artifacts.write_json(str(folder / "index.json"), index)
 
 
 def _messages(table: Table, number: int, column: str, system_prompt: str | None) -> list[dict[str, Any]] | None:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
 from rlhfless_functions.engines.base import Engine, EngineRun, NonFiniteLogitsError, SequenceResult, SequenceTask
-from rlhfless_functions.engines.randomness import sample_seed
-from rlhfless_functions.engines.transformers import TransformersEngine
+from rlhfless_functions.engines.seeds import sample_seed
 from rlhfless_functions.publishing import FlushSchedule, RolloutPublisher, announced
 from rlhfless_functions.resumption import EarlierSamples, find_earlier, rollout_parts
 from rlhfless_functions.rollouts import Prompt, Rollout, VersionSpan, read_prompts
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.store_errors import store_errors
 from rlhfless_functions.task import TaskContext, TaskError
-from rlhfless_functions.weights.source import store_errors
 
 
 class Generator:
@@ -25,7 +24,7 @@ class Generator:
     """
 
     def __init__(self, engine: Engine | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine or TransformersEngine()
+        self._engine = engine or _transformers()
         self._clock = clock
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
@@ -162,6 +161,13 @@ class _Share:
             tokens=run.response_tokens,
             lengths=run.lengths(),
         )
+
+
+def _transformers() -> Engine:
+    # An emulated instance has no use for torch, whose import takes seconds.
+    from rlhfless_functions.engines.transformers import TransformersEngine
+
+    return TransformersEngine()
 
 
 def _task(request: GenerationRequest, prompt: Prompt, index: int, partial: Rollout | None) -> SequenceTask:

@@ -13,6 +13,7 @@ from rlhfless_functions import logs
 from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.server import Function, Instance, serve
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
 
 
 class InstanceOptions(BaseModel):
@@ -28,6 +29,8 @@ class InstanceOptions(BaseModel):
     model: ModelSettings | None = None
     """With `weights`: what to load before the instance is ready."""
     weights: WeightsReference | None = None
+    emulation: EmulationSettings | None = None
+    """The GPU to emulate, in a rehearsal."""
     started_at: float
     """Unix time at which the instance was asked for, from which its cold start counts."""
 
@@ -49,12 +52,9 @@ def create_function(stage: Stage) -> Function:
 
 def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
     """Serve until SIGTERM."""
-    import torch
-
     logs.configure(instance=options.name)
-    torch.set_num_threads(options.threads)
-    torch.set_flush_denormal(True)
-    instance = Instance(options.stage, create_function(options.stage), name=options.name, started_at=options.started_at)
+    function = _compute(options) if options.emulation is None else _emulate(options, options.emulation)
+    instance = Instance(options.stage, function, name=options.name, started_at=options.started_at)
     asyncio.run(
         serve(
             instance,
@@ -66,6 +66,22 @@ def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) 
             on_listening=on_listening,
         )
     )
+
+
+def _compute(options: InstanceOptions) -> Function:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)
+    return create_function(options.stage)
+
+
+def _emulate(options: InstanceOptions, emulation: EmulationSettings) -> Function:
+    from rlhfless_functions.emulation import emulated_function, wait_for_start
+
+    function = emulated_function(options.stage, emulation)
+    wait_for_start(emulation, options.started_at)
+    return function
 
 
 def main() -> None:
@@ -80,10 +96,14 @@ def main() -> None:
         "threads": int(environment.get("RLHFLESS_THREADS", "1")),
         "started_at": time.time(),
     }
-    for field, variable in (("model", "RLHFLESS_MODEL"), ("weights", "RLHFLESS_WEIGHTS")):
-        if variable in environment:
-            annotation: Any = {"model": ModelSettings, "weights": WeightsReference}[field]
-            values[field] = annotation.model_validate_json(environment[variable])
+    annotations: dict[str, type[BaseModel]] = {
+        "model": ModelSettings,
+        "weights": WeightsReference,
+        "emulation": EmulationSettings,
+    }
+    for field, annotation in annotations.items():
+        if text := environment.get(f"RLHFLESS_{field.upper()}"):
+            values[field] = annotation.model_validate_json(text)
     run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
 
 

@@ -28,13 +28,13 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.dataset_files import read_table
-from rlhfless_functions.datasets import make_prompts, publish_prompts
+from rlhfless_functions.datasets import make_prompts
 from rlhfless_functions.modeling import RaggedBatch, collate, micro_batches, response_log_probs, response_values
 from rlhfless_functions.preparation_metrics import chunk_metrics
 from rlhfless_functions.preparation_models import PreparationModels
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
-from rlhfless_functions.rollouts import PreparedSample, Prompt, Rollout
+from rlhfless_functions.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.weights import load_config, load_tokenizer

@@ -262,6 +262,20 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     write_table(uri, columns, PROMPT_SCHEMA)
 
 
+def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
+    """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
+
+    The index holds `prompts` and `dropped` (how many), and `lengths` (tokens of each prompt).
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written; nothing is published.
+    """
+    index = {"prompts": len(prompts), "dropped": dropped, "lengths": [len(prompt.tokens) for prompt in prompts]}
+    with artifacts.publish(uri) as folder:
+        write_prompts(str(folder / PROMPTS), prompts)
+        artifacts.write_json(str(folder / "index.json"), index)
+
+
 def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
     """Read prompts.
 

@@ -30,7 +30,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     reports = os.dup(1)
     os.dup2(2, 1)
-    _import_everything()
+    (_import_emulation if "--emulated" in sys.argv else _import_everything)()
     wake_read, wake_write = os.pipe()
     for end in (wake_read, wake_write):
         os.set_blocking(end, False)
@@ -68,6 +68,18 @@ def _import_everything() -> None:
     import rlhfless_functions.learning
     import rlhfless_functions.preparation  # noqa: F401
 
+    _keep()
+
+
+def _import_emulation() -> None:
+    import rlhfless_functions.emulation
+    import rlhfless_functions.instance  # noqa: F401
+
+    _keep()
+
+
+def _keep() -> None:
+    """What is there now is shared by all instances: keep the collector from touching it."""
     gc.collect()
     gc.freeze()
 

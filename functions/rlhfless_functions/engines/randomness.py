@@ -6,11 +6,7 @@ seeded with that key. SplitMix64 is counter-based: output t is a mix of key + (t
 another actor without replaying a generator, and a whole batch of rows is one vectorised expression.
 """
 
-import hashlib
-
 import torch
-
-from rlhfless_functions.api import Purpose
 
 
 def _signed(value: int) -> int:
@@ -21,12 +17,6 @@ def _signed(value: int) -> int:
 _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
-
-
-def sample_seed(seed: int, purpose: Purpose, step: int, prompt: int, index: int) -> int:
-    """The sample's 64-bit key: BLAKE2b of its coordinates."""
-    coordinates = f"{seed}/{purpose}/{step}/{prompt}/{index}"
-    return int.from_bytes(hashlib.blake2b(coordinates.encode(), digest_size=8).digest(), "little")
 
 
 def signed_keys(seeds: list[int]) -> list[int]:

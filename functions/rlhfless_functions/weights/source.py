@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.store_errors import store_errors
 from rlhfless_functions.task import TaskError
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -87,12 +88,3 @@ def unloadable(uri: str, remedy: str) -> Iterator[None]:
         raise TaskError(
             "model_unloadable", f"{uri} cannot be loaded ({type(error).__name__}: {problem}); {remedy}"
         ) from error
-
-
-@contextmanager
-def store_errors() -> Iterator[None]:
-    """Turn the store's errors into the task's."""
-    try:
-        yield
-    except artifacts.ArtifactError as error:
-        raise TaskError(error.reason, str(error), retryable=error.retryable) from error

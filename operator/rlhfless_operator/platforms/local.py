@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from rlhfless_functions.api import Done, Event, RunRequest, Stage
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
     InstanceState,
@@ -71,6 +72,7 @@ class LocalPlatform:
         log_path: file that the instances' logs are appended to.
         on_state: told of every change of an instance's state.
         stall_seconds: longest silence of a stream.
+        emulation: the GPUs that the instances emulate, in a rehearsal.
     """
 
     def __init__(
@@ -81,12 +83,14 @@ class LocalPlatform:
         log_path: Path,
         on_state: StateListener,
         stall_seconds: float = 120.0,
+        emulation: EmulationSettings | None = None,
     ) -> None:
         self._keep_alive = keep_alive
         self._threads = threads
         self._log_path = log_path
         self._on_state = on_state
         self._stall_seconds = stall_seconds
+        self._emulation = emulation
         self._token = secrets.token_urlsafe(32)
         self._targets: dict[Stage, int] = {}
         self._preloads: dict[Stage, Preload | None] = {}
@@ -196,6 +200,7 @@ class LocalPlatform:
             "started_at": time.time(),
             "model": preload.model.model_dump(mode="json") if preload else None,
             "weights": preload.weights.model_dump(mode="json") if preload else None,
+            "emulation": self._emulation.model_dump(mode="json") if self._emulation else None,
         }
         template = await self._ensure_template()
         assert template.stdin is not None
@@ -300,6 +305,7 @@ class LocalPlatform:
                         "-m",
                         "rlhfless_functions.template",
                         str(os.getpid()),
+                        *(["--emulated"] if self._emulation else []),
                         stdin=asyncio.subprocess.PIPE,
                         stdout=asyncio.subprocess.PIPE,
                         stderr=log,
