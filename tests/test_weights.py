@@ -64,7 +64,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
     "llama": LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}),
-    "gemma2": Gemma2Config(**SIZES, head_dim=16),
+    "gemma2": Gemma2Config(**SIZES, head_dim=16, attn_logit_softcapping=None),
     "gemma3": Gemma3TextConfig(**SIZES, head_dim=16),
     "mistral": MistralConfig(**SIZES, head_dim=16, sliding_window=8),
     "phi3": Phi3Config(**SIZES),

@@ -37,7 +37,7 @@ from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
-from rlhfless_functions.weights import load_config, load_tokenizer
+from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 from rlhfless_functions.weights.source import store_errors
 
 _EXAMPLE_PROMPTS = 8
@@ -84,8 +84,8 @@ class Preparer:
         model = request.model
         tokenizer = self._tokenizer_of(model, WeightsReference(version=0, uri=model.source))
         config = load_config(model.source, revision=model.revision).get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
-        prompts, dropped = make_prompts(read_table(request.data), request.data, request.sampling, tokenizer, positions)
+        longest = longest_sequence(config)
+        prompts, dropped = make_prompts(read_table(request.data), request.data, request.sampling, tokenizer, longest)
         publish_prompts(request.sink, prompts, dropped)
         return MaterializeResult(prompts=len(prompts), dropped=dropped, uri=request.sink)
 

@@ -4,6 +4,7 @@ from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, p
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
 from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
 from rlhfless_functions.weights.source import load_config, store_errors, weights_folder
+from rlhfless_functions.weights.support import longest_sequence
 from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "load_critic",
     "load_policy",
     "load_tokenizer",
+    "longest_sequence",
     "merge_adapter",
     "publish_adapter",
     "publish_critic",

@@ -18,6 +18,7 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.policy import load_module, torch_dtype
 from rlhfless_functions.weights.saving import converted, write_tensors
 from rlhfless_functions.weights.source import model_revision, read_config, store_errors, unloadable, weights_folder
+from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import load_into, safetensors_files
 
 
@@ -65,7 +66,8 @@ def load_critic(
         model: the job's model.
         ref: the critic, or the policy.
         dtype: number format of the body; `model.dtype` if left out.
-        attn_implementation: transformers' name of the attention kernel; its default if left out.
+        attn_implementation: transformers' name of the attention kernel; its default, or the one that the architecture
+            needs, if left out.
 
     Raises:
         TaskError: `artifact_missing` or `model_unloadable`.
@@ -76,6 +78,7 @@ def load_critic(
     if not (config.architectures or [""])[0].endswith("ForSequenceClassification"):
         policy = load_module(folder, ref.uri, config, dtype, attn_implementation)
         return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
+    attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(ref.uri, "give a critic that this job published, or the policy's weights"):
         with no_init_weights():
             kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}

@@ -29,6 +29,7 @@ from rlhfless_functions.weights.source import (
     unloadable,
     weights_folder,
 )
+from rlhfless_functions.weights.support import attention_kernel, check_weights_format
 from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, safetensors_files
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
@@ -56,7 +57,8 @@ def load_policy(
         model: the job's model.
         ref: the weights.
         dtype: number format; `model.dtype` if left out. Files in another float format are converted.
-        attn_implementation: transformers' name of the attention kernel; its default if left out.
+        attn_implementation: transformers' name of the attention kernel; its default, or the one that the architecture
+            needs, if left out.
 
     Raises:
         TaskError: `artifact_missing`, `model_unloadable`, or `bad_request` for an adapter without `model.lora`.
@@ -136,6 +138,8 @@ def load_module(
     folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None
 ) -> PreTrainedModel:
     """Build the module without initialising it and fill it; what needs conversion goes transformers' slower way."""
+    check_weights_format(folder, uri)
+    attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
         with no_init_weights():
             kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}

@@ -13,9 +13,12 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.store_errors import store_errors
 from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.support import check_supported
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.bin"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+_HUB_COPIES = ["original/*", "consolidated*"]
+"""The same weights again, in their makers' own format."""
 
 # A function's standard error is its log: bars that redraw themselves have no place in it.
 logging.disable_progress_bar()
@@ -39,7 +42,7 @@ def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True
     if path.exists():
         raise TaskError("model_unloadable", f"{uri} is a file: give the folder that holds config.json and the weights")
     try:
-        return Path(snapshot_download(uri, revision=revision, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(uri, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
     except Exception as error:
         raise TaskError(
             "model_unloadable",
@@ -66,13 +69,13 @@ def read_config(folder: Path, uri: str) -> PreTrainedConfig:
     """The configuration in a local folder, which is a copy of `uri`.
 
     Raises:
-        TaskError: if there is none or it cannot be read.
+        TaskError: if there is none, it cannot be read, or it is of a model that cannot be trained.
     """
     with unloadable(uri, "give a Hugging Face folder with a config.json of an architecture that transformers knows"):
-        config = AutoConfig.from_pretrained(folder)
+        # Left unsaid, it asks on the terminal whether to run the folder's own code.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config._name_or_path = uri  # Else a published adapter would name this machine's copy as its backbone.
-    if getattr(config, "quantization_config", None) is not None:
-        raise TaskError("model_unloadable", f"{uri} holds quantized weights, which cannot be trained: give plain ones")
+    check_supported(config, uri)
     return config
 
 

@@ -23,7 +23,7 @@ def load_tokenizer(model: ModelSettings, ref: WeightsReference) -> PreTrainedTok
     with unloadable(uri, "give model.tokenizer: a folder with tokenizer.json and tokenizer_config.json"):
         if not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
             raise FileNotFoundError("there is no tokenizer in it")
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if model.chat_template is not None:
         tokenizer.chat_template = _template(model.chat_template)
     check_vocabulary(tokenizer, load_config(ref.uri, revision=model_revision(model, ref.uri)))
