@@ -7,22 +7,14 @@ end a control plane of their own from it, and never touch a cluster that exists.
 import copy
 import json
 import os
-import secrets
-import socket
-import ssl
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from control_plane import ApiServer, control_plane, wait_until
 from rlhfless_operator.crd import NAME, crd
 from rlhfless_operator.spec import API_VERSION, RLHFJob
 from rlhfless_operator.training.status import RLHFJobStatus, StepStatus
@@ -38,115 +30,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@dataclass
-class ApiServer:
-    """A client of the control plane that the tests started."""
-
-    url: str
-    token: str
-    kubeconfig: Path
-    context: ssl.SSLContext
-
-    def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
-        """Status and answer of one request; errors are answers too."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, context=self.context, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def create(self, job: Any, *, dry_run: bool = True) -> tuple[int, Any]:
-        """Create a job as strictly as `kubectl apply` does."""
-        query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
-        return self.request("POST", JOBS + query, job)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """etcd and kube-apiserver with the CRD applied."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
     assert ASSETS is not None
     folder = tmp_path_factory.mktemp("control-plane")
-    key = rsa.generate_private_key(65537, 2048).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(key)
-    token = secrets.token_hex(16)
-    (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
-    client, peer, secure = free_port(), free_port(), free_port()
-    etcd = [
-        f"--data-dir={folder / 'etcd'}",
-        f"--listen-client-urls=http://127.0.0.1:{client}",
-        f"--advertise-client-urls=http://127.0.0.1:{client}",
-        f"--listen-peer-urls=http://127.0.0.1:{peer}",
-        "--unsafe-no-fsync",
-    ]
-    apiserver = [
-        f"--etcd-servers=http://127.0.0.1:{client}",
-        f"--cert-dir={folder / 'certificates'}",
-        f"--secure-port={secure}",
-        "--bind-address=127.0.0.1",
-        f"--service-account-key-file={folder / 'key.pem'}",
-        f"--service-account-signing-key-file={folder / 'key.pem'}",
-        "--service-account-issuer=https://127.0.0.1",
-        f"--token-auth-file={folder / 'tokens.csv'}",
-        "--authorization-mode=RBAC",
-        "--disable-admission-plugins=ServiceAccount",
-    ]
-    url = f"https://127.0.0.1:{secure}"
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "it",
-                "clusters": [{"name": "it", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
-                "users": [{"name": "it", "user": {"token": token}}],
-                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            }
-        )
-    )
-    api = ApiServer(url, token, kubeconfig, context)
-    with ExitStack() as processes:
-        for program, arguments in (("etcd", etcd), ("kube-apiserver", apiserver)):
-            log = processes.enter_context((folder / f"{program}.log").open("wb"))
-            process = processes.enter_context(
-                subprocess.Popen([Path(ASSETS) / program, *arguments], stdout=log, stderr=subprocess.STDOUT)
-            )
-            processes.callback(process.terminate)
-        wait_until(lambda: api.request("GET", "/api/v1/namespaces/default"), folder)
+    with control_plane(Path(ASSETS), folder) as api:
         status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
         assert status == 201, answer["message"]
         wait_until(lambda: api.request("GET", JOBS), folder)
         yield api
 
 
-def wait_until(ask: Any, folder: Path) -> None:
-    """Wait for a good answer; a control plane that does not come up shows its logs."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if ask()[0] == 200:
-                return
-        except (OSError, ValueError):
-            pass
-        time.sleep(0.1)
-    pytest.fail("\n".join(log.read_text()[-3000:] for log in folder.glob("*.log")))
+def create(server: ApiServer, job: Any, *, dry_run: bool = True) -> tuple[int, Any]:
+    """Create a job as strictly as `kubectl apply` does."""
+    query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+    return server.request("POST", JOBS + query, job)
 
 
 def smallest() -> dict[str, Any]:
@@ -254,7 +153,7 @@ def name_of(case: Any) -> str:
 def test_the_server_and_the_command_line_accept_the_same_jobs(server: ApiServer, path: str, value: Any) -> None:
     job = changed(path, value)
     parse_job(json.dumps(job))
-    status, answer = server.create(job)
+    status, answer = create(server, job)
     assert status == 201, answer["message"]
 
 
@@ -263,18 +162,18 @@ def test_the_server_and_the_command_line_refuse_the_same_jobs(server: ApiServer,
     job = changed(path, value)
     with pytest.raises(InvalidJobError):
         parse_job(json.dumps(job))
-    status, answer = server.create(job)
+    status, answer = create(server, job)
     assert status in (400, 422), answer
 
 
 def test_the_server_fills_in_the_defaults_of_the_model(server: ApiServer) -> None:
-    _, stored = server.create(smallest())
+    _, stored = create(server, smallest())
     filled = RLHFJob.model_validate({**smallest(), "spec": stored["spec"]}, by_name=False)
     assert filled == RLHFJob.model_validate(smallest())
 
 
 def test_an_explicit_null_that_means_something_is_kept(server: ApiServer) -> None:
-    _, stored = server.create(changed("spec.algorithm.importanceSampling.cap", None))
+    _, stored = create(server, changed("spec.algorithm.importanceSampling.cap", None))
     assert stored["spec"]["algorithm"]["importanceSampling"] == {"cap": None}
 
 
@@ -291,7 +190,7 @@ def test_the_examples_can_be_applied(server: ApiServer) -> None:
 @pytest.fixture
 def stored(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """A job on the server."""
-    status, job = server.create(smallest(), dry_run=False)
+    status, job = create(server, smallest(), dry_run=False)
     assert status == 201, job
     yield job
     server.request("DELETE", f"{JOBS}/job")
