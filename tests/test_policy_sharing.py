@@ -48,10 +48,29 @@ def test_among_equals_the_one_that_had_least_comes_first():
     assert granted == {("a", "generation"): 0, ("b", "generation"): 1}
 
 
-def test_kept_instances_get_what_nobody_wants():
-    assert share([claim("a", 0, kept=2), claim("b", 3)], Pool(4))["a", "generation"] == 1
-    assert share([claim("a", 0, kept=2), claim("b", 4)], Pool(4))["a", "generation"] == 0
-    assert share([claim("a", 0, kept=2), claim("b", 5)], Pool(4))["a", "generation"] == 0
+def test_a_job_keeps_an_idle_instance_within_its_fair_part():
+    claims = [claim("a", 0, stage="learning", kept=1), claim("b", 4, working=2)]
+    assert share(claims, Pool(4)) == {("a", "learning"): 1, ("b", "generation"): 3}
+
+
+def test_a_kept_instance_gives_way_to_work_of_its_own_job():
+    claims = [claim("a", 1), claim("a", 0, stage="learning", kept=1)]
+    assert share(claims, Pool(1)) == {("a", "generation"): 1, ("a", "learning"): 0}
+
+
+def test_a_kept_instance_gives_way_to_a_job_that_has_nothing():
+    claims = [claim("a", 0, stage="learning", kept=1), claim("b", 1, used=100.0)]
+    assert share(claims, Pool(1)) == {("a", "learning"): 0, ("b", "generation"): 1}
+
+
+def test_beyond_its_fair_part_a_job_keeps_what_nobody_wants():
+    assert share([claim("a", 0, kept=3), claim("b", 1)], Pool(4))["a", "generation"] == 3
+    assert share([claim("a", 0, kept=3), claim("b", 2)], Pool(4))["a", "generation"] == 2
+
+
+def test_a_kept_instance_that_does_not_fit_holds_nobody_up():
+    claims = [claim("a", 0, kept=1, gpus=4), claim("b", 3, working=1)]
+    assert share(claims, Pool(4)) == {("a", "generation"): 0, ("b", "generation"): 3}
 
 
 def test_a_namespace_stays_within_its_quota_and_holds_nobody_up():
