@@ -37,9 +37,10 @@ types: $(STAMP) ## check the operator package with mypy --strict
 bench: $(STAMP) ## measure a quickstart step against TRL's, on this machine
 	$(BIN)/python benchmarks/step_time.py
 
-docs: $(STAMP) ## write docs/reference.md and the CRD anew from the job's model
+docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of both anew
 	$(BIN)/rlhfless reference > docs/reference.md
 	$(BIN)/rlhfless crd > crds/rlhfjobs.rlhfless.io.yaml
+	$(BIN)/python charts/tools
 
 lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

@@ -1,0 +1,86 @@
+{{- define "rlhfless.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rlhfless.selectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rlhfless.labels" -}}
+{{ include "rlhfless.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "rlhfless.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "rlhfless.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* An image's whole name; the argument is a list of its values and the chart's appVersion. */ -}}
+{{- define "rlhfless.image" -}}
+{{- $image := index . 0 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default (index . 1) $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Refuses values that contradict each other, naming the value and the remedy. */ -}}
+{{- define "rlhfless.check" -}}
+{{- $artifacts := .Values.artifacts -}}
+{{- if hasPrefix "/" $artifacts.uri -}}
+{{- if and (not $artifacts.existingClaim) (not $artifacts.hostPath) -}}
+{{- fail (printf "artifacts.uri is a folder, %s, and nothing is mounted there: give artifacts.existingClaim or artifacts.hostPath, or an object store as artifacts.uri" $artifacts.uri) -}}
+{{- end -}}
+{{- else if or $artifacts.existingClaim $artifacts.hostPath -}}
+{{- fail (printf "artifacts.uri is an object store, %s: remove artifacts.existingClaim and artifacts.hostPath" $artifacts.uri) -}}
+{{- end -}}
+{{- range $name := list "artifacts" "files" -}}
+{{- with index $.Values $name -}}
+{{- if and .existingClaim .hostPath -}}
+{{- fail (printf "%s.existingClaim and %s.hostPath are both given: remove one" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor.enabled and monitoring.podMonitor.enabled would scrape everything twice: disable one" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What is mounted in the operator and in every function pod, as a YAML list of {name, mountPath, claim | hostPath, readOnly}. */ -}}
+{{- define "rlhfless.mounts" -}}
+{{- $mounts := list -}}
+{{- range $mount := list (dict "name" "artifacts" "mountPath" .Values.artifacts.uri "from" .Values.artifacts "readOnly" false) (dict "name" "files" "mountPath" .Values.files.path "from" .Values.files "readOnly" true) -}}
+{{- $kind := ternary "claim" "hostPath" (ne $mount.from.existingClaim "") -}}
+{{- with coalesce $mount.from.existingClaim $mount.from.hostPath -}}
+{{- $mounts = append $mounts (dict "name" $mount.name "mountPath" $mount.mountPath $kind . "readOnly" $mount.readOnly) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $mounts -}}
+{{- end -}}
+
+{{- /* The defaults of every function pod: the values' own, with the chart's volumes, secrets and pull secrets put in front. */ -}}
+{{- define "rlhfless.pods" -}}
+{{- $pods := deepCopy .Values.pods -}}
+{{- with include "rlhfless.mounts" . | fromYamlArray -}}
+{{- $_ := set $pods "volumes" (concat . (default list $pods.volumes)) -}}
+{{- end -}}
+{{- with .Values.artifacts.secrets -}}
+{{- $_ := set $pods "envFrom" (concat . (default list $pods.envFrom)) -}}
+{{- end -}}
+{{- with .Values.imagePullSecrets -}}
+{{- $_ := set $pods "imagePullSecrets" (concat . (default list $pods.imagePullSecrets)) -}}
+{{- end -}}
+{{- toJson $pods -}}
+{{- end -}}

@@ -1,0 +1,39 @@
+"""Writes what the chart holds but nobody keeps by hand: `python charts/tools [FOLDER]`.
+
+The definition of jobs, the schema of `pods`, the README and the dashboards, into the chart or into a copy of it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from grafana import dashboards
+from readme import readme
+
+from rlhfless_operator.crd import NAME, crd_yaml
+from rlhfless_operator.pods import PodsSpec
+
+CHART = Path(__file__).resolve().parents[1] / "rlhfless"
+
+
+def write(chart: Path) -> None:
+    """Write everything into a folder that has the chart's `values.yaml` and `values.schema.json`."""
+    plural, _, group = NAME.partition(".")
+    (chart / "files" / f"{plural}.{group}.yaml").write_text(crd_yaml())
+    schema_file = chart / "values.schema.json"
+    schema = json.loads(schema_file.read_text())
+    schema_file.write_text(json.dumps({**schema, "$defs": pods_schema()}, indent=2) + "\n")
+    (chart / "README.md").write_text(readme((chart / "values.yaml").read_text()))
+    for name, dashboard in dashboards().items():
+        (chart / "dashboards" / f"{name}.json").write_text(json.dumps(dashboard, indent=1) + "\n")
+
+
+def pods_schema() -> dict[str, object]:
+    """What `pods` may say: the job's own model of it."""
+    schema = PodsSpec.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+    definitions: dict[str, object] = schema.pop("$defs")
+    return {**definitions, PodsSpec.__name__: schema}
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else CHART)
