@@ -43,6 +43,11 @@ class TaskFailedError(Exception):
         self.retryable = failed.retryable
 
 
+class PlatformUnavailableError(Exception):
+    """What the functions need can't be had now, such as a Service, a permission or a setting of the cluster. The
+    message names it with the remedy; trying again later may help."""
+
+
 class Platform(Protocol):
     """Where functions run."""
 
