@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -344,6 +345,19 @@ def test_only_the_adapter_is_published(tmp_path: Path, tiny_model: Path) -> None
     assert all("lora_" in name for name in load_file(tmp_path / "undisturbed" / "checkpoint-1" / "policy.safetensors"))
 
 
+@pytest.mark.parametrize("kind", ["grpo", "adapter with dropout"])
+def test_a_version_s_bytes_are_told_beside_those_of_all_weights(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = make_job(kind, tmp_path, tiny_model)
+    (result,) = job.undisturbed(1)
+    files = [path for path in (tmp_path / "undisturbed" / "weights-1").iterdir() if path.name != "manifest.json"]
+    shipped, full = result.metrics["weights/bytes"], result.metrics["weights/full_bytes"]
+    assert shipped == sum(path.stat().st_size for path in files)
+    in_file = sum(tensor.numel() for tensor in load_file(tiny_model / "model.safetensors").values())
+    assert full == in_file * (4 if kind == "grpo" else 2)
+    tensors = sum(tensor.nbytes for tensor in job.published(1).values())
+    assert (tensors == full) == (kind == "grpo")
+
+
 def test_the_critic_is_published_beside_the_policy(tmp_path: Path, tiny_model: Path) -> None:
     job = make_job("ppo", tmp_path, tiny_model)
     first, second = job.undisturbed(2)
@@ -497,4 +511,19 @@ def test_an_export_is_the_policy_as_a_plain_hugging_face_folder(kind: str, tmp_p
         expected, actual = trained(input_ids=ids).logits, exported.float()(input_ids=ids).logits
         distance = (untrained(input_ids=ids).logits - expected).abs().max()
     assert (actual - expected).abs().max() < 0.2 * distance
-    assert (folder / "adapter" / "adapter_config.json").exists() == (job.model.lora is not None)
+    assert not list(folder.rglob("adapter*"))
+
+
+def test_an_export_can_be_the_adapter_alone(tmp_path: Path, tiny_model: Path) -> None:
+    lora = LoraSettings(rank=2, export="adapter")
+    job = Job(tmp_path, ModelSettings(source=str(tiny_model), dtype="float32", lora=lora), AlgorithmSettings())
+    job.undisturbed(2)
+    folder = export(job, job.weights[2])
+    assert not list(folder.glob("model*"))
+    assert (folder / "README.md").read_text() == "# How it was trained\n"
+    exported = AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+    trained = load_policy(job.model, job.weights[2], torch.float32)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(exported(input_ids=ids).logits, trained(input_ids=ids).logits)
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<eos>"

@@ -385,12 +385,17 @@ def test_the_card_does_not_tell_strangers_where_files_lay() -> None:
 
 
 def test_the_card_names_a_base_model_of_the_hub_and_an_adapter() -> None:
-    model = {"source": "Qwen/Qwen3-0.6B", "lora": {"rank": 8}}
-    card = model_card(RLHFJob.model_validate(job(model=model)), {})
-    assert front_matter(card)["base_model"] == "Qwen/Qwen3-0.6B"
-    assert front_matter(card)["library_name"] == "peft"
-    assert "LoRA, rank 8" in card
-    assert "Results" not in card
+    for export, library, loader in (
+        ("adapter", "peft", "AutoPeftModelForCausalLM.from_pretrained"),
+        ("merged", "transformers", "AutoModelForCausalLM.from_pretrained"),
+    ):
+        model = {"source": "Qwen/Qwen3-0.6B", "lora": {"rank": 8, "export": export}}
+        card = model_card(RLHFJob.model_validate(job(model=model)), {})
+        assert front_matter(card)["base_model"] == "Qwen/Qwen3-0.6B"
+        assert front_matter(card)["library_name"] == library
+        assert loader in card
+        assert "LoRA, rank 8" in card
+        assert "Results" not in card
 
 
 def test_the_jobs_document_in_the_card_is_a_job() -> None:

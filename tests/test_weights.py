@@ -400,10 +400,49 @@ def test_an_adapter_that_does_not_fit_is_refused(tiny: ModelSettings, adapted: M
     assert torch.equal(logits(policy), before)
 
 
-def test_unknown_target_modules_are_named(tiny: ModelSettings) -> None:
-    odd = tiny.model_copy(update={"lora": LoraSettings(target_modules=["nonsense"])})
-    with pytest.raises(TaskError, match=r"model\.lora\.targetModules does not fit this model: .*nonsense"):
+@pytest.mark.parametrize("targets", [["nonsense"], ["q_proj", "nonsense"]])
+def test_unknown_target_modules_are_named(targets: list[str], tiny: ModelSettings) -> None:
+    odd = tiny.model_copy(update={"lora": LoraSettings(target_modules=targets)})
+    with pytest.raises(TaskError, match=r"targetModules: nonsense is no layer .*name some of down_proj, .*q_proj"):
         load_policy(odd, version(tiny.source))
+
+
+def test_a_target_that_can_have_no_adapter_is_refused(tiny: ModelSettings) -> None:
+    odd = tiny.model_copy(update={"lora": LoraSettings(target_modules=["input_layernorm"])})
+    with pytest.raises(TaskError, match=r"model\.lora\.targetModules does not fit this model: .*is not supported"):
+        load_policy(odd, version(tiny.source))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_of_two_tied_layers_is_refused(target: str, tmp_path: Path, tiny: ModelSettings) -> None:
+    odd = tiny.model_copy(update={"lora": LoraSettings(target_modules=["q_proj", target])})
+    with pytest.raises(TaskError, match=rf"{target} shares its weight .*lm_head.* are tied"):
+        load_policy(odd, version(tiny.source))
+    untied = random_model(CONFIGS["qwen2"], tmp_path / "untied")
+    own = settings_of(untied, lora=LoraSettings(target_modules=[target]))
+    policy = load_policy(own, version(untied))
+    nudge(policy, of_adapter)
+    expected = logits(policy)
+    torch.testing.assert_close(logits(merge_adapter(policy)), expected)
+
+
+def test_an_adapter_of_another_backbone_is_refused(tmp_path: Path) -> None:
+    lora = LoraSettings(rank=2)
+    ours, theirs = (random_model(CONFIGS["qwen3"], tmp_path / str(seed), seed) for seed in (0, 1))
+    publish_adapter(str(tmp_path / "adapter"), load_policy(settings_of(theirs, lora=lora), version(theirs)))
+    policy = load_policy(settings_of(ours, lora=lora), version(ours))
+    nudge(policy, of_adapter)
+    before = logits(policy)
+    for attempt in (
+        lambda: swap_policy(policy, version(ours, 1, tmp_path / "adapter")),
+        lambda: load_policy(settings_of(ours, lora=lora), version(ours, 1, tmp_path / "adapter")),
+    ):
+        with pytest.raises(TaskError, match=r"/adapter is an adapter of another backbone .*give model\.source"):
+            attempt()
+    assert torch.equal(logits(policy), before)
+    shards = tmp_path / "copy in shards"
+    AutoModelForCausalLM.from_pretrained(theirs).save_pretrained(shards, max_shard_size="10KB")
+    load_policy(settings_of(shards, lora=lora), version(shards, 1, tmp_path / "adapter"))
 
 
 def test_an_adapter_needs_its_settings(tiny: ModelSettings) -> None:

@@ -92,7 +92,8 @@ class Learner:
         with _timed(seconds, "seconds/publish"):
             result = _publish(request, state)
         self._state = state
-        metrics = step_metrics(report, batch) | seconds | {"seconds": time.monotonic() - started}
+        metrics = step_metrics(report, batch) | _bytes(request, state) | seconds
+        metrics |= {"seconds": time.monotonic() - started}
         return result.model_copy(update={"metrics": metrics})
 
     def _rebuild(self, request: LearnRequest, check: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
@@ -152,12 +153,28 @@ def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
     return LearnResult(weights=weights, critic=critic, checkpoint=request.save_checkpoint, metrics={})
 
 
+def _bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
+    """What a version weighs that has just been published, and what it would if it were all weights."""
+    with store_errors():
+        manifest = artifacts.manifest(request.publish)
+    assert manifest is not None
+    adapted = isinstance(state.policy, PeftModel)
+    numbers = sum(p.numel() for name, p in state.policy.named_parameters() if not (adapted and p.requires_grad))
+    return {
+        "weights/bytes": float(sum(entry.size for entry in manifest.files.values())),
+        "weights/full_bytes": float(numbers * torch_dtype(request.model).itemsize),
+    }
+
+
 def _export(request: ExportRequest) -> ExportResult:
-    """Publish one version as a plain Hugging Face folder; an adapter is merged into it, and lies in `adapter/` too."""
+    """Publish one version as a plain Hugging Face folder, an adapter merged into it, or as a peft folder."""
     tokenizer = load_tokenizer(request.model, request.weights)
     policy = load_policy(request.model, request.weights, torch.float32)
     if isinstance(policy, PeftModel):
-        publish_adapter(artifacts.join(request.destination, "adapter"), policy)
+        assert request.model.lora is not None
+        if request.model.lora.export == "adapter":
+            publish_adapter(request.destination, policy, tokenizer, readme=request.model_card)
+            return ExportResult(uri=request.destination)
         policy = merge_adapter(policy)
     publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), readme=request.model_card)
     return ExportResult(uri=request.destination)

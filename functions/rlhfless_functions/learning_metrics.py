@@ -46,6 +46,8 @@ METRICS: dict[str, str] = {
     "batch/samples": "Samples of the batch.",
     "batch/masked_samples": "Samples left out of the loss: unscorable, or truncated and masked.",
     "batch/zero_variance_groups": "Groups with equal rewards: they teach nothing where the baseline is the group.",
+    "weights/bytes": "Bytes of the published version: with an adapter, of the adapter alone.",
+    "weights/full_bytes": "Bytes that all of the model's weights have in the published format.",
     "tokens": "Prompt and response tokens that learning passed through the model.",
     "seconds": "The whole request.",
     "seconds/load": "Loading models and checkpoint, where they were not in memory.",

@@ -18,6 +18,8 @@ class LoraSettings(Settings):
     """Dropout on the adapter's input while learning; anything but 0 makes trainer and sampler differ."""
     target_modules: list[str] = Field(default=["all-linear"], min_length=1)
     """Names of the layers that get an adapter, or `all-linear`."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What the job leaves behind: a plain model with the adapter merged into it, or the adapter as a peft folder."""
 
 
 class ModelSettings(Settings):

@@ -1,31 +1,46 @@
 """Low-rank adapters, through peft."""
 
+import json
+from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.task import TaskError
-from rlhfless_functions.weights.saving import saving
+from rlhfless_functions.weights.saving import saving, write_tokenizer
 from rlhfless_functions.weights.source import store_errors, unloadable, weights_folder
 
 _NAME = "default"
 _FILE = "adapter_model.safetensors"
+_BACKBONE = "backbone.json"
+
+_backbones: WeakKeyDictionary[PeftModel, str] = WeakKeyDictionary()
+"""Fingerprints of what adapters sit on, where they are known."""
 
 
-def attach_adapter(policy: PreTrainedModel, settings: LoraSettings) -> PeftModel:
+def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: str | None = None) -> PeftModel:
     """Put a fresh adapter on a model; the output does not change. Every call draws the same numbers.
 
     The adapter is float32 whatever the backbone is, in the sampler and in the trainer alike.
 
+    Args:
+        policy: the model.
+        settings: rank, scale and target modules.
+        backbone: fingerprint of the model's weights, which every version of the adapter is then bound to.
+
     Raises:
-        TaskError: if the model does not have the target modules.
+        TaskError: if the model does not have the target modules, or shares their weights with others.
     """
+    _check_targets(policy, settings.target_modules)
     targets: str | list[str] = "all-linear" if settings.target_modules == ["all-linear"] else settings.target_modules
     config = LoraConfig(
         r=settings.rank,
@@ -40,6 +55,8 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings) -> PeftModel
     except ValueError as error:
         raise TaskError("model_unloadable", f"model.lora.targetModules does not fit this model: {error}") from error
     _reset(adapted)
+    if backbone is not None:
+        _backbones[adapted] = backbone
     return adapted
 
 
@@ -54,6 +71,7 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
         return
     folder = weights_folder(uri)
     with unloadable(uri, "give an adapter of the job's own model, rank and target modules"):
+        _check_backbone(policy, folder, uri)
         tensors = load_file(folder / _FILE)
         own = _state(policy)
         for name in sorted(own.keys() | tensors.keys()):
@@ -64,19 +82,74 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
                 own[name].copy_(tensor)
 
 
-def publish_adapter(uri: str, policy: PeftModel) -> None:
+def publish_adapter(
+    uri: str, policy: PeftModel, tokenizer: PreTrainedTokenizerBase | None = None, *, readme: str | None = None
+) -> None:
     """Publish a model's adapter as a peft folder; nothing happens if `uri` has been published before.
+
+    Args:
+        uri: the folder.
+        policy: the model with its adapter.
+        tokenizer: saved with it, where the folder is for people.
+        readme: content of a README.md.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri) as folder, saving():
         policy.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's is a form to fill in
+        if policy in _backbones:
+            (folder / _BACKBONE).write_text(json.dumps({"fingerprint": _backbones[policy]}))
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, folder)
+        if readme is not None:
+            (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
 def merge_adapter(policy: PeftModel) -> PreTrainedModel:
     """The plain model that computes what backbone and adapter compute together; `policy` is used up."""
     return cast(PreTrainedModel, policy.merge_and_unload())
+
+
+def _check_targets(policy: PreTrainedModel, targets: list[str]) -> None:
+    """peft leaves out names that match nothing as long as one matches, and merges into whatever shares the weight."""
+    if targets == ["all-linear"]:
+        return
+    names = [name for name, _ in policy.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name, module in policy.named_modules() if _adaptable(module)})
+            raise TaskError(
+                "model_unloadable",
+                f"model.lora.targetModules: {target} is no layer of this model: name some of {', '.join(known)},"
+                " or all-linear",
+            )
+    head, embedding = policy.get_output_embeddings(), policy.get_input_embeddings()
+    if head is not None and embedding is not None and head.weight is embedding.weight:
+        tied = [name for name, module in policy.named_modules() if module is head or module is embedding]
+        for target in targets:
+            if any(name == target or name.endswith(f".{target}") for name in tied):
+                raise TaskError(
+                    "model_unloadable",
+                    f"model.lora.targetModules: {target} shares its weight in this model ({' and '.join(tied)} are"
+                    " tied), so that no plain model could do what the adapter does to one of them: leave it out",
+                )
+
+
+def _adaptable(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _check_backbone(policy: PeftModel, folder: Path, uri: str) -> None:
+    ours, file = _backbones.get(policy), folder / _BACKBONE
+    theirs = json.loads(file.read_text())["fingerprint"] if file.is_file() else None
+    if None not in (ours, theirs) and ours != theirs:
+        raise TaskError(
+            "model_unloadable",
+            f"{uri} is an adapter of another backbone (fingerprint {theirs}) than the one that is loaded ({ours}):"
+            " give model.source the model that it was trained on",
+        )
 
 
 def _state(policy: PeftModel) -> dict[str, torch.Tensor]:

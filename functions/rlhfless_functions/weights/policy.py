@@ -21,6 +21,7 @@ from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
+from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
 from rlhfless_functions.weights.source import (
     model_revision,
@@ -71,7 +72,7 @@ def load_policy(
     if model.lora is None:
         policy: PreTrainedModel | PeftModel = backbone
     else:
-        policy = attach_adapter(backbone, model.lora)
+        policy = attach_adapter(backbone, model.lora, fingerprint(folder))
         if ref.adapter is not None:
             load_adapter_into(policy, ref.adapter)
     _origins[policy] = (model, ref.uri)

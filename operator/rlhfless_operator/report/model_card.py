@@ -33,8 +33,10 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
     spec = job.spec
     name, paper = _ALGORITHMS[spec.algorithm.name]
     base = shown_source(spec.model.source)
+    adapter = spec.model.lora is not None and spec.model.lora.export == "adapter"
+    library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
     front: dict[str, Any] = {
-        "library_name": "peft" if spec.model.lora else "transformers",
+        "library_name": library,
         "pipeline_tag": "text-generation",
         "tags": ["rlhfless", "reinforcement-learning", spec.algorithm.name.replace("_", "-")],
     }
@@ -46,8 +48,8 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
         f" by rlhfless {version('rlhfless')}.",
         _table("Results", _results(summary)),
         _table("Training", _training(job, summary)),
-        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")\n'
+        f"## Use\n\n```python\nfrom {library} import {loader}\nfrom transformers import AutoTokenizer\n\n"
+        f'model = {loader}.from_pretrained("path/to/this/folder")\n'
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```',
         "## Job\n\nThe document that trained it, with paths shortened to their last part:\n\n"
         f"```yaml\n{_document(job)}```",
