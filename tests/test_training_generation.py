@@ -1,8 +1,10 @@
 """The generation stage: whatever happens to instances, every group comes out once and whole."""
 
+import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,9 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
-from rlhfless_operator.training.generation import GenerationOutcome, NeverCut, generate
+from rlhfless_operator.policy.migration import Actor, Migration, Move
+from rlhfless_operator.training.generated import GenerationOutcome
+from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.tasks import StageFailedError
 
 Key = tuple[int, int]
@@ -38,11 +42,19 @@ class UnreliablePlatform:
     drain: float = 0.0
     sinks: dict[str, set[Key]] = field(default_factory=dict)
     generated: list[Key] = field(default_factory=list)
+    held: set[Key] = field(default_factory=set)
+    running: int = 0
+    most_running: int = 0
     cut: int = 0
     failure: Failed | None = None
 
     async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         assert request.sink not in self.sinks, "two requests write one sink"
+        wanted = {(sample.prompt, sample.index) for sample in request.samples}
+        assert not wanted & self.held, "two requests hold one sample"
+        self.held |= wanted
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
         mine = self.sinks[request.sink] = set()
         before = set().union(*(self.sinks[sink] for sink in request.resume_from))
         ended = False
@@ -52,6 +64,8 @@ class UnreliablePlatform:
                 raise TaskFailedError(self.failure)
             for number, sample in enumerate(request.samples):
                 key = (sample.prompt, sample.index)
+                # Time passes, as on a real stream: the others speak in between.
+                await asyncio.sleep(0)
                 if key not in before:
                     self.generated.append(key)
                 mine.add(key)
@@ -66,19 +80,33 @@ class UnreliablePlatform:
             result = GenerationResult(finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0)
             yield Done(result=result.model_dump())
         finally:
-            self.cut += not ended
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.held -= wanted
+                self.running -= 1
+                self.cut += not ended
 
 
 @dataclass
-class RandomCuts:
+class RandomMoves:
+    """Gathers, splits and restarts actors at random."""
+
     chance: random.Random
     probability: float
 
-    def observe(self, actor: int, event: Event) -> None:
-        pass
-
-    def should_cut(self, actor: int) -> bool:
-        return self.chance.random() < self.probability
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        if self.chance.random() >= self.probability:
+            return []
+        names = [actor.name for actor in actors]
+        source = self.chance.choice(actors)
+        keys = list(source.samples)
+        others: list[str | None] = [name for name in names if name != source.name]
+        first, second = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+        moves = [
+            Move(source.name, tuple(part), self.chance.choice([None, *others])) for part in (first, second) if part
+        ]
+        return moves if self.chance.random() < 0.5 else [Move(source.name, tuple(keys), moves[0].destination)]
 
 
 def make_request(
@@ -103,14 +131,35 @@ def shares_of(groups: int, size: int, actors: int) -> list[list[SampleTask]]:
     return [samples[actor::actors] for actor in range(actors) if samples[actor::actors]]
 
 
-async def run_stage(platform: UnreliablePlatform, shares: list[list[SampleTask]], **changes: object) -> tuple:
-    outcome = GenerationOutcome(sinks=[])
-    released: list[None] = []
+def migration_of(rule: object, *, max_moves: int = 1000) -> Migration:
+    return Migration(rule, lambda key, tokens: (10.0, 0.0), max_moves=max_moves)  # type: ignore[arg-type]
 
-    async def release() -> None:
-        released.append(None)
 
-    arguments = {"migration": NeverCut(), "retries": 3, **changes}
+def settings_of(**changes: object) -> GenerationSettings:
+    arguments = {
+        "sink_root": "sinks",
+        "driver": 1,
+        "retries": 3,
+        "prompt_tokens": lambda prompt: 5,
+        "look_seconds": 0.0,
+        **changes,
+    }
+    return GenerationSettings(**arguments)  # type: ignore[arg-type]
+
+
+async def run_stage(
+    platform: UnreliablePlatform,
+    shares: list[list[SampleTask]],
+    rule: object = None,
+    outcome: GenerationOutcome | None = None,
+    **changes: object,
+) -> tuple:
+    outcome = outcome or GenerationOutcome(sinks=[])
+    actors: list[int] = []
+
+    async def hold(count: int) -> None:
+        actors.append(count)
+
     groups = [
         group
         async for group in generate(
@@ -118,14 +167,13 @@ async def run_stage(platform: UnreliablePlatform, shares: list[list[SampleTask]]
             shares,
             make_request,
             outcome,
-            sink_root="sinks",
-            driver=1,
+            settings_of(**changes),
+            migration=migration_of(rule),
             on_event=lambda actor, event: None,
-            on_share_done=release,
-            **arguments,
+            on_actors=hold,
         )
     ]
-    return groups, outcome, len(released)
+    return groups, outcome, actors
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,22 +182,25 @@ async def run_stage(platform: UnreliablePlatform, shares: list[list[SampleTask]]
     actors=st.integers(1, 6),
     loss=st.sampled_from([0.0, 0.1, 0.4]),
     drain=st.sampled_from([0.0, 0.2]),
-    cuts=st.sampled_from([0.0, 0.2]),
+    moves=st.sampled_from([0.0, 0.1, 0.3]),
 )
 async def test_every_group_comes_out_once_and_whole(
-    seed: int, actors: int, loss: float, drain: float, cuts: float
+    seed: int, actors: int, loss: float, drain: float, moves: float
 ) -> None:
     chance = random.Random(seed)
     platform = UnreliablePlatform(chance, loss=loss, drain=drain)
-    migration = RandomCuts(chance, cuts)
-    groups, outcome, released = await run_stage(platform, shares_of(5, 4, actors), migration=migration)
+    rule = RandomMoves(chance, moves)
+    groups, outcome, held = await run_stage(platform, shares_of(5, 4, actors), rule)
     assert sorted(group.prompt for group in groups) == list(range(5))
     for group in groups:
         assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
         assert group.lengths == [group.prompt + index for index in range(4)]
     assert len(platform.generated) == 20, "what is published is never generated again"
-    assert released == actors, "each actor's instance is released once"
-    assert outcome.cuts == platform.cut
+    assert held[-1] == 0, "every instance is released in the end"
+    assert all(before != after for before, after in pairwise([actors, *held])), "told of changes alone"
+    assert platform.most_running <= max([actors, *held]), "no more instances are asked than are held"
+    assert outcome.cuts >= platform.cut
+    assert not platform.held
 
 
 async def test_a_failure_that_no_instance_can_mend_ends_the_stage_with_its_message() -> None:
@@ -172,24 +223,54 @@ async def test_a_later_driver_finds_what_the_first_had_published() -> None:
     await run_stage(platform, shares_of(3, 2, 1))
     generated = len(platform.generated)
     outcome = GenerationOutcome(sinks=list(platform.sinks))
-
-    async def release() -> None:
-        pass
-
-    groups = [
-        group.prompt
-        async for group in generate(
-            platform,
-            shares_of(3, 2, 2),
-            make_request,
-            outcome,
-            sink_root="sinks",
-            driver=2,
-            retries=0,
-            migration=NeverCut(),
-            on_event=lambda actor, event: None,
-            on_share_done=release,
-        )
-    ]
-    assert sorted(groups) == [0, 1, 2]
+    groups, _, _ = await run_stage(platform, shares_of(3, 2, 2), outcome=outcome, driver=2, retries=0)
+    assert sorted(group.prompt for group in groups) == [0, 1, 2]
     assert len(platform.generated) == generated
+
+
+@dataclass
+class GatherAtOnce:
+    """Gathers everything on the actor that spoke first, once each actor has finished a sample."""
+
+    done: bool = False
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        if self.done or len(actors) < 2 or any(actor.finished == 0 for actor in actors):
+            return []
+        self.done = True
+        return [Move(actor.name, tuple(actor.samples), actors[0].name) for actor in actors[1:]]
+
+
+async def test_gathering_is_one_new_request_with_the_union_and_frees_the_others() -> None:
+    platform = UnreliablePlatform(random.Random(0))
+    groups, outcome, held = await run_stage(platform, shares_of(6, 4, 3), GatherAtOnce())
+    assert sorted(group.prompt for group in groups) == list(range(6))
+    assert len(platform.generated) == 24, "nothing is generated twice"
+    assert len(platform.sinks) == 4, "three actors, and one request for what they had left"
+    assert held == [1, 0]
+    assert outcome.moved > 0 and outcome.cuts == 3
+    assert len(outcome.pauses) == 1
+
+
+async def test_a_request_resumes_only_from_where_its_samples_have_been() -> None:
+    resumed: dict[str, list[str]] = {}
+
+    class Recording(UnreliablePlatform):
+        def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+            resumed[request.sink] = list(request.resume_from)
+            return super().run(request)
+
+    await run_stage(Recording(random.Random(0)), shares_of(6, 4, 3), GatherAtOnce())
+    *first, (_, gathered) = resumed.items()
+    assert all(sinks == [] for _, sinks in first)
+    assert sorted(gathered) == sorted(sink for sink, _ in first)
+
+
+async def test_what_a_request_did_says_how_fast_its_instance_is() -> None:
+    platform = UnreliablePlatform(random.Random(0))
+    _, outcome, _ = await run_stage(platform, shares_of(3, 2, 2))
+    assert [dict(stretch.tokens) for stretch in outcome.stretches] == [
+        {(0, 0): 0, (1, 0): 1, (2, 0): 2},
+        {(0, 1): 1, (1, 1): 2, (2, 1): 3},
+    ]
+    assert all(set(stretch.begun.values()) == {0} for stretch in outcome.stretches)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhfless_functions.api import Event, Progress, Samples, Started
+from rlhfless_operator.policy.migration import Actor, Move
+from rlhfless_operator.training import migration
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.lease import Lease, LeaseHeldError
 from rlhfless_operator.training.local_run import JobFinishedError, RunOptions, run_locally
-from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.validation import load_job
 
 MakeJob = Callable[..., Path]
@@ -104,18 +104,18 @@ def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob)
     assert {"starting", "busy", "draining"} <= states
 
 
-class RandomCuts:
-    """Cuts an actor after every so many of its events."""
+class Shuffle:
+    """Gathers all samples on one actor, then gives half of them to a new one, and so on."""
 
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.events = 0
+    def __init__(self) -> None:
+        self.looks = 0
 
-    def observe(self, actor: int, event: Event) -> None:
-        self.events += isinstance(event, Started | Progress | Samples)
-
-    def should_cut(self, actor: int) -> bool:
-        return self.events % self.every == self.every - 1
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        self.looks += 1
+        if len(actors) > 1:
+            return [Move(actor.name, tuple(actor.samples), actors[-1].name) for actor in actors[:-1]]
+        keys = tuple(actors[0].samples)
+        return [Move(actors[0].name, keys[::2], None)] if self.looks % 2 else []
 
 
 def test_the_plan_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,25 +123,23 @@ def test_the_plan_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: p
     run_job(baseline)
     expected = final_weights(baseline)
 
-    for name, instances, policy in (("two", 2, "even"), ("four", 4, "even"), ("cost", 3, "cost")):
-        file = tiny_job(
-            name, steps=2, generation={"instances": {"min": 1, "max": instances}}, planning={"policy": policy}
-        )
+    for name, instances, planning in (
+        ("two", 2, {"policy": "even"}),
+        ("four", 4, {"policy": "even", "migration": {"policy": "threshold", "ratio": 0.25}}),
+        ("three", 3, {"policy": "even", "migration": {"policy": "global", "ratio": 0.25, "slots": 16}}),
+        ("cost", 3, {"policy": "cost", "migration": {"policy": "benefit", "hysteresis": 0.0}}),
+    ):
+        file = tiny_job(name, steps=2, generation={"instances": {"min": 1, "max": instances}}, planning=planning)
         run_job(file)
         assert_equal_weights(final_weights(file), expected)
 
-    original = TrainingRun.__init__
-
-    def with_cuts(self: TrainingRun, *arguments: Any) -> None:
-        original(self, *arguments)
-        self.migration = lambda plan: RandomCuts(every=3)
-
-    monkeypatch.setattr(TrainingRun, "__init__", with_cuts)
-    file = tiny_job("cut", steps=2)
+    monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())
+    file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": {"min": 3, "max": 3}})
     run_job(file)
     assert_equal_weights(final_weights(file), expected)
     records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
     assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
+    assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
 
 
 def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:

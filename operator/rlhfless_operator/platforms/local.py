@@ -29,7 +29,10 @@ from rlhfless_operator.platforms.base import (
 from rlhfless_operator.platforms.stream import open_session, run_task
 
 _DRAIN_SECONDS = 10.0
-_READY_POLL_SECONDS = 0.005
+_LEAST_POLL_SECONDS = 0.005
+_POLL_SHARE = 0.02
+"""Part of the time that something has taken so far until it is asked for again: dozens of instances that load for
+seconds would otherwise be kept from it by being asked."""
 _MOST_FAILED_STARTS = 3
 _ENVIRONMENT = {
     # Threads that spin while they wait take the cores from whoever else works: on two cores with two other busy
@@ -132,14 +135,11 @@ class LocalPlatform:
             self._kill(process)
             raise
         finally:
-            await events.aclose()
-            if not finished and process.state == "busy":
-                await self._published(process)
-            if process.state == "busy":
-                self._enter(process, "idle")
-                self._release_surplus(process.stage)
-            async with self._changed:
-                self._changed.notify_all()
+            try:
+                await events.aclose()
+            finally:
+                # Whoever is cut while a stream ends by itself must not leave the others waiting for its instance.
+                await asyncio.shield(self._leave(process, finished=finished))
 
     async def close(self) -> None:
         """End every instance and the template."""
@@ -184,6 +184,16 @@ class LocalPlatform:
             async with self._changed:
                 await self._changed.wait()
 
+    async def _leave(self, process: _Process, *, finished: bool) -> None:
+        """A task's stream is closed: the instance is free as soon as it has published what it had."""
+        if not finished and process.state == "busy":
+            await self._published(process)
+        if process.state == "busy":
+            self._enter(process, "idle")
+            self._release_surplus(process.stage)
+        async with self._changed:
+            self._changed.notify_all()
+
     def _start(self, stage: Stage) -> None:
         process = _Process(name=f"{stage}-{next(self._numbers)}", stage=stage)
         self._processes[process.name] = process
@@ -212,6 +222,7 @@ class LocalPlatform:
 
     async def _become_ready(self, process: _Process) -> None:
         session = self._session = self._session or open_session()
+        since = time.monotonic()
         while process.state == "starting":
             with contextlib.suppress(aiohttp.ClientError, ConnectionError):
                 async with session.get(f"{process.url}/readyz") as response:
@@ -220,20 +231,21 @@ class LocalPlatform:
                         self._enter(process, "idle")
                         self._release_surplus(process.stage)
                         break
-            await asyncio.sleep(_READY_POLL_SECONDS)
+            await asyncio.sleep(_poll_seconds(since))
         async with self._changed:
             self._changed.notify_all()
 
     async def _published(self, process: _Process) -> None:
         """Wait until a task that was cut has published what it had; an instance that can't is ended."""
         session = self._session = self._session or open_session()
+        since = time.monotonic()
         try:
             async with asyncio.timeout(self._stall_seconds):
                 while process.state == "busy":
                     async with session.get(f"{process.url}/readyz") as response:
                         if not (await response.json())["busy"]:
                             return
-                    await asyncio.sleep(_READY_POLL_SECONDS)
+                    await asyncio.sleep(_poll_seconds(since))
         except (TimeoutError, aiohttp.ClientError, ConnectionError):
             self._kill(process)
 
@@ -352,6 +364,10 @@ class LocalPlatform:
             self._ended(process)
         async with self._changed:
             self._changed.notify_all()
+
+
+def _poll_seconds(since: float) -> float:
+    return max(_LEAST_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - since))
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

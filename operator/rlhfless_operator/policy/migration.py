@@ -150,7 +150,7 @@ class Migration:
 
     def decide(self, now: float) -> list[Move]:
         """The moves to make now. They take effect in this machine when `moved` is called."""
-        if self._rule is None:
+        if self._rule is None or not self._actors:
             return []
         movable = self._max_moves
         return [

@@ -10,7 +10,7 @@ from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.policy.loads import SampleLoad
 from rlhfless_operator.policy.planning import Limits, Plan, plan
 from rlhfless_operator.spec import RLHFJobSpec
-from rlhfless_operator.training.generation import GenerationOutcome
+from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class GenerationPlan:
     """The plan's shares in the words of the wire contract, longest expected time first."""
     estimates: Mapping[int, LengthEstimate]
     """Predicted lengths as they were when the step was planned."""
+    time_price: float
+    """Instance-seconds that a second of the step is worth at the job's λ."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -30,19 +32,28 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
     """
-    for run in outcome.undisturbed:
-        lengths = [
-            (outcome.lengths[sample.prompt, sample.index], prompt_tokens[sample.prompt]) for sample in run.samples
-        ]
-        calibration.observe(
-            Observation(
-                steps=max(length for length, _ in lengths),
-                sequence_steps=sum(length for length, _ in lengths),
-                context_tokens=sum(length * (prompt + length / 2) for length, prompt in lengths),
-                prefill_tokens=sum(prompt_tokens[prompt] for prompt in {sample.prompt for sample in run.samples}),
-                seconds=run.seconds,
-            )
-        )
+    for stretch in outcome.stretches:
+        if (seen := _observation(stretch, prompt_tokens)) is not None:
+            calibration.observe(seen)
+
+
+def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation | None:
+    """What a request did, in the terms of the latency model; None if it generated nothing."""
+    made = {key: max(0, tokens - stretch.begun[key]) for key, tokens in stretch.tokens.items()}
+    total = sum(made.values())
+    if total == 0:
+        return None
+    prompts = {prompt for prompt, _ in stretch.tokens}
+    return Observation(
+        steps=max(made.values()),
+        sequence_steps=total,
+        context_tokens=sum(
+            count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items()
+        ),
+        # What had been generated before is computed again like a prompt.
+        prefill_tokens=sum(prompt_tokens[prompt] for prompt in prompts) + sum(stretch.begun.values()),
+        seconds=stretch.seconds,
+    )
 
 
 def plan_generation(
@@ -80,4 +91,6 @@ def plan_generation(
     )
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    return GenerationPlan(made, tasks, estimates)
+    weight = max(spec.planning.cost_weight, 1e-3)
+    price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
+    return GenerationPlan(made, tasks, estimates, price)

@@ -9,7 +9,7 @@ from functools import partial
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareRequest, PrepareResult
 from rlhfless_operator.platforms.base import Platform
-from rlhfless_operator.training.generation import CompleteGroup
+from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.tasks import run_to_end
 
 _CHUNKS_PER_STEP = 6

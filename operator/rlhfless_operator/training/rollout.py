@@ -7,7 +7,8 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.policy.lengths import assess
-from rlhfless_operator.training.generation import CompleteGroup, GenerationOutcome, generate
+from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.journal import PlanRecord, StepBatch, mean_metrics
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
@@ -61,6 +62,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
     metrics["dynamic_sampling/replaced_groups"] = float(len(flat))
     metrics["generation/lost_instances"] = float(generated.lost)
     metrics["generation/cuts"] = float(generated.cuts)
+    metrics["generation/moved_samples"] = float(generated.moved)
     step_batch = StepBatch(
         batch=BatchReference(
             step=step,
@@ -105,16 +107,13 @@ async def generate_and_prepare(
     """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
     critic = run.requests.weights(run.status.critic) if run.status.critic else None
     preload = Preload(run.spec.model, weights)
-    running = len(plan.shares)
-    await run.platform.hold("generation", running, preload)
+    await run.platform.hold("generation", len(plan.shares), preload)
     await run.platform.hold("preparation", 1)
-    run.progress.stage("generation" if purpose == "training" else purpose, actors=running)
+    run.progress.stage("generation" if purpose == "training" else purpose, actors=len(plan.shares))
     generated_at = time.monotonic()
 
-    async def release_one() -> None:
-        nonlocal running
-        running -= 1
-        await run.platform.hold("generation", running, preload)
+    async def hold(actors: int) -> None:
+        await run.platform.hold("generation", actors, preload)
 
     async def groups() -> AsyncGenerator[CompleteGroup, None]:
         nonlocal generated_at
@@ -125,12 +124,15 @@ async def generate_and_prepare(
                 step, purpose, weights, part, attempt, samples, sink, resume_from
             ),
             generated,
-            sink_root=run.folder.rollouts(step, purpose),
-            driver=run.lease.number,
-            retries=run.spec.limits.retries,
-            migration=run.migration(plan),
+            GenerationSettings(
+                sink_root=run.folder.rollouts(step, purpose),
+                driver=run.lease.number,
+                retries=run.spec.limits.retries,
+                prompt_tokens=run.prompt_tokens(purpose).__getitem__,
+            ),
+            migration=run.open_migration(plan),
             on_event=run.progress.event,
-            on_share_done=release_one,
+            on_actors=hold,
         ):
             yield group
         generated_at = time.monotonic()

@@ -13,14 +13,16 @@ from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.policy.calibration import Calibration
 from rlhfless_operator.policy.latency import LinearLatency
 from rlhfless_operator.policy.lengths import LengthPredictor
+from rlhfless_operator.policy.migration import Migration
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
-from rlhfless_operator.training.generation import GenerationOutcome, Migration, NeverCut
+from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.ledger import Account, Ledger
+from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.record import StepRecord, read_records
@@ -86,12 +88,14 @@ class TrainingRun:
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.tracking = Tracking({})
-        self.migration: Callable[[GenerationPlan], Migration] = lambda plan: NeverCut()
+        self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
+        """Told of every status once it is written."""
         self.prompts = 0
         self.total_steps = 0
         self.records: list[StepRecord] = []
         self._prompt_tokens: dict[Purpose, list[int]] = {}
         self._start_seconds = _Mean()
+        self._pause_seconds = _Mean(UNKNOWN_PAUSE_SECONDS)
         self._clock_offset = status.seconds - time.monotonic()
         self.committed_at = time.monotonic()
         self._background: set[asyncio.Task[None]] = set()
@@ -143,6 +147,14 @@ class TrainingRun:
             start_seconds=self._start_seconds.value,
         )
 
+    def open_migration(self, plan: GenerationPlan) -> Migration:
+        """What decides, while a plan is carried out, which samples to move."""
+        return open_migration(self.spec, plan, self.calibration.latency, pause_seconds=self._pause_seconds.value)
+
+    def prompt_tokens(self, purpose: Purpose) -> Sequence[int]:
+        """Tokens of every prompt of a dataset, by row."""
+        return self._prompt_tokens[purpose]
+
     @property
     def samples_per_step(self) -> int:
         """Samples of a training step."""
@@ -163,6 +175,8 @@ class TrainingRun:
     def learn_speed(self, outcome: GenerationOutcome, purpose: Purpose) -> None:
         """Calibrate the latency model by what the actors of a step did."""
         observe(self.calibration, outcome, self._prompt_tokens[purpose])
+        for pause in outcome.pauses:
+            self._pause_seconds.add(pause)
 
     # --- committing ---
 
@@ -174,6 +188,7 @@ class TrainingRun:
         """
         self.status = self.status.model_copy(update=changes)
         await asyncio.to_thread(self._write_status)
+        self.on_status(self.status)
 
     async def commit(
         self, step: int, batch: StepBatch | None, learned: LearnResult | None, evaluation: dict[str, float] | None
@@ -292,7 +307,7 @@ class TrainingRun:
 
 @dataclass
 class _Mean:
-    """A running mean, 0 before the first value."""
+    """A running mean, the given value before the first."""
 
     value: float = 0.0
     count: int = field(default=0)

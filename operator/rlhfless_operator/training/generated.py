@@ -1,0 +1,93 @@
+"""What came of a step's generation: finished samples, complete groups, and what can be learnt about the instances."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import Samples, SampleTask
+from rlhfless_operator.policy.migration import Key
+
+
+@dataclass(frozen=True)
+class CompleteGroup:
+    """A prompt whose samples are all published."""
+
+    prompt: int
+    samples: list[SampleTask]
+    lengths: list[int]
+    """Response tokens of each sample."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What one request generated, and how long that took: what the speed of the instances can be learnt from."""
+
+    begun: Mapping[Key, int]
+    """Response tokens that each of its samples had when it began."""
+    tokens: Mapping[Key, int]
+    """Response tokens that each had at its end, or when the request was last heard of."""
+    seconds: float
+
+
+@dataclass
+class GenerationOutcome:
+    """What the actors of a step did."""
+
+    sinks: list[str]
+    """Folders with rollout parts of this step, of earlier drivers too."""
+    lengths: dict[Key, int] = field(default_factory=dict)
+    """Response tokens of every finished sample."""
+    parts: list[str] = field(default_factory=list)
+    """Rollout parts that hold finished samples."""
+    lost: int = 0
+    """Instances that were lost."""
+    cuts: int = 0
+    """Requests that were cut by choice."""
+    moved: int = 0
+    """Samples that became another actor's by choice."""
+    tokens: int = 0
+    """Response tokens of finished samples."""
+    stretches: list[Stretch] = field(default_factory=list)
+    """One for each request that said something of its speed."""
+    pauses: list[float] = field(default_factory=list)
+    """Seconds from each decision to move samples until a request went on with them."""
+
+
+class Completion:
+    """Notices when groups are complete.
+
+    Args:
+        shares: all samples that will be generated.
+        outcome: finished samples are written down there.
+        on_group: told of each group once.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Sequence[SampleTask]],
+        outcome: GenerationOutcome,
+        on_group: Callable[[CompleteGroup], None],
+    ) -> None:
+        self._sizes = Counter(sample.prompt for share in shares for sample in share)
+        self._outcome = outcome
+        self._on_group = on_group
+        self._finished: dict[int, dict[int, int]] = {}
+
+    def take(self, event: Samples) -> list[Key]:
+        """Samples were announced; returns those that had not been before."""
+        self._outcome.parts.append(event.part)
+        fresh = []
+        for sample in event.samples:
+            key = (sample.prompt, sample.index)
+            if key in self._outcome.lengths:
+                continue
+            fresh.append(key)
+            self._outcome.lengths[key] = sample.tokens
+            self._outcome.tokens += sample.tokens
+            group = self._finished.setdefault(sample.prompt, {})
+            group[sample.index] = sample.tokens
+            if len(group) == self._sizes[sample.prompt]:
+                indices = sorted(group)
+                tasks = [SampleTask(prompt=sample.prompt, index=index) for index in indices]
+                self._on_group(CompleteGroup(sample.prompt, tasks, [group[index] for index in indices]))
+        return fresh

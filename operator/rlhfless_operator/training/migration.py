@@ -1,0 +1,64 @@
+"""The live migration of a step: the policy's state machine under the rule that the job names."""
+
+import math
+from collections.abc import Callable
+
+from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.migration import Key, Migration, Rule
+from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.spec import RLHFJobSpec
+from rlhfless_operator.training.planning import GenerationPlan
+
+UNKNOWN_PAUSE_SECONDS = 0.5
+"""What a move costs besides prefill while none has been seen: closing streams, the flush, a new request."""
+
+
+def open_migration(
+    spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, *, pause_seconds: float
+) -> Migration:
+    """The state machine of one step's generation.
+
+    Args:
+        plan: what is carried out; its estimates say what remains of a response.
+        latency: of the instances, as far as it is known.
+        pause_seconds: what a move has cost so far, besides prefill.
+    """
+    rule = _rule(spec, plan, latency, pause_seconds)
+    return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
+
+
+def _rule(spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, pause_seconds: float) -> Rule | None:
+    settings = spec.planning.migration
+    kv_tokens = spec.generation.kv_budget_tokens or math.inf
+    if settings.policy == "threshold":
+        return ActorRatio(0.95 if settings.ratio is None else settings.ratio, settings.slots)
+    if settings.policy == "global":
+        samples = sum(len(share) for share in plan.shares)
+        return GlobalRatio(0.9 if settings.ratio is None else settings.ratio, settings.slots, kv_tokens, samples)
+    if settings.policy == "repack":
+        return Repack(settings.slots, kv_tokens, settings.period)
+    if settings.policy == "benefit":
+        return Saving(
+            latency,
+            settings.slots,
+            kv_tokens,
+            longest=spec.sampling.max_response_tokens,
+            time_price=plan.time_price,
+            pause_seconds=pause_seconds,
+            # An instance takes one request at a time, and its engine keeps nothing between two.
+            restarts_receiver=True,
+            hysteresis=settings.hysteresis,
+            period=settings.period,
+        )
+    return None
+
+
+def _outlook(spec: RLHFJobSpec, plan: GenerationPlan) -> Callable[[Key, int], tuple[float, float]]:
+    longest = spec.sampling.max_response_tokens
+    estimates = plan.estimates
+
+    def outlook(key: Key, tokens: int) -> tuple[float, float]:
+        estimate = estimates[key[0]]
+        return estimate.remaining(tokens, longest), estimate.endless(tokens)
+
+    return outlook
