@@ -10,9 +10,9 @@ import yaml
 
 from rlhfless_operator.crd import crd, crd_yaml
 from rlhfless_operator.fields import walk
-from rlhfless_operator.rules import CHANGE_RULES, SECTION_RULES, SPEC_RULES
+from rlhfless_operator.resource_status import ResourceStatus
+from rlhfless_operator.rules import CHANGE_RULES, FIXED_RULES, SECTION_RULES, SPEC_RULES
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
-from rlhfless_operator.training.status import RLHFJobStatus
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FILE = REPOSITORY / "crds" / "rlhfjobs.rlhfless.io.yaml"
@@ -57,6 +57,7 @@ def test_the_schema_is_structural() -> None:
         "description", "type", "properties", "required", "items", "additionalProperties", "default", "nullable", "enum",
         "pattern", "allOf", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
         "exclusiveMaximum", "x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields",
+        "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     }  # fmt: skip
     for path, schema in schemas(RESOURCE):
         assert set(schema) <= allowed, path
@@ -67,7 +68,7 @@ def test_it_has_exactly_the_fields_of_the_model() -> None:
     found = {path for path, _ in schemas(SPEC) if path and not path[-1].endswith("[]")}
     assert found == {path for path, _ in walk(RLHFJobSpec)}
     assert {path for path, _ in schemas(STATUS) if path and not path[-1].endswith("[]")} == {
-        path for path, _ in walk(RLHFJobStatus)
+        path for path, _ in walk(ResourceStatus)
     }
 
 
@@ -133,6 +134,7 @@ def test_every_rule_is_there_for_the_api_server() -> None:
     def rules(schema: dict[str, Any]) -> list[str]:
         return [rule["rule"] for rule in schema.get("x-kubernetes-validations", [])]
 
+    assert rules(RESOURCE) == [rule.expression for rule in FIXED_RULES]
     assert rules(SPEC) == [rule.cel.expression for rule in SPEC_RULES] + [rule.expression for rule in CHANGE_RULES]
     models = {".".join(path) + ("[]" if field.many else ""): field.model for path, field in walk(RLHFJobSpec)}
     expected = {
@@ -144,12 +146,18 @@ def test_every_rule_is_there_for_the_api_server() -> None:
 
 
 def test_columns_show_fields_of_the_status() -> None:
-    known = {f".status.{path[0]}" for path, _ in walk(RLHFJobStatus) if len(path) == 1} | {
+    known = {f".status.{path[0]}" for path, _ in walk(ResourceStatus) if len(path) == 1} | {
         ".metadata.creationTimestamp"
     }
     assert {column["jsonPath"] for column in VERSION["additionalPrinterColumns"]} <= known
     wide = [column["name"] for column in VERSION["additionalPrinterColumns"] if column.get("priority")]
     assert wide == ["Idle", "Reason"]
+
+
+def test_conditions_are_a_map_by_type() -> None:
+    conditions = STATUS["properties"]["conditions"]
+    assert (conditions["x-kubernetes-list-type"], conditions["x-kubernetes-list-map-keys"]) == ("map", ["type"])
+    assert conditions["items"]["required"] == ["type", "status"]
 
 
 def test_the_jobs_name_is_bounded_by_the_server_too() -> None:

@@ -16,8 +16,15 @@ import pytest
 
 from control_plane import ApiServer, control_plane, wait_until
 from rlhfless_operator.crd import NAME, crd
+from rlhfless_operator.resource_status import (
+    Condition,
+    ResourceStatus,
+    changes_of,
+    dump_resource_status,
+    read_resource_status,
+)
 from rlhfless_operator.spec import API_VERSION, RLHFJob
-from rlhfless_operator.training.status import RLHFJobStatus, StepStatus
+from rlhfless_operator.training.status import StepStatus
 from rlhfless_operator.validation import InvalidJobError, parse_job
 
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
@@ -97,6 +104,10 @@ GOOD = [
     ("spec.rewards.0.memory", "512Mi"),
     ("spec.rewards", [{"name": "a", "math": {}}, {"name": "b", "length": {"bufferTokens": 10}, "weight": -1}]),
     ("metadata.labels", {"team": "a"}),
+    ("spec.suspend", True),
+    ("spec.backoffLimit", 0),
+    ("spec.activeDeadline", "36h"),
+    ("spec.ttlAfterFinished", "0s"),
 ]
 BAD = [
     ("metadata.name", "Job"),
@@ -142,6 +153,11 @@ BAD = [
     ("spec.checkpoints.keep", 0),
     ("spec.tracking.wandb", {"mode": "online"}),
     ("spec.evaluation", {}),
+    ("spec.suspend", "yes"),
+    ("spec.backoffLimit", -1),
+    ("spec.activeDeadline", "0s"),
+    ("spec.activeDeadline", 3600),
+    ("spec.ttlAfterFinished", "-1s"),
 ]
 
 
@@ -215,6 +231,24 @@ def test_steps_cannot_become_epochs(server: ApiServer, stored: dict[str, Any]) -
     assert replace(server, job, "epochs", 100)[0] == 422
 
 
+def test_what_is_learnt_from_is_fixed_once_a_step_is_done(server: ApiServer, stored: dict[str, Any]) -> None:
+    assert replace(server, stored, "sampling", {"temperature": 0.5})[0] == 200
+    done = {"status": dump_resource_status(ResourceStatus(step=1))}
+    code, stored = server.request("PATCH", f"{JOBS}/job/status", done, "application/merge-patch+json")
+    assert code == 200, stored
+    for field, value in (
+        ("sampling", {"temperature": 0.5}),
+        ("seed", 1),
+        ("data", {"source": "other.jsonl"}),
+        ("batch", {"promptsPerStep": 8}),
+        ("algorithm", {"name": "rloo"}),
+    ):
+        status, answer = replace(server, stored, field, value)
+        assert status == 422
+        assert f"spec.{field} can't be changed once a step is done" in answer["message"]
+    assert replace(server, stored, "suspend", True)[0] == 200
+
+
 def replace(server: ApiServer, job: dict[str, Any], field: str, value: Any) -> tuple[int, Any]:
     job = copy.deepcopy(job)
     job["spec"][field] = value
@@ -222,21 +256,24 @@ def replace(server: ApiServer, job: dict[str, Any], field: str, value: Any) -> t
 
 
 def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any]) -> None:
-    status = RLHFJobStatus(
-        phase="Running", stage="learning", step=41, steps=200, reward=0.5, actors=3, cost="1.25", message="because",
-        recent_steps=[StepStatus(step=41, seconds=2.5, actors=3, cost="0.03")],
+    status = ResourceStatus(
+        phase="Running", stage="learning", step=41, steps=200, reward=0.51234567, actors=3, cost="1.25", message="x",
+        recent_steps=[StepStatus(step=41, seconds=2.5, actors=3, cost="0.03")], progress="41/200", reason="Training",
+        conditions=[Condition(type="Progressing", status="True", reason="Training")],
     )  # fmt: skip
-    body = {"status": json.loads(status.model_dump_json(by_alias=True))}
+    body = {"status": dump_resource_status(status)}
     code, answer = server.request("PATCH", f"{JOBS}/job/status", body, "application/merge-patch+json")
     assert code == 200, answer
-    assert RLHFJobStatus.model_validate(answer["status"], by_name=False) == status
+    assert read_resource_status(answer["status"]) == status.model_copy(update={"reward": 0.5123})
+    assert changes_of(answer["status"], dump_resource_status(status)) == {}
 
     assert ASSETS is not None
     command = [Path(ASSETS) / "kubectl", "--kubeconfig", server.kubeconfig, "get", "rlhf", "-o", "wide"]
     head, row = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    columns = ["NAME", "PHASE", "STAGE", "STEP", "STEPS", "ACTORS", "REWARD", "COST", "AGE", "IDLE", "REASON"]
+    columns = ["NAME", "PHASE", "STAGE", "STEP", "ACTORS", "REWARD", "COST", "AGE", "IDLE", "REASON"]
     assert head.split() == columns
-    assert row.split()[:8] == ["job", "Running", "learning", "41", "200", "3", "0.5", "1.25"]
+    assert row.split()[:7] == ["job", "Running", "learning", "41/200", "3", "0.5123", "1.25"]
+    assert row.split()[-1] == "Training"
 
 
 def test_the_definition_is_established_with_its_schema(server: ApiServer) -> None:

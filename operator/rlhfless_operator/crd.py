@@ -5,9 +5,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from rlhfless_operator.rules import CHANGE_RULES, SECTION_RULES, SPEC_RULES, CelRule
+from rlhfless_operator.resource_status import ResourceStatus
+from rlhfless_operator.rules import CHANGE_RULES, FIXED_RULES, SECTION_RULES, SPEC_RULES, CelRule
 from rlhfless_operator.spec import API_VERSION, KIND, JobMetadata, RLHFJobSpec
-from rlhfless_operator.training.status import RLHFJobStatus
 
 Schema = dict[str, Any]
 
@@ -18,21 +18,21 @@ NAME = f"{PLURAL}.{GROUP}"
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Stage", "string", ".status.stage", 0),
-    ("Step", "integer", ".status.step", 0),
-    ("Steps", "integer", ".status.steps", 0),
+    ("Step", "string", ".status.progress", 0),
     ("Actors", "integer", ".status.actors", 0),
     ("Reward", "number", ".status.reward", 0),
     ("Cost", "string", ".status.cost", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Idle", "number", ".status.idleSeconds", 1),
-    ("Reason", "string", ".status.message", 1),
+    ("Reason", "string", ".status.reason", 1),
 )
 """Name, type, path and priority of what `kubectl get` shows; priority 1 with `-o wide` only."""
 
 _KEPT = frozenset(
     {"type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "allOf"}
+    | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
 )
-"""Keywords that mean the same in pydantic's JSON Schema and in OpenAPI 3.0, which the API server speaks."""
+"""Keywords that mean the same in pydantic's JSON Schema and in OpenAPI 3.0, and the server's own."""
 
 
 def crd_yaml() -> str:
@@ -76,11 +76,12 @@ def _resource() -> Schema:
     name = JobMetadata.model_json_schema()["properties"]["name"]
     spec = structural_schema(RLHFJobSpec)
     spec["x-kubernetes-validations"] = _validations((*(rule.cel for rule in SPEC_RULES), *CHANGE_RULES))
-    status = structural_schema(RLHFJobStatus, defaults=False)
+    status = structural_schema(ResourceStatus, defaults=False)
     return {
         "type": "object",
         "description": "One training run: a language model trained by reinforcement learning.",
         "required": ["metadata", "spec"],
+        "x-kubernetes-validations": _validations(FIXED_RULES),
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},

@@ -207,3 +207,17 @@ CHANGE_RULES = (
     ),
 )
 """What may be changed in a job that exists."""
+
+FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
+"""Parts of a job that can't change once a step is done: the steps that are done would mean something else."""
+
+FIXED_RULES = tuple(
+    CelRule(
+        "!has(self.status) || !has(self.status.step) || self.status.step == 0 ||"
+        f" self.spec.{name} == oldSelf.spec.{name}",
+        f"spec.{name} can't be changed once a step is done: undo the change, or make a new job",
+    )
+    for name in FIXED_FIELDS
+    if name != "model"
+)
+"""The same for the API server, over the whole resource; the model is fixed from the beginning."""

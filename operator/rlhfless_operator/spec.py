@@ -228,6 +228,17 @@ class RLHFJobSpec(Settings):
     """When work is given to another instance, and when the job gives up."""
     pods: PodsSpec = PodsSpec()
     """Pods of every stage on a cluster; `rlhfless run` ignores them."""
+    suspend: bool = False
+    """Let go of every instance and keep the work; set it back to false to go on. `rlhfless run` ignores it."""
+    backoff_limit: int = Field(default=6, ge=0)
+    """Restarts in a row, without a finished step in between, after internal failures; then the job has failed. Lost and
+    preempted instances do not count. `rlhfless run` ignores it."""
+    active_deadline: Duration | None = None
+    """Longest time that the job may take, then it has failed: finished steps and the one under way count, being
+    suspended or waiting for a driver does not. No limit if left out."""
+    ttl_after_finished: DurationOrZero | None = None
+    """Time after its end at which the resource is deleted; its folder stays. Never if left out. `rlhfless run` ignores
+    it."""
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:

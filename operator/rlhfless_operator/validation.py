@@ -99,6 +99,22 @@ def parse_job(text: str, source: str = "job.yaml", *, base: Path | None = None) 
     return job
 
 
+def parse_content(content: dict[str, Any], source: str) -> RLHFJob:
+    """Read a job that is plain data already, as the API server hands it out.
+
+    Args:
+        source: what messages call it.
+
+    Raises:
+        InvalidJobError: with every fault of the content; its lines mean nothing.
+    """
+    search = _Search(Document(content))
+    job = search.run()
+    if job is None or search.faults:
+        raise InvalidJobError(source, search.faults)
+    return job
+
+
 _SMALLEST_JOB: dict[str, Any] = {
     "apiVersion": API_VERSION,
     "kind": KIND,

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import yaml
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.platforms.base import Platform, StateChange
+from rlhfless_operator.rules import FIXED_FIELDS
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
@@ -21,9 +23,6 @@ from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.summary import summarize
 from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
 
-_FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
-"""Parts of a job that can't change once it has begun: the steps that are done would mean something else."""
-
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
     *("metrics.jsonl", "samples.jsonl"),
@@ -32,7 +31,23 @@ _BEFORE_THE_FIRST_STEP = (
 
 
 class JobChangedError(UserError):
-    """The document is not the one that the job was begun with."""
+    """The document is not the one that the job was begun with.
+
+    Args:
+        fields: the parts that changed.
+        root: URI of the job's folder.
+    """
+
+    def __init__(self, fields: str, root: str) -> None:
+        super().__init__(
+            f"{fields} changed since this job was begun in {root};"
+            f" use another metadata.name, or start over with --fresh"
+        )
+        self.fields = fields
+
+
+class DeadlineExceededError(UserError):
+    """The job has taken longer than it may."""
 
 
 async def drive(
@@ -51,6 +66,7 @@ async def drive(
         StageFailedError: it failed; the status says so too.
         JobChangedError: it was begun with another document.
         TrackingError: a tracker that it asks for can't be had.
+        DeadlineExceededError: `spec.activeDeadline` has passed.
     """
     check_tracking(job, folder.root)
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
@@ -87,10 +103,26 @@ async def _train_under_lease(run: TrainingRun) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             keeper = tasks.create_task(keep_lease())
-            await train(run)
+            await _train_in_time(run)
             keeper.cancel()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+async def _train_in_time(run: TrainingRun) -> None:
+    deadline = run.spec.active_deadline
+    if deadline is None:
+        await train(run)
+        return
+    try:
+        async with asyncio.timeout(max(0.0, deadline - run.status.seconds)) as time_left:
+            await train(run)
+    except TimeoutError:
+        if not time_left.expired():
+            raise
+        raise DeadlineExceededError(
+            f"the job has taken longer than spec.activeDeadline, {format_duration(deadline)}; raise it to go on"
+        ) from None
 
 
 def _open_tracking(run: TrainingRun) -> Tracking:
@@ -116,7 +148,7 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
     if artifacts.exists(begun):
         before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
         now = document["spec"]
-        changed = [name for name in _FIXED_FIELDS if before.get(name) != now.get(name)]
+        changed = [name for name in FIXED_FIELDS if before.get(name) != now.get(name)]
         if changed and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:
@@ -124,13 +156,21 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
             status = _anew(status)
         elif changed:
             names = ", ".join(f"spec.{name}" for name in changed)
-            raise JobChangedError(
-                f"{names} changed since this job was begun in {folder.root};"
-                f" use another metadata.name, or start over with --fresh"
-            )
+            raise JobChangedError(names, folder.root)
     remove_remains(folder)
     artifacts.write_bytes(begun, yaml.safe_dump(document, sort_keys=False).encode())
     return status or _anew(None)
+
+
+def begun_with(job: RLHFJob, folder: JobFolder, *, except_for: Collection[str] = ()) -> bool:
+    """Whether the job was last driven with this very document, but for some parts of its spec."""
+    begun = folder.file("job.yaml")
+    if not artifacts.exists(begun):
+        return False
+    before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
+    now = job.model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
+    names = {*before, *now} - set(except_for)
+    return all(before.get(name) == now.get(name) for name in names)
 
 
 def _anew(status: RLHFJobStatus | None) -> RLHFJobStatus:

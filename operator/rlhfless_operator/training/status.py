@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rlhfless_functions.settings import Money, Settings
 
-Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Interrupted"]
+Phase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed", "Interrupted"]
 RECENT_STEPS = 20
 
 
@@ -50,7 +50,7 @@ class RLHFJobStatus(Settings):
     """How far a job is. Whoever restarts reads this and the artifact store, and goes on."""
 
     phase: Phase = "Pending"
-    """For display: Pending, Running, Succeeded, Failed or Interrupted."""
+    """For display: Pending, Running, Suspended, Succeeded, Failed or Interrupted."""
     uid: str = ""
     """Unique id of this incarnation of the job; starting over makes a new one."""
     stage: Literal["generation", "preparation", "learning", "evaluation", "export"] | None = None

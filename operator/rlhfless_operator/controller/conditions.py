@@ -1,0 +1,198 @@
+"""What is so with a job: every condition's type and reason, and pure functions that keep them.
+
+A job that was never looked at has no conditions. `Accepted` comes first; `Complete` and `Failed` appear once they are
+true. What each reason asks of the reader stands beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlhfless_operator.resource_status import Condition, ConditionType, ResourceStatus
+from rlhfless_operator.training.status import Phase
+
+ACCEPTED: ConditionType = "Accepted"
+"""The document is a job that can run."""
+SERVICES_READY: ConditionType = "ServicesReady"
+"""The functions' Services can take requests, or start pods for them."""
+PROGRESSING: ConditionType = "Progressing"
+"""A driver takes the job through its steps now."""
+SUSPENDED: ConditionType = "Suspended"
+"""`spec.suspend` has let go of everything; the work so far is kept."""
+COMPLETE: ConditionType = "Complete"
+"""All steps are done and the model is published."""
+FAILED: ConditionType = "Failed"
+"""The job has given up; the message says why and what to do."""
+
+
+class Reason(StrEnum):
+    """Every reason of a condition."""
+
+    VALID = "Valid"
+    """Accepted: nothing is wrong with the document."""
+    INVALID_SPEC = "InvalidSpec"
+    """Accepted, Failed: the document is no job; the message names each field with its remedy. Mend it and apply it
+    again."""
+    SPEC_CHANGED = "SpecChanged"
+    """Accepted, Failed: a part that is fixed once a step is done was changed. Undo the change, or make another job."""
+    SERVICES_CREATED = "ServicesCreated"
+    """ServicesReady: the functions' Services are there."""
+    SERVICES_FAILED = "ServicesFailed"
+    """ServicesReady: the Services can't be had now; it is tried again by itself."""
+    TRAINING = "Training"
+    """Progressing: a driver runs."""
+    WAITING_FOR_LEASE = "WaitingForLease"
+    """Progressing: another driver, perhaps one that was killed, has the job; its lease expires soon."""
+    SUPERSEDED = "Superseded"
+    """Progressing: another driver has taken the job over in mid-run."""
+    RESTARTING = "Restarting"
+    """Progressing: an internal failure ended the driver; another starts after a pause that doubles each time."""
+    OPERATOR_STOPPED = "OperatorStopped"
+    """Progressing: the operator was stopped; the next one goes on."""
+    SUSPENDED = "Suspended"
+    """Suspended, Progressing: `spec.suspend` is true. Set it to false to go on."""
+    NOT_SUSPENDED = "NotSuspended"
+    """Suspended: `spec.suspend` is false."""
+    SUCCEEDED = "Succeeded"
+    """Complete, Progressing: all steps are done."""
+    FAILED = "Failed"
+    """Progressing: the job has failed; see the condition Failed."""
+    TRAINING_FAILED = "TrainingFailed"
+    """Failed: a stage can't be done, as the message says."""
+    FOLDER_TAKEN = "FolderTaken"
+    """Failed: the job's folder holds the work of another resource, or of `rlhfless run`. Choose another name or folder,
+    or take the work over with the annotation `rlhfless.io/adopt: "true"`."""
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    """Failed: `spec.activeDeadline` has passed. Raise it to go on."""
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    """Failed: internal failures ended the driver more often in a row than `spec.backoffLimit` allows. Suspend and
+    resume the job to try again."""
+    RUNNING = "Running"
+    """Complete, Failed: the job was started again."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What a turn of events makes of a job's phase and conditions."""
+
+    phase: Phase
+    changes: tuple[tuple[ConditionType, bool, Reason], ...]
+    """Conditions that it sets, the one that tells it best first."""
+    message: str
+
+    @property
+    def reason(self) -> Reason:
+        """The reason that tells it best."""
+        return self.changes[0][2]
+
+    @property
+    def good(self) -> bool:
+        """Whether it is nothing to worry about."""
+        return self.phase != "Failed" and self.reason not in (Reason.RESTARTING, Reason.SERVICES_FAILED)
+
+
+def started(message: str) -> Transition:
+    """A driver has the job and its functions."""
+    return Transition(
+        "Running",
+        (
+            (PROGRESSING, True, Reason.TRAINING),
+            (ACCEPTED, True, Reason.VALID),
+            (SERVICES_READY, True, Reason.SERVICES_CREATED),
+            (SUSPENDED, False, Reason.NOT_SUSPENDED),
+        ),
+        message,
+    )
+
+
+def waiting(phase: Phase, reason: Reason, message: str) -> Transition:
+    """The job is to run, and can't yet."""
+    return Transition(phase, ((PROGRESSING, False, reason), (ACCEPTED, True, Reason.VALID)), message)
+
+
+def without_services(phase: Phase, message: str) -> Transition:
+    """The functions' Services can't be had now."""
+    changes = (
+        (SERVICES_READY, False, Reason.SERVICES_FAILED),
+        (PROGRESSING, False, Reason.SERVICES_FAILED),
+        (ACCEPTED, True, Reason.VALID),
+    )
+    return Transition(phase, changes, message)
+
+
+def suspended() -> Transition:
+    """Everything is let go of."""
+    changes = ((SUSPENDED, True, Reason.SUSPENDED), (PROGRESSING, False, Reason.SUSPENDED))
+    return Transition("Suspended", changes, "set spec.suspend to false to go on")
+
+
+def succeeded(message: str) -> Transition:
+    """All is done."""
+    changes = (
+        (COMPLETE, True, Reason.SUCCEEDED),
+        (PROGRESSING, False, Reason.SUCCEEDED),
+        (ACCEPTED, True, Reason.VALID),
+    )
+    return Transition("Succeeded", changes, message)
+
+
+def failed(reason: Reason, message: str) -> Transition:
+    """The job gives up."""
+    refused = reason in (Reason.INVALID_SPEC, Reason.SPEC_CHANGED)
+    acceptance = (ACCEPTED, not refused, reason if refused else Reason.VALID)
+    return Transition("Failed", ((FAILED, True, reason), (PROGRESSING, False, Reason.FAILED), acceptance), message)
+
+
+def apply(status: ResourceStatus, transition: Transition, *, generation: int, now: str) -> ResourceStatus:
+    """The status after a transition.
+
+    Args:
+        generation: of the job that the transition was made from.
+        now: RFC 3339.
+    """
+    conditions: Sequence[Condition] = status.conditions
+    for kind, true, reason in transition.changes:
+        conditions = set_condition(conditions, kind, true, reason, transition.message, generation=generation, now=now)
+    changed = {kind for kind, _, _ in transition.changes}
+    for kind in (COMPLETE, FAILED):
+        if kind not in changed and any(condition.type == kind for condition in conditions):
+            conditions = set_condition(conditions, kind, False, Reason.RUNNING, "", generation=generation, now=now)
+    settled = transition.phase in ("Succeeded", "Failed")
+    return status.model_copy(
+        update={
+            "phase": transition.phase,
+            "message": transition.message,
+            "reason": str(transition.reason),
+            "conditions": list(conditions),
+            "observed_generation": generation,
+            "stage": status.stage if transition.phase == "Running" else None,
+            "start_time": status.start_time or (now if transition.phase == "Running" else None),
+            "completion_time": (status.completion_time if status.settled else None) or now if settled else None,
+        }
+    )
+
+
+def set_condition(
+    conditions: Sequence[Condition],
+    kind: ConditionType,
+    true: bool,
+    reason: Reason,
+    message: str,
+    *,
+    generation: int,
+    now: str,
+) -> list[Condition]:
+    """The conditions with one of them set. Its transition time stays where its status stays."""
+    before = next((condition for condition in conditions if condition.type == kind), None)
+    status = "True" if true else "False"
+    condition = Condition(
+        type=kind,
+        status="True" if true else "False",
+        reason=str(reason),
+        message=message[:32768],
+        last_transition_time=before.last_transition_time if before and before.status == status else now,
+        observed_generation=generation,
+    )
+    if before is None:
+        return [*conditions, condition]
+    return [condition if other.type == kind else other for other in conditions]

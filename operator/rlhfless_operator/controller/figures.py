@@ -1,0 +1,66 @@
+"""What the metrics show, as pure functions of a run's records."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from rlhfless_operator.training.ledger import CHARGED_STATES as CHARGED
+from rlhfless_operator.training.record import StepRecord
+
+__all__ = ["CHARGED", "RESPONSE_TOKENS", "forecast_cost", "planned_money", "response_tokens", "training_figures"]
+
+RESPONSE_TOKENS: tuple[Literal["mean", "p95", "max"], ...] = ("mean", "p95", "max")
+"""Statistics of response lengths."""
+
+_RECENT = 5
+"""A forecast rests on the last so many steps."""
+
+_TRAINING = {
+    "kl": ("kl/reference", "policy/kl"),
+    "entropy": ("policy/entropy",),
+    "grad_norm": ("policy/gradient_norm",),
+    "loss": ("policy/loss",),
+}
+"""Names in `metrics.jsonl`, the first that is there."""
+_CLIPPED = ("policy/clip_fraction_low", "policy/clip_fraction_high")
+
+
+def training_figures(record: StepRecord) -> dict[str, float]:
+    """Numbers of the learner, by the names that dashboards use; those that the step has."""
+    figures = {}
+    for name, sources in _TRAINING.items():
+        found = next((record.metrics[source] for source in sources if source in record.metrics), None)
+        if found is not None:
+            figures[name] = found
+    if any(name in record.metrics for name in _CLIPPED):
+        figures["clip_fraction"] = sum(record.metrics.get(name, 0.0) for name in _CLIPPED)
+    return figures
+
+
+def planned_money(record: StepRecord, instance_hour: float) -> dict[str, float]:
+    """Money that generation was planned to cost: by the chosen plan, the cheapest one, and the lower bound."""
+    plan = record.plan or {}
+    names = {
+        "chosen": "expected_instance_seconds",
+        "cheapest": "cheapest_instance_seconds",
+        "bound": "lower_bound_instance_seconds",
+    }
+    return {kind: plan[name] * instance_hour / 3600 for kind, name in names.items() if plan.get(name) is not None}
+
+
+def forecast_cost(cost: float, records: Sequence[StepRecord], total_steps: int) -> float:
+    """Cost of the whole job at its end, if the steps to come cost what the last ones did."""
+    steps = [record for record in records if record.step > 0]
+    if not steps:
+        return cost
+    recent = steps[-_RECENT:]
+    each = sum(float(record.cost) for record in recent) / len(recent)
+    return cost + each * max(0, total_steps - steps[-1].step)
+
+
+def response_tokens(lengths: Sequence[int]) -> tuple[float, float, float]:
+    """Mean, 95th percentile (nearest rank) and maximum; NaN of nothing."""
+    if not lengths:
+        return math.nan, math.nan, math.nan
+    ordered = sorted(lengths)
+    return sum(ordered) / len(ordered), float(ordered[math.ceil(0.95 * len(ordered)) - 1]), float(ordered[-1])

@@ -1,0 +1,92 @@
+"""What kopf calls: thin handlers that hand each job to its supervisor."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import kopf
+
+from rlhfless_operator.controller.conditions import Transition
+from rlhfless_operator.controller.job import Supervisor, Workplace
+from rlhfless_operator.controller.resource import JobResource, next_action
+from rlhfless_operator.crd import GROUP, PLURAL, VERSION
+from rlhfless_operator.resource_status import read_resource_status
+
+FINALIZER = "rlhfless.io/driver"
+"""Holds a job's deletion up until its driver has let go of everything."""
+STALE_SECONDS = 120.0
+"""A supervisor that was silent for longer is stuck."""
+
+
+class Handlers:
+    """The handlers of one operator.
+
+    Args:
+        place: what its supervisors share.
+    """
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._supervisors: dict[str, Supervisor] = {}
+
+    def register(self, registry: kopf.OperatorRegistry) -> None:
+        """Have kopf call them."""
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_event)
+        kopf.daemon(
+            GROUP,
+            VERSION,
+            PLURAL,
+            id="driver",
+            registry=registry,
+            when=_wants_attention,
+            cancellation_timeout=60.0,
+            # What a supervisor lets out is a fault in it: log it, and begin anew.
+            backoff=30.0,
+        )(self._supervise)
+        kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_service_account)
+        kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_kubeconfig)
+
+    def stuck(self) -> list[str]:
+        """Jobs whose supervisors have been silent for too long."""
+        now = time.monotonic()
+        return [
+            f"{supervisor.resource.namespace}/{supervisor.resource.name}"
+            for supervisor in self._supervisors.values()
+            if now - supervisor.heartbeat > STALE_SECONDS
+        ]
+
+    async def _supervise(self, body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
+        def post(transition: Transition) -> None:
+            kind = "Normal" if transition.good else "Warning"
+            kopf.event(body, type=kind, reason=str(transition.reason), message=transition.message[:1000])
+
+        supervisor = Supervisor(self._place, body, stopped, post)
+        uid = body["metadata"]["uid"]
+        self._supervisors[uid] = supervisor
+        stopping = asyncio.create_task(_notice_when(stopped, supervisor))
+        try:
+            await supervisor.run()
+        finally:
+            stopping.cancel()
+            if self._supervisors.get(uid) is supervisor:
+                del self._supervisors[uid]
+
+    async def _on_event(self, event: Mapping[str, Any], body: kopf.Body, **_: Any) -> None:
+        metadata = body["metadata"]
+        if event.get("type") == "DELETED":
+            self._place.metrics.forget(metadata["namespace"], metadata["name"])
+        else:
+            status = body.get("status") or {}
+            self._place.metrics.show_phase(metadata["namespace"], metadata["name"], status.get("phase", "Pending"))
+        if (supervisor := self._supervisors.get(metadata["uid"])) is not None:
+            supervisor.notice()
+
+
+def _wants_attention(body: kopf.Body, **_: Any) -> bool:
+    return next_action(JobResource.of(body), read_resource_status(body.get("status"))) != "rest"
+
+
+async def _notice_when(stopped: kopf.DaemonStopped, supervisor: Supervisor) -> None:
+    await stopped.wait()
+    supervisor.notice()

@@ -1,0 +1,107 @@
+"""Of several operators one leads: a Lease of the cluster says which."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+
+class LeadershipLostError(Exception):
+    """The Lease could not be renewed in time; another operator may lead by now."""
+
+
+@dataclass(frozen=True)
+class Election:
+    """Which Lease, and how fast, in seconds."""
+
+    namespace: str
+    name: str = "rlhfless-operator"
+    duration: float = 15.0
+    """A Lease that was not renewed for so long is free."""
+    renewal: float = 10.0
+    """A leader that can't renew for so long stops leading."""
+    retry: float = 2.0
+    """Between two tries, and between two renewals."""
+
+
+async def lead(
+    client: ApiClient, election: Election, identity: str, operate: Callable[[asyncio.Event], Awaitable[None]]
+) -> None:
+    """Wait until this operator leads, and operate until told to end; then let the next one in at once.
+
+    Args:
+        operate: given an event, at which it has to end.
+
+    Raises:
+        LeadershipLostError: after `operate` has ended because the Lease was lost.
+    """
+    lock = _Lock(election.name, election.namespace, identity, client)
+    elector = LeaderElection(
+        Config(
+            lock,
+            election.duration,
+            election.renewal,
+            election.retry,
+            onstarted_leading=_nothing,
+            onstopped_leading=_nothing,
+        )
+    )
+    await elector.acquire()
+    stop = asyncio.Event()
+    renewing = asyncio.create_task(elector.renew_loop())
+    operating = asyncio.ensure_future(operate(stop))
+    try:
+        await asyncio.wait({renewing, operating}, return_when=asyncio.FIRST_COMPLETED)
+        lost = renewing.done()
+        stop.set()
+        await operating
+        if lost:
+            raise LeadershipLostError("the Lease could not be renewed in time; another operator may lead now")
+    finally:
+        renewing.cancel()
+        operating.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await operating
+        if not renewing.done() or renewing.cancelled():
+            await lock.release()
+
+
+async def _nothing() -> None:
+    """This module looks itself at what the election comes to."""
+
+
+class _Lock(LeaseLock):
+    """A Lease whose failures to be reached are tried again, and which can be given back."""
+
+    async def get(self, name: str, namespace: str) -> Any:
+        try:
+            return await super().get(name, namespace)
+        except (aiohttp.ClientError, OSError) as error:
+            return False, ApiException(status=0, reason=str(error))
+
+    async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        try:
+            return bool(await super().create(name, namespace, election_record))
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+        try:
+            return bool(await super().update(name, namespace, updated_record))
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def release(self) -> None:
+        """Give the Lease back, if it is this operator's still."""
+        with contextlib.suppress(ApiException, aiohttp.ClientError, OSError):
+            lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
+            if lease.spec is not None and lease.spec.holder_identity == self.identity:
+                lease.spec.holder_identity = ""
+                await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)

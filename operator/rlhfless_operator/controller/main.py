@@ -1,0 +1,128 @@
+"""The operator: wires settings, clients, handlers, metrics and leadership together, and nothing else."""
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import kopf
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.endpoints import serve_liveness, serve_metrics
+from rlhfless_operator.controller.handlers import FINALIZER, Handlers
+from rlhfless_operator.controller.job import MakePlatform, Pacing, Workplace
+from rlhfless_operator.controller.jobs_api import JobsApi
+from rlhfless_operator.controller.leadership import Election, lead
+from rlhfless_operator.controller.metrics import OperatorMetrics
+
+_DOMAIN = "rlhfless.io"
+_THREADS = 64
+"""For the artifact store, whose calls block."""
+_CONNECTIONS = 100
+"""To the API server."""
+_CLOSING_SECONDS = 30.0
+"""A little more than a driver may take to let go of everything."""
+_OUTAGE_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, *[30] * 20)
+"""Pauses while the API server does not answer: ten minutes in all, then the operator ends and is started anew."""
+
+OpenPlatforms = Callable[[ApiClient, ClusterSettings], AbstractAsyncContextManager[MakePlatform]]
+"""Opens what the platforms of all jobs share."""
+
+
+@dataclass
+class Operator:
+    """One operator process.
+
+    Attributes:
+        metrics_port: where its metrics are, once it runs.
+        liveness_port: where its liveness probe is, once it runs.
+    """
+
+    settings: ClusterSettings
+    open_platforms: OpenPlatforms
+    election: Election | None = None
+    pacing: Pacing = field(default_factory=Pacing)
+    metrics_port: int | None = None
+    liveness_port: int | None = None
+
+    async def run(self, stop: asyncio.Event | None = None) -> None:
+        """Operate until SIGTERM or SIGINT, or until `stop` is set."""
+        identity = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
+        metrics = OperatorMetrics()
+        async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
+            place = Workplace(
+                api=JobsApi(client, metrics.requested),
+                make_platform=make_platform,
+                metrics=metrics,
+                identity=identity,
+                files=self.settings.files,
+                artifacts=self.settings.artifacts,
+                pacing=self.pacing,
+            )
+            handlers = Handlers(place)
+            async with (
+                serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,
+                serve_liveness(handlers.stuck, self.settings.liveness_port) as self.liveness_port,
+            ):
+                if self.election is None:
+                    await self._operate(handlers, stop or asyncio.Event())
+                else:
+                    await lead(client, self.election, identity, lambda lost: self._operate(handlers, lost, stop))
+
+    async def _operate(self, handlers: Handlers, *stops: asyncio.Event | None) -> None:
+        registry = kopf.OperatorRegistry()
+        handlers.register(registry)
+        ends = [asyncio.create_task(stop.wait()) for stop in stops if stop is not None]
+        ended = asyncio.get_running_loop().create_future()
+        for end in ends:
+            end.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=kopf_settings(),
+                clusterwide=not self.settings.namespaces,
+                namespaces=self.settings.namespaces,
+                standalone=True,
+                stop_flag=ended,
+            )
+        finally:
+            for end in ends:
+                end.cancel()
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """How kopf is to behave."""
+    settings = kopf.OperatorSettings()
+    settings.persistence.finalizer = FINALIZER
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_DOMAIN)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_DOMAIN)
+    settings.posting.reporting_component = "rlhfless"
+    settings.posting.reporting_instance = socket.gethostname()
+    settings.posting.event_name_prefix = "rlhfless-"
+    # It reads neither CustomResourceDefinitions nor Namespaces, so that it needs no permission to.
+    settings.scanning.disabled = True
+    settings.background.instant_exit_timeout = _CLOSING_SECONDS
+    settings.networking.error_backoffs = _OUTAGE_SECONDS
+    return settings
+
+
+@asynccontextmanager
+async def connect() -> AsyncIterator[ApiClient]:
+    """A client of the cluster that KUBECONFIG names, or else of the one that this process runs in."""
+    configuration = Configuration()
+    kubeconfig = os.environ.get("KUBECONFIG")
+    if kubeconfig or not Path(config.incluster_config.SERVICE_TOKEN_FILENAME).exists():
+        await config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    async with ApiClient(configuration) as client:
+        yield client

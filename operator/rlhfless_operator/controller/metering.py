@@ -1,0 +1,81 @@
+"""A platform that is opened when it is first needed, and measured."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage
+from rlhfless_operator.controller.metrics import JobMeter
+from rlhfless_operator.platforms.base import Platform, Preload
+
+
+class ClusterPlatform(Platform, Protocol):
+    """Where the functions of a job on a cluster run."""
+
+    async def open(self) -> None:
+        """Make what the functions need. Called once, before anything else."""
+
+    async def remove(self) -> None:
+        """Remove what `open` made. Called after `close`, once the job has ended or is suspended."""
+
+
+class MeteredPlatform:
+    """Passes everything on to another platform.
+
+    Args:
+        platform: which.
+        meter: told of what happens.
+        on_ready: told once the platform is open.
+    """
+
+    def __init__(self, platform: ClusterPlatform, meter: JobMeter, on_ready: Callable[[], None]) -> None:
+        self._platform = platform
+        self._meter = meter
+        self._on_ready = on_ready
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._running = 0
+        self._last: tuple[Stage, float] | None = None
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        """As the platform does."""
+        await self._open()
+        await self._platform.hold(stage, count, preload)
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        """As the platform does."""
+        await self._open()
+        self._begins(request.key.stage)
+        try:
+            async with aclosing(self._platform.run(request)) as events:
+                async for event in events:
+                    if isinstance(event, Samples | Done):
+                        self._meter.moved()
+                    if isinstance(event, Samples) and isinstance(request, GenerationRequest):
+                        self._took(request, event)
+                    yield event
+        finally:
+            self._running -= 1
+            self._last = (request.key.stage, time.monotonic())
+
+    async def close(self) -> None:
+        """As the platform does."""
+        await self._platform.close()
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if not self._is_open:
+                await self._platform.open()
+                self._is_open = True
+                self._on_ready()
+
+    def _begins(self, stage: Stage) -> None:
+        if self._running == 0 and self._last is not None and self._last[0] != stage:
+            self._meter.metrics.control.observe(time.monotonic() - self._last[1])
+        self._running += 1
+
+    def _took(self, request: GenerationRequest, event: Samples) -> None:
+        if request.purpose == "training":
+            self._meter.lengths += [sample.tokens for sample in event.samples]

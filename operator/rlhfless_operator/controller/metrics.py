@@ -1,0 +1,225 @@
+"""The operator's Prometheus metrics. Numbers are taken from the runs when they are scraped; nothing polls.
+
+Counters begin at 0 with the operator's process, as Prometheus expects. No metric has a label a step.
+"""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rlhfless_operator.controller.figures import (
+    CHARGED,
+    RESPONSE_TOKENS,
+    forecast_cost,
+    planned_money,
+    response_tokens,
+    training_figures,
+)
+from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.training.ledger import STAGES, Ledger
+from rlhfless_operator.training.record import StepRecord
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.status import Phase
+
+_JOB = ("namespace", "job")
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LONG = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class OperatorMetrics:
+    """Everything that is measured, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._jobs: dict[tuple[str, str], JobMeter] = {}
+        self._phases: dict[tuple[str, str], Phase] = {}
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"rlhfless_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"rlhfless_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"rlhfless_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+        self.gpu_seconds = counter(
+            "gpu_seconds_total", "Instance-seconds by what the instance did.", *_JOB, "stage", "state"
+        )
+        self.cost = counter("cost_total", "What instances cost, in the job's currency.", *_JOB, "stage")
+        self.steps = counter("steps_total", "Training steps that were finished.", *_JOB)
+        self.job_steps = gauge("job_steps", "Training steps of the whole job.", *_JOB)
+        self.stage_duration = histogram(
+            "stage_duration_seconds", "Time in which a stage alone held a step up.", _LONG, *_JOB, "stage"
+        )
+        self.cold_start = histogram(
+            "cold_start_seconds", "Time from asking for an instance until it was ready.", _LONG, *_JOB, "stage"
+        )
+        self.reassignments = counter(
+            "reassignments_total", "Shares that went on elsewhere: an instance was lost, or cut by choice.",
+            *_JOB, "reason",
+        )  # fmt: skip
+        self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
+        self.forecast = gauge("cost_forecast_total", "Forecast of the whole job's cost at its end.", *_JOB)
+        self.cost_plan = counter(
+            "cost_plan_total", "Planned cost of generation: of the chosen plan, the cheapest, and the lower bound.",
+            *_JOB, "kind",
+        )  # fmt: skip
+        self.reward = gauge("reward", "Mean reward of the last step.", *_JOB)
+        self.accuracy = gauge("evaluation_accuracy", "Mean reward of the last evaluation.", *_JOB)
+        self.response_tokens = gauge("response_tokens", "Response tokens in the last step.", *_JOB, "statistic")
+        self.training = gauge("training", "What the learner reported of the last step.", *_JOB, "metric")
+        self.phase = gauge("job_phase", "1 for the phase that a job is in, 0 for the others.", *_JOB, "phase")
+        self.last_progress = gauge(
+            "job_last_progress_timestamp_seconds", "Unix time at which the job last got on.", *_JOB
+        )
+        self.status_writes = counter("operator_status_writes_total", "Requests that wrote a job's status.")
+        self.api_requests = counter("operator_api_requests_total", "Requests for jobs, by verb.", "verb")
+        self.jobs = gauge("operator_jobs", "Jobs that the operator knows.")
+        self.control = histogram(
+            "control_seconds", "Time from the end of a stage to the first request of the next.", _SHORT
+        )
+
+    def requested(self, verb: str) -> None:
+        """The controller asked the API server for something."""
+        self.api_requests.labels(verb).inc()
+        if verb == "patch":
+            self.status_writes.inc()
+
+    def job(self, namespace: str, name: str) -> "JobMeter":
+        """The meter of a job, through all of its drivers."""
+        return self._jobs.setdefault((namespace, name), JobMeter(self, namespace, name))
+
+    def show_phase(self, namespace: str, name: str, phase: Phase) -> None:
+        """A job is in a phase."""
+        if self._phases.get((namespace, name)) != phase:
+            self._phases[namespace, name] = phase
+            for other in _PHASES:
+                self.phase.labels(namespace, name, other).set(float(other == phase))
+        self.jobs.set(len(self._phases))
+
+    def forget(self, namespace: str, name: str) -> None:
+        """A job is gone: its numbers go too."""
+        self._jobs.pop((namespace, name), None)
+        self._phases.pop((namespace, name), None)
+        self.jobs.set(len(self._phases))
+        for metric in self._of_jobs():
+            metric.remove_by_labels({"namespace": namespace, "job": name})
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        now = time.monotonic()
+        for meter in list(self._jobs.values()):
+            meter.update(now)
+        return generate_latest(self.registry)
+
+    def _of_jobs(self) -> tuple[Counter | Gauge | Histogram, ...]:
+        return (
+            *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
+            *(self.reassignments, self.actors, self.forecast, self.cost_plan, self.reward, self.accuracy),
+            *(self.response_tokens, self.training, self.phase, self.last_progress),
+        )
+
+
+@dataclass
+class JobMeter:
+    """One job's numbers."""
+
+    metrics: OperatorMetrics
+    namespace: str
+    job: str
+    ledger: Ledger = field(default_factory=Ledger)
+    """Every instance of the job since this operator began; never closed."""
+    lengths: list[int] = field(default_factory=list)
+    """Response tokens of the step's samples so far."""
+    _run: TrainingRun | None = None
+    _counted_step: int = 0
+    _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
+
+    def attach(self, run: TrainingRun) -> None:
+        """A driver has the job; what it finishes from now on is counted."""
+        self._run, self._counted_step = run, run.status.step
+
+    def detach(self) -> None:
+        """The driver has ended."""
+        self.update(time.monotonic())
+        self._run = None
+        self.metrics.actors.labels(self.namespace, self.job, "wanted").set(0)
+
+    def observe(self, change: StateChange) -> None:
+        """An instance changed its state."""
+        self.ledger.observe(change)
+        for span in self.ledger.take_spans():
+            if span.state == "starting":
+                self.metrics.cold_start.labels(self.namespace, self.job, span.stage).observe(span.end - span.start)
+
+    def moved(self) -> None:
+        """The job got on."""
+        self.metrics.last_progress.labels(self.namespace, self.job).set(time.time())
+
+    def update(self, now: float) -> None:
+        """Bring counters and gauges up to date.
+
+        Args:
+            now: monotonic seconds.
+        """
+        metrics, labels, run = self.metrics, (self.namespace, self.job), self._run
+        if run is None:
+            return
+        total = self.ledger.running(now)
+        price = run.spec.prices.instance_hour
+        for stage in STAGES:
+            for state in CHARGED:
+                self._count(metrics.gpu_seconds, (*labels, stage, state), total.total(stage, state))
+            self._count(metrics.cost, (*labels, stage), float(total.cost(price, stage)))
+        instances = self.ledger.instances()
+        ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
+        metrics.actors.labels(*labels, "ready").set(ready)
+        wanted = run.progress.actors if run.progress.stage_name in ("generation", "evaluation") else 0
+        metrics.actors.labels(*labels, "wanted").set(wanted)
+        if run.total_steps:
+            metrics.job_steps.labels(*labels).set(run.total_steps)
+        for record in run.records:
+            if record.step > self._counted_step:
+                self._count_step(record, float(price))
+        if run.records:
+            self._show(run, float(price))
+
+    def _count_step(self, record: StepRecord, price: float) -> None:
+        metrics, labels = self.metrics, (self.namespace, self.job)
+        self._counted_step = record.step
+        metrics.steps.labels(*labels).inc()
+        for stage, seconds in record.stages.items():
+            if stage in STAGES:
+                metrics.stage_duration.labels(*labels, stage).observe(seconds)
+        for kind, money in planned_money(record, price).items():
+            metrics.cost_plan.labels(*labels, kind).inc(money)
+        for reason, name in (("lost", "generation/lost_instances"), ("cut", "generation/cuts")):
+            metrics.reassignments.labels(*labels, reason).inc(record.metrics.get(name, 0.0))
+        lengths, self.lengths = self.lengths, []
+        for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
+            metrics.response_tokens.labels(*labels, statistic).set(tokens)
+
+    def _show(self, run: TrainingRun, price: float) -> None:
+        metrics, labels = self.metrics, (self.namespace, self.job)
+        figures = training_figures(run.records[-1])
+        for name, value in figures.items():
+            metrics.training.labels(*labels, name).set(value)
+        if run.status.reward is not None:
+            metrics.reward.labels(*labels).set(run.status.reward)
+        accuracies = [record.accuracy for record in run.records if record.accuracy is not None]
+        if accuracies:
+            metrics.accuracy.labels(*labels).set(accuracies[-1])
+        forecast = forecast_cost(float(run.status.cost), run.records, run.total_steps)
+        metrics.forecast.labels(*labels).set(forecast)
+
+    def _count(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:
+        """Raise a counter to a total that only grows."""
+        key = (counter._name, *labels)
+        if total > self._charged[key]:
+            counter.labels(*labels).inc(total - self._charged[key])
+            self._charged[key] = total

@@ -1,0 +1,50 @@
+"""What the end of a driver means for its job: a pure function of the exception that it ended with."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
+from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
+
+Kind = Literal["failed", "wait", "no_services", "restart"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What to do next.
+
+    `failed`: the job has failed. `wait`: another driver has it; try again later. `no_services`: the cluster can't give
+    it what it needs now; try again later. `restart`: an internal failure, which counts against the backoff limit.
+    """
+
+    kind: Kind
+    reason: Reason
+    message: str
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Classify the exception that a driver ended with."""
+    match error:
+        case LeaseHeldError():
+            return Outcome("wait", Reason.WAITING_FOR_LEASE, str(error))
+        case LeaseLostError():
+            return Outcome("wait", Reason.SUPERSEDED, str(error))
+        case PlatformUnavailableError():
+            return Outcome("no_services", Reason.SERVICES_FAILED, str(error))
+        case JobChangedError():
+            message = f"{error.fields} can't be changed once a step is done; undo the change, or make a new job"
+            return Outcome("failed", Reason.SPEC_CHANGED, message)
+        case DeadlineExceededError():
+            return Outcome("failed", Reason.DEADLINE_EXCEEDED, str(error))
+        case UserError() | ValueError():
+            return Outcome("failed", Reason.TRAINING_FAILED, str(error))
+        case _:
+            return Outcome("restart", Reason.RESTARTING, f"{type(error).__name__}: {error}")
+
+
+def pause_before_restart(restarts: int, first: float, longest: float) -> float:
+    """Seconds before the `restarts`-th restart in a row: they double each time."""
+    return float(min(longest, first * 2 ** min(restarts - 1, 60)))

@@ -1,0 +1,61 @@
+"""Whose work is in a job's folder: one resource's, by its uid."""
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.controller.resource import ADOPT, JobResource
+from rlhfless_operator.training.folder import JobFolder
+
+_FILE = "owner.json"
+_BEGUN = ("job.yaml", "status.json")
+"""Files of a folder in which a driver has been."""
+
+
+class FolderTakenError(Exception):
+    """The folder holds somebody else's work; the message names whose, and the remedies."""
+
+
+class Owner(BaseModel):
+    """The resource whose work is in a folder."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    namespace: str
+    name: str
+
+
+def claim(folder: JobFolder, resource: JobResource) -> None:
+    """Make the resource the folder's owner, if nobody else is.
+
+    Raises:
+        FolderTakenError: somebody else is, and the resource is not annotated to take over.
+        ArtifactError: the folder can't be read or written.
+    """
+    uri = folder.file(_FILE)
+    mine = Owner(uid=resource.uid, namespace=resource.namespace, name=resource.name)
+    owner = _owner(uri)
+    if owner is not None and owner.uid == mine.uid:
+        return
+    begun = owner is not None or any(artifacts.exists(folder.file(name)) for name in _BEGUN)
+    if begun and not resource.adopt:
+        whose = f"the RLHFJob {owner.namespace}/{owner.name} (uid {owner.uid})" if owner else "`rlhfless run`"
+        raise FolderTakenError(
+            f"{folder.root} holds the work of {whose}; choose another metadata.name or spec.artifacts.uri, or remove"
+            f' the folder and make the job anew, or go on from that work with the annotation {ADOPT}: "true"'
+        )
+    content = mine.model_dump_json().encode()
+    if begun:
+        artifacts.write_bytes(uri, content)
+    elif not artifacts.create_exclusive(uri, content):
+        # Another resource was faster.
+        claim(folder, resource)
+
+
+def _owner(uri: str) -> Owner | None:
+    if not artifacts.exists(uri):
+        return None
+    try:
+        return Owner.model_validate_json(artifacts.read_bytes(uri))
+    except ValidationError:
+        return Owner(uid="", namespace="?", name="?")

@@ -1,0 +1,121 @@
+"""Publishes one job's status: few writes, none of them over another operator's.
+
+Every write names the version of the resource that it was made for. Where that is not the newest, the resource is read
+again: a change of the document is no obstacle, but another operator's name in `status.driver` is the end of this
+writer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rlhfless_operator.controller.jobs_api import ApiUnavailableError, ConflictError, JobsApi
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.resource_status import ResourceStatus, changes_of, dump_resource_status
+
+_logger = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.02
+"""Changes in such quick succession (a step's end and the next one's beginning) go into one write."""
+INTERVAL_SECONDS = 0.25
+"""Least time between two writes that nobody waits for."""
+_LONGEST_PAUSE_SECONDS = 10.0
+
+
+class SupersededError(Exception):
+    """Another operator has taken the job over."""
+
+
+class StatusWriter:
+    """The status of one resource.
+
+    Args:
+        resource: which.
+        content: its status as the server has it.
+        status: the same, read.
+        identity: this operator's name in `status.driver`.
+    """
+
+    def __init__(
+        self, api: JobsApi, resource: JobResource, content: Mapping[str, Any], status: ResourceStatus, identity: str
+    ) -> None:
+        self.status = status
+        """What is to be published; set it with `update`."""
+        self._api = api
+        self._namespace, self._name, self._uid = resource.namespace, resource.name, resource.uid
+        self._identity = identity
+        self._published = dict(content)
+        self._version = resource.version
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    def update(self, status: ResourceStatus) -> None:
+        """Have a status published soon."""
+        self.status = status
+        self._changed.set()
+
+    def seen(self, resource: JobResource, content: Mapping[str, Any]) -> None:
+        """The watch showed the resource; where it is newer than what is known here, the next write starts from it."""
+        if _newer(resource.version, self._version) and not self._is_foreign(content):
+            self._version, self._published = resource.version, dict(content)
+
+    async def run(self) -> None:
+        """Publish whatever changes, until cancelled.
+
+        Raises:
+            SupersededError, ResourceGoneError, ApiRefusedError
+        """
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            await self.flush()
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def flush(self) -> None:
+        """Publish now what has changed; while the API server does not answer, this waits for it.
+
+        Raises:
+            SupersededError: another operator has the job; nothing was written.
+            ResourceGoneError: the resource has been deleted.
+            ApiRefusedError: the server does not take the status.
+        """
+        pause = GATHER_SECONDS
+        async with self._writing:
+            while True:
+                self._changed.clear()
+                try:
+                    if changes := changes_of(self._published, dump_resource_status(self.status)):
+                        answer = await self._api.patch_status(self._namespace, self._name, self._version, changes)
+                        self._take(answer)
+                    if not self._changed.is_set():
+                        return
+                except ConflictError:
+                    await self._read_again()
+                except ApiUnavailableError as error:
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                    _logger.warning("%s/%s: status not written yet: %s", self._namespace, self._name, error)
+                    await asyncio.sleep(pause)
+
+    async def _read_again(self) -> None:
+        try:
+            answer = await self._api.get(self._namespace, self._name)
+        except ApiUnavailableError:
+            return
+        if self._is_foreign(answer.get("status") or {}):
+            raise SupersededError(f"{answer['status']['driver']['operator']} runs {self._namespace}/{self._name} now")
+        self._take(answer)
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        self._version = answer["metadata"]["resourceVersion"]
+        self._published = dict(answer.get("status") or {})
+
+    def _is_foreign(self, content: Mapping[str, Any]) -> bool:
+        driver = content.get("driver") or {}
+        known = self._published.get("driver") or {}
+        return driver != known and driver.get("operator") not in (None, self._identity)
+
+
+def _newer(version: str, than: str) -> bool:
+    """Whether a resourceVersion is the later one; versions that are no numbers are not compared."""
+    return version.isdecimal() and than.isdecimal() and int(version) > int(than)

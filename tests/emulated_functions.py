@@ -1,0 +1,156 @@
+"""A platform without processes: it does each task at once, writes what the function would, and trains nothing.
+
+For tests and measurements of what drives jobs. Whatever a driver reads is really there: the data's index, result
+files, the exported folder. Rewards rise a little with each step.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import (
+    Done,
+    Event,
+    ExportRequest,
+    ExportResult,
+    FinishedSample,
+    GenerationRequest,
+    GenerationResult,
+    GroupResult,
+    LearnRequest,
+    LearnResult,
+    MaterializeRequest,
+    MaterializeResult,
+    PrepareRequest,
+    PrepareResult,
+    RunRequest,
+    Samples,
+    Stage,
+    Started,
+    WeightsReference,
+)
+from rlhfless_operator.platforms.base import Preload, StateChange, StateListener
+
+PROMPTS = 16
+
+
+@dataclass
+class Emulation:
+    """What all jobs of a test have in common, and what it saw of them."""
+
+    task_seconds: float = 0.0
+    """Every task takes so long."""
+    before: Callable[[RunRequest], None] = lambda request: None
+    """Called before each task; what it raises, the task ends with."""
+    holding: Callable[[RunRequest], bool] = lambda request: False
+    """A task does not end while this is true of it."""
+    requests: list[RunRequest] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+    removed: int = 0
+    remember: bool = True
+    """Whether requests are kept."""
+
+    def tasks(self, root: str) -> list[RunRequest]:
+        """The requests of the job in the folder `root`."""
+        return [request for request in self.requests if request.result.startswith(f"{root}/")]
+
+
+class EmulatedPlatform:
+    """The functions of one job.
+
+    Args:
+        on_state: told of the instance of each stage, which lives from its first `hold` until `close`.
+    """
+
+    def __init__(self, emulation: Emulation, on_state: StateListener) -> None:
+        self._emulation = emulation
+        self._on_state = on_state
+        self._instances: set[Stage] = set()
+        self._busy: dict[Stage, int] = {}
+
+    async def open(self) -> None:
+        self._emulation.opened += 1
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        if count and stage not in self._instances:
+            self._instances.add(stage)
+            self._tell(stage, "starting")
+            self._tell(stage, "idle")
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        emulation = self._emulation
+        stage = request.key.stage
+        if emulation.remember:
+            emulation.requests.append(request)
+        self._tell(stage, "busy")
+        try:
+            yield Started(instance=f"{stage}-0")
+            emulation.before(request)
+            await asyncio.sleep(emulation.task_seconds)
+            while emulation.holding(request):
+                await asyncio.sleep(0.005)
+            if artifacts.exists(request.result):
+                yield Done(result=artifacts.read_json(request.result))
+                return
+            if isinstance(request, GenerationRequest):
+                finished = [
+                    FinishedSample(
+                        prompt=sample.prompt, index=sample.index, tokens=8 + sample.index, finish_reason="stop"
+                    )
+                    for sample in request.samples
+                ]
+                yield Samples(samples=finished, part=f"{request.sink}/0.parquet")
+            result = _result_of(request)
+            artifacts.write_json(request.result, result)
+            yield Done(result=result)
+        finally:
+            self._tell(stage, "idle")
+
+    async def close(self) -> None:
+        self._emulation.closed += 1
+        for stage in self._instances:
+            self._tell(stage, "ended")
+        self._instances.clear()
+
+    async def remove(self) -> None:
+        self._emulation.removed += 1
+
+    def _tell(self, stage: Stage, state: str) -> None:
+        self._on_state(StateChange(f"{stage}-0", stage, state, time.monotonic()))  # type: ignore[arg-type]
+
+
+def _result_of(request: RunRequest) -> dict:
+    match request:
+        case MaterializeRequest():
+            with artifacts.publish(request.sink) as folder:
+                (folder / "index.json").write_text(json.dumps({"lengths": [5] * PROMPTS}))
+            result = MaterializeResult(prompts=PROMPTS, dropped=0, uri=request.sink)
+        case GenerationRequest():
+            result = GenerationResult(
+                finished=len(request.samples), unfinished=0, parts=[], prompt_tokens=1, response_tokens=1
+            )
+        case PrepareRequest():
+            reward = 1 - 1 / (1 + request.key.step)
+            prompts = sorted({sample.prompt for sample in request.samples})
+            number = len(request.samples)
+            result = PrepareResult(
+                part=request.sink,
+                groups=[GroupResult(prompt=prompt, reward=reward, spread=0.5) for prompt in prompts],
+                metrics={"reward/sum": reward * number, "reward/count": float(number)},
+            )
+        case LearnRequest():
+            step = request.batch.step
+            result = LearnResult(
+                weights=WeightsReference(version=step, uri=request.publish),
+                checkpoint=request.save_checkpoint,
+                metrics={"policy/loss": -0.1, "policy/kl": 0.01, "policy/entropy": 1.0, "seconds": 0.01},
+            )
+        case ExportRequest():
+            with artifacts.publish(request.destination) as folder:
+                (folder / "README.md").write_text(request.model_card)
+            result = ExportResult(uri=request.destination)
+    return result.model_dump(mode="json")
