@@ -64,3 +64,29 @@ def test_the_trainer_that_is_planned_is_no_worse_than_waiting_for_the_end():
     plan = plan_trainer(arrivals, work, free, time_price=8, reserved=0, reserve_seconds=0, **times)
     found, waited = (run_trainer(arrivals, work, free, each, **times) for each in (plan, TrainerPlan(8, 19.0)))
     assert found.end * 8 + found.gpu_seconds <= waited.end * 8 + waited.gpu_seconds
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 5)), min_size=1, max_size=12),
+    st.lists(st.floats(0, 30), max_size=6),
+    st.integers(1, 4),
+    st.floats(0, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_trainer_that_is_planned_is_the_best_of_all_that_are_tried(groups, ends, spare, price):
+    arrivals, work = (np.array(column) for column in zip(*groups, strict=True))
+    free = free_gpus(ends, len(ends) + spare, 1)
+    times = {"start_seconds": 1.5, "update_seconds": 0.5}
+    reserve = {"reserved": 2, "reserve_seconds": 2.0}
+    plan = plan_trainer(arrivals, work, free, time_price=price, **reserve, **times)
+
+    def value(each):
+        run = run_trainer(arrivals, work, free, each, **times)
+        return (run.end + (2.0 if run.gpus > len(free) - 2 else 0.0)) * price + run.gpu_seconds
+
+    tried = [
+        TrainerPlan(gpus, float(begin))
+        for gpus in {1, len(free), plan.gpus}
+        for begin in np.linspace(-1.5, arrivals.max(), 24)
+    ]
+    assert value(plan) == pytest.approx(min(map(value, [plan, *tried])), rel=1e-9)

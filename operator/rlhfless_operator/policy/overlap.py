@@ -95,19 +95,47 @@ def plan_trainer(
     """
     most = len(free_from)
     choices = sorted({min(most, 2**k) for k in range(int(math.log2(most)) + 2)} | {max(1, most - reserved)})
-    last = float(arrivals.max())
-    best, best_value = TrainerPlan(most, last), math.inf
-    for gpus in choices:
-        for begin in np.linspace(-start_seconds, last, _MOMENTS):
-            plan = TrainerPlan(gpus, float(begin))
-            run = run_trainer(
-                arrivals, work, free_from, plan, start_seconds=start_seconds, update_seconds=update_seconds
-            )
-            late = reserve_seconds if run.gpus > most - reserved else 0.0
-            value = (run.end + late) * time_price + run.gpu_seconds
-            if value < best_value:
-                best, best_value = plan, value
-    return best
+    begins = np.linspace(-start_seconds, float(arrivals.max()), _MOMENTS)
+    gpus, begin = np.repeat(choices, _MOMENTS), np.tile(begins, len(choices))
+    end, joined, held = _outcomes(arrivals, work, free_from, gpus, begin, start_seconds, update_seconds)
+    late = np.where(joined > most - reserved, reserve_seconds, 0.0)
+    best = int(np.argmin((end + late) * time_price + held))
+    return TrainerPlan(int(gpus[best]), float(begin[best]))
+
+
+def _outcomes(
+    arrivals: Floats,
+    work: Floats,
+    free_from: Floats,
+    gpus: NDArray[np.intp],
+    begin: Floats,
+    start_seconds: float,
+    update_seconds: float,
+) -> tuple[Floats, NDArray[np.intp], Floats]:
+    """[plans] end, GPUs that had joined by then and GPU-seconds of `run_trainer`, for all plans at once."""
+    order = np.argsort(arrivals, kind="stable")
+    arrived = arrivals[order]
+    left = np.cumsum(work[order][::-1])[::-1]
+    free = np.maximum(free_from, begin.min())
+    before = np.concatenate(([0.0], np.cumsum(free)))
+    # [plans, groups] Of the GPUs that have joined when a group arrives, some were free before `begin` and joined then.
+    waiting = np.searchsorted(free, begin)[:, None]
+    count = np.minimum(np.searchsorted(free + start_seconds, arrived)[None, :], gpus[:, None])
+    count = np.where(arrived[None, :] > begin[:, None] + start_seconds, count, 0)
+    early = np.minimum(count, waiting)
+    asked_sum = early * begin[:, None] + before[count] - before[early]
+    needed = (count * (arrived[None, :] - start_seconds) - asked_sum + left).max(axis=1)
+    # [plans, GPUs] The GPU-seconds available when the n-th GPU joins grow with n.
+    asked = np.maximum(free[None, :], begin[:, None])
+    taking_part = np.arange(len(free))[None, :] < gpus[:, None]
+    joined = asked + start_seconds
+    sums = np.cumsum(joined, axis=1)
+    reached = np.arange(1, len(free) + 1) * joined - sums
+    number = np.maximum(((reached < needed[:, None]) & taking_part).sum(axis=1), 1)
+    end = (needed + sums[np.arange(len(begin)), number - 1]) / number
+    held = np.where(taking_part, np.maximum(end[:, None] + update_seconds - asked, 0.0), 0.0).sum(axis=1)
+    at_end: NDArray[np.intp] = ((joined < end[:, None]) & taking_part).sum(axis=1)
+    return end + update_seconds, at_end, held
 
 
 def free_gpus(ends: Sequence[float], gpus: int, gpus_per_instance: int) -> Floats:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -54,6 +54,8 @@ class Share:
     """In the order of admission."""
     expected_seconds: float
     """From asking for the instance to its last response, start-up included."""
+    numbers: Indices = field(compare=False, repr=False)
+    """The samples' places among those that were planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Planner:
         tail_tokens: see `plan`.
         at_once: no share has samples that wait for others to end.
         tolerance: ratio within which the best plan is found.
+        loads: the same samples as columns, where they have been made already.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -129,12 +132,13 @@ class Planner:
         tail_tokens: float = 0.0,
         at_once: bool = False,
         tolerance: float = TOLERANCE,
+        loads: Loads | None = None,
     ) -> None:
         if not tail_tokens >= 0:
             raise ValueError(f"tail_tokens is {tail_tokens}: a response has 0 tokens or more")
         if not start_seconds >= 0:
             raise ValueError(f"start_seconds is {start_seconds}: an instance starts in 0 or more seconds")
-        self._loads = Loads(samples, latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
+        self._loads = loads or Loads(samples, latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
         self._limits = limits
         self._start = start_seconds
         self._tail = tail_tokens
@@ -283,7 +287,7 @@ class Planner:
         return Plan(
             policy=policy,
             shares=tuple(
-                Share(tuple(map(loads.samples.__getitem__, chosen.tolist())), each)
+                Share(tuple(map(loads.samples.__getitem__, chosen.tolist())), each, chosen)
                 for chosen, each in zip(division, seconds, strict=True)
             ),
             expected_seconds=slowest,

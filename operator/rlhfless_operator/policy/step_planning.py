@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlhfless_operator.policy.latency import InstanceProfile
-from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.policy.loads import Loads, SampleLoad
 from rlhfless_operator.policy.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, run_trainer
 from rlhfless_operator.policy.planning import InfeasibleError, Limits, Plan, Planner
 
@@ -73,17 +73,18 @@ def plan_step(
         )
     charged = profile.startup_seconds + profile.weight_load_seconds
     loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
-    number = {(sample.prompt, sample.index): i for i, sample in enumerate(samples)}
     sizes = np.bincount(loads.group, minlength=loads.groups)
     tokens = np.bincount(loads.group, loads.context + loads.length, loads.groups)
     work: Floats = (training.token_gpu_seconds * tokens).astype(np.float64)
     delayed = _delayed(loads, sizes, runaways or {}) if tail_tokens else np.zeros(loads.groups, dtype=bool)
-    planners = [Planner(samples, profile.latency, limits, charged)]
+    planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
     # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
     with suppress(InfeasibleError):
-        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True))
+        planners.append(
+            Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True, loads=loads)
+        )
     if tail_tokens:
-        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens))
+        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
     planner = planners[0]
     candidates = [plan for each in planners for plan in each.front(points // 2)]
     candidates += [
@@ -92,13 +93,7 @@ def plan_step(
         for stretch in _STRETCHES
         if (plan := planner.staggered(float(limit), stretch)) is not None
     ]
-    forecasts = []
-    for plan in candidates:
-        division = [
-            np.array([number[each.prompt, each.index] for each in share.samples], dtype=np.intp)
-            for share in plan.shares
-        ]
-        forecasts.append(_Forecast(plan, division, loads, profile, ready_seconds, tail_tokens, delayed))
+    forecasts = [_Forecast(plan, loads, profile, ready_seconds, tail_tokens, delayed) for plan in candidates]
     # A first guess of what time is worth chooses each trainer, and with all of them known the best plan is chosen.
     weight = max(cost_weight, 1e-3)
     guess = min(each.gpu_seconds for each in forecasts) + float(work.sum())
@@ -118,7 +113,6 @@ class _Forecast:
     def __init__(
         self,
         plan: Plan,
-        division: Sequence[Indices],
         loads: Loads,
         profile: InstanceProfile,
         ready: float,
@@ -130,7 +124,8 @@ class _Forecast:
         completions = np.zeros(loads.groups)
         self._ends = []
         tail = 0.0
-        for chosen, share in zip(division, plan.shares, strict=True):
+        for share in plan.shares:
+            chosen = share.numbers
             ends = loads.ends(chosen, ready)
             np.maximum.at(completions, loads.group[chosen], ends)
             # A share that does not fit a batch takes longer than if all ran from the start.
