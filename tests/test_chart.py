@@ -24,6 +24,7 @@ import yaml
 from control_plane import ApiServer, control_plane
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.crd import crd
+from rlhfless_operator.preflight.permissions import PERMISSIONS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHART = REPOSITORY / "charts" / "rlhfless"
@@ -337,7 +338,7 @@ def test_each_dashboard_is_a_config_map_that_grafana_finds() -> None:
 # --- what is granted ---
 
 JOB_RIGHTS = {
-    ("rlhfless.io", "rlhfjobs"): {"get", "list", "watch", "patch"},
+    ("rlhfless.io", "rlhfjobs"): {"get", "list", "watch", "patch", "delete"},
     ("rlhfless.io", "rlhfjobs/status"): {"get", "patch"},
     ("rlhfless.io", "rlhfjobs/finalizers"): {"update"},
     ("serving.knative.dev", "services"): {"get", "list", "watch", "create", "patch", "delete"},
@@ -349,12 +350,11 @@ JOB_RIGHTS = {
     ("", "events"): {"create"},
 }
 CLUSTER_RIGHTS = {
-    ("apiextensions.k8s.io", "customresourcedefinitions"): {"get", "list", "watch"},
-    ("", "namespaces"): {"list", "watch"},
+    ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
     ("", "nodes"): {"list"},
 }
 KUEUE_RIGHTS = {("kueue.x-k8s.io", "workloads"): {"get", "list", "watch", "create", "patch", "delete"}}
-LEADER_RIGHTS = {("coordination.k8s.io", "leases"): {"get", "create", "update", "patch"}}
+LEADER_RIGHTS = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 
 
 def rights(role: Manifest) -> dict[tuple[str, str], set[str]]:
@@ -419,7 +419,11 @@ def test_editors_and_viewers_of_namespaces_may_edit_and_view_jobs() -> None:
     assert set().union(*rights(viewer).values()) == {"get", "list", "watch"}
 
 
-@needs_helm
+def test_the_preflight_looks_at_every_right_that_a_job_needs() -> None:
+    asked = {(permission.group, permission.resource, permission.verb) for permission in PERMISSIONS}
+    assert asked == {(group, resource, verb) for (group, resource), verbs in JOB_RIGHTS.items() for verb in verbs}
+
+
 def test_the_security_page_lists_every_right() -> None:
     page = (REPOSITORY / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| (?:`([\w.-]+)`|core) \| `([\w/]+)` \| ([a-z, ]+) \|", page, re.MULTILINE)

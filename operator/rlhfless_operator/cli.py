@@ -1,13 +1,14 @@
-"""The command line: `rlhfless run | validate | report | compare | sample | simulate | crd | reference`."""
+"""The command line: `rlhfless run | validate | report | compare | sample | simulate | preflight | crd | reference`."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -133,6 +134,53 @@ def simulate(
 
 
 @app.command()
+def preflight(
+    job_file: Annotated[Path | None, typer.Argument(help="Also look at what this job needs.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Of jobs, for their quotas; the job's own, or default.")] = None,
+    knative_namespace: Annotated[str | None, typer.Option(help="Instead of RLHFLESS_KNATIVE_NAMESPACE.")] = None,
+    artifacts_uri: Annotated[str | None, typer.Option("--artifacts", help="Instead of RLHFLESS_ARTIFACTS.")] = None,
+    service_account: Annotated[
+        str | None, typer.Option(help="NAMESPACE/NAME of the operator, to look at its permissions, not yours.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what a cluster lacks for jobs to run, and how to set it. Settings are the operator's, from RLHFLESS_*.
+
+    The exit status is 1 if something keeps jobs from running.
+    """
+    if importlib.util.find_spec("kubernetes") is None:
+        _fail("this installation talks to no cluster; pip install 'rlhfless[operator]'")
+    from kubernetes.aio.config import ConfigException
+
+    from rlhfless_operator import preflight as checks
+    from rlhfless_operator.cluster_settings import ClusterSettings
+    from rlhfless_operator.controller.main import connect
+    from rlhfless_operator.knative import UnavailableError
+    from rlhfless_operator.training.errors import UserError
+
+    given = {"RLHFLESS_KNATIVE_NAMESPACE": knative_namespace, "RLHFLESS_ARTIFACTS": artifacts_uri}
+    environment = {"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **os.environ}
+    environment |= {name: value for name, value in given.items() if value is not None}
+    job = load_job(job_file) if job_file is not None else None
+
+    async def look() -> list[checks.Finding]:
+        settings = ClusterSettings.from_environment(environment)
+        async with connect() as client:
+            return await checks.preflight(
+                client, settings, job=job, namespace=namespace, service_account=service_account
+            )
+
+    try:
+        findings = asyncio.run(look())
+    except ConfigException as error:
+        _fail(f"no cluster is named: {error}; set KUBECONFIG")
+    except (UserError, UnavailableError) as error:
+        _fail(str(error))
+    typer.echo(json.dumps([vars(finding) for finding in findings]) if as_json else checks.describe(findings))
+    raise typer.Exit(int(checks.failed(findings)))
+
+
+@app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of RLHFJob."""
     from rlhfless_operator.crd import crd_yaml
@@ -148,6 +196,6 @@ def reference() -> None:
     typer.echo(reference_markdown(), nl=False)
 
 
-def _fail(message: str, status: int = 1) -> None:
+def _fail(message: str, status: int = 1) -> NoReturn:
     typer.echo(f"error: {message}" if status != 2 else message, err=True)
     raise SystemExit(status)

@@ -1,0 +1,200 @@
+"""Asks a cluster what the checks look at."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubernetes.aio.client import ApiClient
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.crd import NAME, crd
+from rlhfless_operator.knative import ApiError, NotFoundError, Transport
+from rlhfless_operator.pods import merge_pods
+from rlhfless_operator.preflight.checks import (
+    Knative,
+    StagePods,
+    check_autoscaler,
+    check_capacity,
+    check_definition,
+    check_deployment,
+    check_features,
+    check_quota,
+    check_timeouts,
+    check_version,
+)
+from rlhfless_operator.preflight.findings import Finding
+from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission, check_permissions
+from rlhfless_operator.spec import RLHFJob
+
+_MAPS = ("features", "autoscaler", "defaults", "deployment")
+_PATIENCE_SECONDS = 5.0
+_Object = dict[str, Any]
+
+
+async def preflight(
+    api: ApiClient,
+    settings: ClusterSettings,
+    *,
+    job: RLHFJob | None = None,
+    namespace: str | None = None,
+    service_account: str | None = None,
+) -> list[Finding]:
+    """Look at everything that jobs need of a cluster.
+
+    Args:
+        api: the official client, with the cluster's configuration.
+        settings: the operator's.
+        job: also look at what this one needs; else at what the operator's own defaults need.
+        namespace: of jobs whose quotas are looked at; the job's own, or `default`, if left out.
+        service_account: `NAMESPACE/NAME` whose permissions are looked at; those of whoever asks if left out.
+
+    Raises:
+        UnavailableError: the API server does not answer.
+    """
+    transport = Transport(api, patience=_PATIENCE_SECONDS)
+    await _get(transport, "/version")
+    stages = stages_of(settings, job)
+    place = namespace or (job.metadata.namespace if job else None) or "default"
+    parts = await asyncio.gather(
+        _knative(transport, settings, stages),
+        _capacity(transport, stages),
+        _quota(transport, stages, place),
+        *(_permissions(transport, where, service_account) for where in settings.namespaces or (None,)),
+        _definition(transport),
+        _store(settings.artifacts),
+    )
+    return [finding for part in parts for finding in part]
+
+
+def stages_of(settings: ClusterSettings, job: RLHFJob | None) -> list[StagePods]:
+    """The pods of every stage: the cluster's defaults under what the job says."""
+    if job is None:
+        return [StagePods("every stage", settings.pods)]
+    spec = job.spec
+    stages = {"generation": spec.generation.pods, "preparation": spec.preparation.pods, "learning": spec.learning.pods}
+    return [
+        StagePods(
+            stage,
+            merge_pods(settings.pods, spec.pods, pods),
+            spec.generation.instances.max if stage == "generation" else 1,
+        )
+        for stage, pods in stages.items()
+    ]
+
+
+async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequence[StagePods]) -> list[Finding]:
+    namespace = settings.knative_namespace
+    folder = f"/api/v1/namespaces/{namespace}/configmaps"
+    try:
+        found = await asyncio.gather(*(_get(transport, f"{folder}/config-{name}") for name in _MAPS))
+    except NotFoundError:
+        remedy = (
+            "Install Knative Serving, or say where it is: --knative-namespace here, knative.namespace in the chart."
+        )
+        return [Finding("knative", "error", f"namespace {namespace} has no settings of Knative Serving", remedy)]
+    except ApiError as error:
+        remedy = "Install the chart with knative.readSettings: true, or look with an account that may read them."
+        return [Finding("knative", "unknown", f"its settings can't be read: {error.message}", remedy)]
+    data = {name: content.get("data") or {} for name, content in zip(_MAPS, found, strict=True)}
+    labels: Mapping[str, str] = found[0]["metadata"].get("labels", {})
+    knative = Knative(namespace, labels.get("app.kubernetes.io/version", ""), **data)
+    return [
+        check_version(knative.version),
+        check_features(knative, stages),
+        check_autoscaler(knative, settings.initial_scale),
+        check_timeouts(knative, settings.request_timeout, settings.start_timeout),
+        check_deployment(knative),
+    ]
+
+
+async def _capacity(transport: Transport, stages: Sequence[StagePods]) -> list[Finding]:
+    try:
+        nodes = await _get(transport, "/api/v1/nodes")
+    except ApiError as error:
+        return [Finding("capacity", "unknown", f"nodes can't be listed: {error.message}")]
+    usable = [node for node in nodes["items"] if not node["spec"].get("unschedulable")]
+    return [check_capacity([node["status"].get("allocatable", {}) for node in usable], stages)]
+
+
+async def _quota(transport: Transport, stages: Sequence[StagePods], namespace: str) -> list[Finding]:
+    try:
+        quotas = await _get(transport, f"/api/v1/namespaces/{namespace}/resourcequotas")
+    except ApiError as error:
+        return [Finding(f"quota of {namespace}", "unknown", f"quotas can't be listed: {error.message}")]
+    return [check_quota(quotas["items"], stages, namespace)]
+
+
+async def _permissions(transport: Transport, namespace: str | None, service_account: str | None) -> list[Finding]:
+    try:
+        answers = await asyncio.gather(
+            *(_allowed(transport, permission, namespace, service_account) for permission in PERMISSIONS)
+        )
+    except ApiError as error:
+        return [Finding("permissions", "unknown", f"the API server won't say: {error.message}")]
+    return [check_permissions(dict(zip(PERMISSIONS, answers, strict=True)), namespace)]
+
+
+async def _allowed(
+    transport: Transport, permission: Permission, namespace: str | None, service_account: str | None
+) -> bool:
+    resource, _, subresource = permission.resource.partition("/")
+    attributes = {"verb": permission.verb, "group": permission.group, "resource": resource, "subresource": subresource}
+    spec: _Object = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}
+    kind = "SelfSubjectAccessReview"
+    if service_account is not None:
+        kind = "SubjectAccessReview"
+        spec["user"] = "system:serviceaccount:" + service_account.replace("/", ":")
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    answer = await transport.send("create", "POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body=body)
+    return bool(answer["status"]["allowed"])
+
+
+async def _definition(transport: Transport) -> list[Finding]:
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}"
+    try:
+        found: _Object | None = await _get(transport, path)
+    except NotFoundError:
+        found = None
+    except ApiError as error:
+        return [Finding("definition", "unknown", f"it can't be read: {error.message}")]
+    return [check_definition(found, crd())]
+
+
+async def _store(base: str) -> list[Finding]:
+    return [await asyncio.to_thread(check_store, base)]
+
+
+def check_store(base: str) -> Finding:
+    """Whether something can be written to the artifact store, read again and removed.
+
+    Args:
+        base: folder or URI.
+    """
+    local = artifacts.local_path(base)
+    if local is not None and not local.exists():
+        remedy = "kubectl exec --namespace NAMESPACE deployment/rlhfless -- python -m rlhfless_operator preflight"
+        return Finding(
+            "artifacts", "unknown", f"{base} is a folder of the pods; it can be tried in one of them", remedy
+        )
+    probe = artifacts.join(base, f".preflight-{uuid.uuid4().hex}")
+    try:
+        artifacts.write_bytes(probe, b"rlhfless")
+        same = artifacts.read_bytes(probe) == b"rlhfless"
+        artifacts.remove(probe)
+    except artifacts.ArtifactError as error:
+        return Finding("artifacts", "error", str(error), _STORE_REMEDY)
+    if not same:
+        return Finding("artifacts", "error", f"{base} gives back something else than was written", _STORE_REMEDY)
+    return Finding("artifacts", "ok", f"{base} can be written to")
+
+
+_STORE_REMEDY = (
+    "For a folder: user 65532 must be able to write to it. For an object store: name a Secret with its credentials in "
+    "the chart's artifacts.secrets."
+)
+
+
+async def _get(transport: Transport, path: str) -> _Object:
+    return await transport.send("get", "GET", path)

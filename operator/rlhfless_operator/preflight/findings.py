@@ -1,0 +1,43 @@
+"""What a preflight finds, and how it is said."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["ok", "warning", "error", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    """What was looked at, such as `knative/config-features` or `quota`."""
+    verdict: Verdict
+    """`error`: jobs can't run; `warning`: they can, but worse or not always; `unknown`: it could not be looked at."""
+    message: str
+    """What is so."""
+    remedy: str = ""
+    """What to do about it: a command where there is one."""
+
+
+def failed(findings: Sequence[Finding]) -> bool:
+    """Whether something keeps jobs from running."""
+    return any(finding.verdict == "error" for finding in findings)
+
+
+def describe(findings: Sequence[Finding]) -> str:
+    """All findings as text, a line each, with remedies below."""
+    marks: Mapping[Verdict, str] = {"ok": "ok     ", "warning": "warning", "error": "ERROR  ", "unknown": "unknown"}
+    lines = []
+    for finding in findings:
+        lines.append(f"{marks[finding.verdict]}  {finding.check}: {finding.message}")
+        lines += [f"             {line}" for line in finding.remedy.splitlines()]
+    return "\n".join(lines)
+
+
+def set_command(name: str, namespace: str, data: Mapping[str, str]) -> str:
+    """The command that sets keys of a ConfigMap."""
+    patch = json.dumps({"data": dict(data)}, separators=(",", ":"))
+    return f"kubectl patch configmap/{name} --namespace {namespace} --type merge --patch '{patch}'"

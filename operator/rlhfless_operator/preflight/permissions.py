@@ -1,0 +1,60 @@
+"""What the operator must be allowed to do: what the chart grants it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlhfless_operator.crd import GROUP, PLURAL
+from rlhfless_operator.preflight.findings import Finding
+
+
+@dataclass(frozen=True)
+class Permission:
+    """One verb on one resource."""
+
+    group: str
+    """Empty for the core group."""
+    resource: str
+    """With its subresource after a slash, if it is one."""
+    verb: str
+
+
+_RIGHTS: Mapping[tuple[str, str], str] = {
+    (GROUP, PLURAL): "get list watch patch delete",
+    (GROUP, f"{PLURAL}/status"): "get patch",
+    (GROUP, f"{PLURAL}/finalizers"): "update",
+    ("serving.knative.dev", "services"): "get list watch create patch delete",
+    ("serving.knative.dev", "revisions"): "get list watch patch",
+    ("", "pods"): "get list watch patch delete",
+    ("", "secrets"): "get create patch",
+    ("networking.k8s.io", "networkpolicies"): "get create patch delete",
+    ("", "resourcequotas"): "get list",
+    ("", "events"): "create",
+}
+PERMISSIONS: tuple[Permission, ...] = tuple(
+    Permission(group, resource, verb) for (group, resource), verbs in _RIGHTS.items() for verb in verbs.split()
+)
+"""In every namespace with jobs."""
+
+
+def check_permissions(allowed: Mapping[Permission, bool], namespace: str | None) -> Finding:
+    """Whether everything is allowed.
+
+    Args:
+        allowed: what the API server answered.
+        namespace: where it was asked for; None for all namespaces.
+    """
+    missing: dict[str, list[str]] = defaultdict(list)
+    for permission, granted in allowed.items():
+        if not granted:
+            missing[f"{permission.resource} ({permission.group or 'core'})"].append(permission.verb)
+    where = f"in namespace {namespace}" if namespace else "in all namespaces"
+    if not missing:
+        return Finding("permissions", "ok", f"all {len(allowed)} are granted {where}")
+    verbs = "; ".join(f"{', '.join(verbs)} {resource}" for resource, verbs in missing.items())
+    return Finding(
+        "permissions",
+        "error",
+        f"not allowed {where}: {verbs}",
+        "Install the chart with rbac.create: true, and with the namespace in `namespaces` or with an empty list.",
+    )
