@@ -1,0 +1,184 @@
+"""Kueue's Workload of a job, and what its status asks of the job: pure functions of documents.
+
+A job with the label `kueue.x-k8s.io/queue-name` runs while its Workload is admitted. The operator makes the Workload
+and does what Kueue leaves to whoever integrates a kind of job: it stops the job on an eviction, gives the quota back
+once its pods are gone, and says when the job has finished (kubernetes-sigs/kueue,
+pkg/controller/jobframework/reconciler.go).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlhfless_operator.crd import KIND
+from rlhfless_operator.spec import API_VERSION
+
+GROUP = "kueue.x-k8s.io"
+PLURAL = "workloads"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Names the LocalQueue of a job, which must lie in the job's namespace."""
+_UID_LABEL = "kueue.x-k8s.io/job-uid"
+_REQUEUED_AFTER = ("Preempted", "NodeFailures")
+"""Evictions after which a Workload is queued again at once; after others it waits, or for its user."""
+
+Document = dict[str, Any]
+State = Literal["waiting", "admitted", "evicted"]
+
+
+@dataclass(frozen=True)
+class PodSet:
+    """Pods of one stage, as Kueue reckons with them."""
+
+    stage: str
+    count: int
+    """The most that the job uses at a time."""
+    least: int
+    """The fewest that it can do with."""
+    template: Mapping[str, Any]
+    """The pod template, of which Kueue reads resources, tolerations, node selectors and the like."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What Kueue says of a Workload."""
+
+    state: State
+    """`waiting`: the job may not run. `admitted`: it may. `evicted`: it must stop, and give its quota back."""
+    message: str
+    counts: Mapping[str, int]
+    """Pods that are admitted, by stage; fewer than were asked for where partial admission allows it."""
+
+
+def workload_name(job: str, uid: str) -> str:
+    """Name of a job's Workload, which tells two jobs of one name apart."""
+    return f"{KIND.lower()}-{job}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
+
+
+def workload(
+    *,
+    version: str,
+    namespace: str,
+    job: str,
+    uid: str,
+    queue: str,
+    priority: int,
+    active: bool,
+    pod_sets: Sequence[PodSet],
+) -> Document:
+    """The Workload of a job, to be applied.
+
+    Args:
+        version: of Kueue's API that the cluster serves, such as `v1beta2`.
+        active: False for a job that its user has suspended: Kueue then evicts it and lets others in.
+    """
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": "Workload",
+        "metadata": {
+            "name": workload_name(job, uid),
+            "namespace": namespace,
+            "labels": {_UID_LABEL: uid},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": job,
+                    "uid": uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": {
+            "queueName": queue,
+            "priority": priority,
+            "active": active,
+            "podSets": [
+                {
+                    "name": pod_set.stage,
+                    "count": pod_set.count,
+                    # Kueue allows a least count for one pod set only.
+                    **({"minCount": pod_set.least} if pod_set.least < pod_set.count else {}),
+                    "template": dict(pod_set.template),
+                }
+                for pod_set in pod_sets
+            ],
+        },
+    }
+
+
+def admission_of(document: Mapping[str, Any]) -> Admission:
+    """What a Workload's status says."""
+    status = document.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    admission = status.get("admission") or {}
+    counts = {
+        assigned["name"]: int(assigned["count"])
+        for assigned in admission.get("podSetAssignments") or []
+        if assigned.get("count") is not None
+    }
+    if _is_true(conditions, "Evicted"):
+        return Admission("evicted", str(conditions["Evicted"].get("message", "")), counts)
+    if _is_true(conditions, "Admitted"):
+        return Admission("admitted", f"admitted by ClusterQueue {admission.get('clusterQueue', '?')}", counts)
+    waiting = conditions.get("QuotaReserved") or {}
+    queue = (document.get("spec") or {}).get("queueName", "?")
+    return Admission("waiting", str(waiting.get("message") or f"Kueue has not looked at LocalQueue {queue} yet"), {})
+
+
+def quota_released(document: Mapping[str, Any], *, now: str) -> Document | None:
+    """The status of an evicted Workload whose pods are gone; None where there is nothing to give back.
+
+    Args:
+        now: RFC 3339.
+    """
+    status = document.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    if not _is_true(conditions, "Evicted") or not _is_true(conditions, "QuotaReserved"):
+        return None
+    reason, message = conditions["Evicted"].get("reason", ""), conditions["Evicted"].get("message", "")
+    generation = document["metadata"].get("generation", 0)
+    changed = [
+        _condition("QuotaReserved", False, "Pending", message, generation, now),
+        _condition("Admitted", False, "NoReservation", "The workload has no reservation", generation, now),
+        _condition("Requeued", reason in _REQUEUED_AFTER, reason, message, generation, now),
+    ]
+    return {"admission": None, "conditions": _with(status.get("conditions") or [], changed)}
+
+
+def finished(document: Mapping[str, Any], *, succeeded: bool, message: str, now: str) -> Document | None:
+    """The status of a Workload whose job has come to its end; None where it says so already."""
+    conditions = (document.get("status") or {}).get("conditions") or []
+    if _is_true({condition["type"]: condition for condition in conditions}, "Finished"):
+        return None
+    generation = document["metadata"].get("generation", 0)
+    reason = "Succeeded" if succeeded else "Failed"
+    return {"conditions": _with(conditions, [_condition("Finished", True, reason, message, generation, now)])}
+
+
+def _is_true(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
+    return conditions.get(kind, {}).get("status") == "True"
+
+
+def _condition(kind: str, true: bool, reason: str, message: str, generation: int, now: str) -> Document:
+    return {
+        "type": kind,
+        "status": "True" if true else "False",
+        "reason": reason or "Unknown",
+        "message": message[:32768],
+        "lastTransitionTime": now,
+        "observedGeneration": generation,
+    }
+
+
+def _with(conditions: Sequence[Mapping[str, Any]], changed: Sequence[Document]) -> list[Document]:
+    """The conditions with some of them set; a merge patch replaces the whole list."""
+    replaced = {condition["type"]: condition for condition in changed}
+    kept = []
+    for condition in conditions:
+        new = replaced.pop(condition["type"], None)
+        if new is not None and new["status"] == condition.get("status"):
+            new = {**new, "lastTransitionTime": condition.get("lastTransitionTime", new["lastTransitionTime"])}
+        kept.append(dict(new or condition))
+    return [*kept, *replaced.values()]
