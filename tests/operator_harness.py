@@ -13,10 +13,10 @@ from typing import Any
 from control_plane import ApiServer
 from emulated_functions import EmulatedPlatform, Emulation
 from rlhfless_operator.cluster_settings import ClusterSettings
-from rlhfless_operator.controller.job import MakePlatform, Pacing
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.workplace import MakePlatform, Pacing
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.spec import API_VERSION, RLHFJob
 

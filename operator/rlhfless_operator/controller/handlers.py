@@ -8,8 +8,9 @@ from typing import Any
 import kopf
 
 from rlhfless_operator.controller.conditions import Transition
-from rlhfless_operator.controller.job import Supervisor, Workplace
+from rlhfless_operator.controller.job import Supervisor
 from rlhfless_operator.controller.resource import JobResource, next_action
+from rlhfless_operator.controller.workplace import Workplace
 from rlhfless_operator.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.resource_status import read_resource_status
 

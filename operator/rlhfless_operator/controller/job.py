@@ -8,25 +8,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
-from rlhfless_operator.controller.jobs_api import (
-    ApiRefusedError,
-    ApiUnavailableError,
-    ConflictError,
-    JobsApi,
-    ResourceGoneError,
-)
-from rlhfless_operator.controller.metering import ClusterPlatform, MeteredPlatform
-from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
+from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
+from rlhfless_operator.controller.publisher import Post, Publisher
 from rlhfless_operator.controller.resource import (
     NO_RESTART_FIELDS,
     JobResource,
@@ -36,9 +29,11 @@ from rlhfless_operator.controller.resource import (
     resolved,
     root_of,
 )
-from rlhfless_operator.controller.status_writer import StatusWriter, SupersededError
+from rlhfless_operator.controller.status_writer import SupersededError
+from rlhfless_operator.controller.workplace import ClusterPlatform, Workplace
 from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange, StateListener
-from rlhfless_operator.resource_status import DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.report import write_report
+from rlhfless_operator.resource_status import ResourceStatus
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.driver import begun_with, drive
 from rlhfless_operator.training.folder import JobFolder
@@ -49,63 +44,12 @@ from rlhfless_operator.validation import InvalidJobError
 
 _logger = logging.getLogger(__name__)
 
-_MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
-
 
 class Stopped(Protocol):
     """What says that the supervisor is to end."""
 
     def is_set(self) -> bool:
         """Whether it is to end."""
-
-
-class MakePlatform(Protocol):
-    """Says where the functions of a job run."""
-
-    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> ClusterPlatform:
-        """A platform that is not open yet.
-
-        Args:
-            job: with resolved paths.
-            root: URI of the job's folder.
-            on_state: told of every change of an instance.
-        """
-
-
-@dataclass(frozen=True)
-class Pacing:
-    """How long the controller waits for what, in seconds."""
-
-    tick: float = 5.0
-    """Between two heartbeats."""
-    lease: float = 5.0
-    """Before a job that another driver has is tried again."""
-    first_restart: float = 10.0
-    """Before the first restart after an internal failure; doubled with each in a row."""
-    longest_restart: float = 360.0
-    """Before any restart."""
-    services: float = 10.0
-    """Before a job whose Services can't be had is tried again."""
-    closing: float = 25.0
-    """For a driver to let go of everything; then it is abandoned."""
-    farewell: float = 3.0
-    """For the last status when the operator stops."""
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """What all supervisors of an operator share."""
-
-    api: JobsApi
-    make_platform: MakePlatform
-    metrics: OperatorMetrics
-    identity: str
-    """This operator's process."""
-    files: str
-    """Folder in the functions' pods that relative paths of a job are taken from."""
-    artifacts: str
-    """What a relative `spec.artifacts.uri` is taken from."""
-    pacing: Pacing = Pacing()
 
 
 class Supervisor:
@@ -118,19 +62,16 @@ class Supervisor:
         post: makes an event of a transition.
     """
 
-    def __init__(
-        self, place: Workplace, body: Mapping[str, Any], stopped: Stopped, post: Callable[[Transition], None]
-    ) -> None:
+    def __init__(self, place: Workplace, body: Mapping[str, Any], stopped: Stopped, post: Post) -> None:
         self._place = place
         self._body = body
         self._stopped = stopped
         self._post = post
         self._changed = asyncio.Event()
         self._platform: ClusterPlatform | None = None
-        content = dict(body.get("status") or {})
         resource = self.resource
-        self._writer = StatusWriter(place.api, resource, content, read_resource_status(content), place.identity)
         self._meter = place.metrics.job(resource.namespace, resource.name)
+        self._publisher = Publisher(place, resource, dict(body.get("status") or {}), post)
         self.heartbeat = time.monotonic()
         """When it last showed that it lives, in monotonic seconds."""
 
@@ -142,30 +83,29 @@ class Supervisor:
     @property
     def status(self) -> ResourceStatus:
         """The job's status, published or about to be."""
-        return self._writer.status
+        return self._publisher.status
 
     def notice(self) -> None:
         """The resource has changed, or the supervisor is to stop."""
-        with contextlib.suppress(KeyError):
-            self._writer.seen(self.resource, dict(self._body.get("status") or {}))
+        self._publisher.writer.seen(self.resource, dict(self._body.get("status") or {}))
         self._changed.set()
 
     async def run(self) -> None:
         """Take care of the job until stopped."""
         while not self._stopped.is_set():
-            writing = asyncio.create_task(self._writer.run())
+            writing = asyncio.create_task(self._publisher.writer.run())
             try:
                 await self._attend(writing)
             except ResourceGoneError:
                 await self._wait()
-            except (SupersededError, ApiRefusedError) as error:
+            except SupersededError as error:
                 _logger.warning("%s", error)
                 await self._pause(self.resource, self._place.pacing.lease)
-                self._start_over()
+                content = dict(self._body.get("status") or {})
+                self._publisher = Publisher(self._place, self.resource, content, self._post)
             finally:
                 writing.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ResourceGoneError, SupersededError, ApiRefusedError):
-                    await writing
+                await asyncio.gather(writing, return_exceptions=True)
 
     async def _attend(self, writing: asyncio.Task[None]) -> None:
         while not self._stopped.is_set():
@@ -179,11 +119,6 @@ class Supervisor:
                     await self._expire()
                 case "rest":
                     await self._wait()
-
-    def _start_over(self) -> None:
-        content = dict(self._body.get("status") or {})
-        place = self._place
-        self._writer = StatusWriter(place.api, self.resource, content, read_resource_status(content), place.identity)
 
     # --- driving ---
 
@@ -201,7 +136,7 @@ class Supervisor:
             if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
                 return
-            error = await self._drive_until_wanted_otherwise(resource, job, folder, writing)
+            error = await self._drive_while_wanted(resource, job, folder, writing)
         except FolderTakenError as taken:
             await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
             return
@@ -216,18 +151,17 @@ class Supervisor:
         status = read_status(folder)
         if status is None:
             return None
-        if status.phase == "Succeeded" and (job.spec.steps is None or job.spec.steps <= status.step):
-            self._mirror(status)
+        unchanged = begun_with(job, folder, except_for=NO_RESTART_FIELDS)
+        if status.phase == "Succeeded" and (unchanged or (job.spec.steps or status.steps + 1) <= status.step):
+            self._publisher.mirror(status)
             return _succeeded(status, folder)
-        gave_up = self.status.phase == "Failed" and self.status.reason in (
-            Reason.TRAINING_FAILED,
-            Reason.DEADLINE_EXCEEDED,
-        )
-        if gave_up and begun_with(job, folder, except_for=NO_RESTART_FIELDS):
-            return conditions.failed(Reason(self.status.reason), self.status.message)
+        if self.status.phase == "Failed" and unchanged:
+            reason = self.status.reason
+            if reason in (Reason.TRAINING_FAILED, Reason.DEADLINE_EXCEEDED):
+                return conditions.failed(Reason(reason), self.status.message)
         return None
 
-    async def _drive_until_wanted_otherwise(
+    async def _drive_while_wanted(
         self, resource: JobResource, job: RLHFJob, folder: JobFolder, writing: asyncio.Task[None]
     ) -> BaseException | None:
         """Run a driver until it ends, or until the user or the cluster wants something else.
@@ -241,9 +175,8 @@ class Supervisor:
                 if writing.done():
                     writing.result()
                 self._changed.clear()
-                generation = self.resource.generation
-                if generation != self.status.observed_generation and self.status.phase == "Running":
-                    self._writer.update(self.status.model_copy(update={"observed_generation": generation}))
+                if self.status.phase == "Running":
+                    self._publisher.observed(self.resource.generation)
                 await self._wait(driving, writing)
             by_itself = driving.done()
         finally:
@@ -258,7 +191,7 @@ class Supervisor:
         return error
 
     async def _run_driver(self, resource: JobResource, job: RLHFJob, folder: JobFolder) -> None:
-        opened: list[TrainingRun] = []
+        publisher = self._publisher
 
         def make_platform(on_state: StateListener) -> MeteredPlatform:
             def both(change: StateChange) -> None:
@@ -266,22 +199,24 @@ class Supervisor:
                 self._meter.observe(change)
 
             self._platform = self._place.make_platform(resource, job, folder.root, both)
-            return MeteredPlatform(self._platform, self._meter, lambda: self._found_services(resource))
+            return MeteredPlatform(self._platform, self._meter, lambda: publisher.found_services(resource.generation))
 
         def on_open(run: TrainingRun) -> None:
-            opened.append(run)
             self._meter.attach(run)
-            self._mirror(run.status)
-            run.on_status = self._mirror
-            driver = DriverStatus(operator=self._place.identity, lease=run.lease.number)
-            self._writer.update(self.status.model_copy(update={"driver": driver}))
-            after = f", after step {run.status.step}" if run.status.step else ""
-            self._begin(conditions.started(f"driven by {self._place.identity}{after}"), resource)
+            publisher.mirror(run.status)
+            publisher.driven_by(run.lease.number)
+            run.on_status = publisher.mirror
+            after = f" after step {run.status.step}" if run.status.step else ""
+            publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
 
         def note(text: str) -> None:
             _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
         await drive(job, folder, make_platform, LiveProgress(on_note=note), on_open=on_open)
+        try:
+            await asyncio.to_thread(write_report, folder.root)
+        except (artifacts.ArtifactError, ValueError) as error:
+            note(f"no report was written: {error}")
 
     async def _end(self, driving: asyncio.Task[None]) -> None:
         if driving.done():
@@ -313,54 +248,25 @@ class Supervisor:
                 await self._restart(outcome, resource)
 
     async def _restart(self, outcome: Outcome, resource: JobResource) -> None:
-        restarts, limit = self.status.restarts + 1, self.resource.backoff_limit
-        if restarts > limit:
-            message = f"{outcome.message}; given up after {restarts - 1} restarts (spec.backoffLimit)"
+        limit, pacing = self.resource.backoff_limit, self._place.pacing
+        if self.status.restarts >= limit:
+            message = f"{outcome.message}; given up after {self.status.restarts} restarts (spec.backoffLimit)"
             await self._enter(conditions.failed(Reason.BACKOFF_LIMIT_EXCEEDED, message), resource)
             return
-        self._writer.update(self.status.model_copy(update={"restarts": restarts}))
-        pause = pause_before_restart(restarts, self._place.pacing.first_restart, self._place.pacing.longest_restart)
+        restarts = self._publisher.restarting()
+        pause = pause_before_restart(restarts, pacing.first_restart, pacing.longest_restart)
         message = f"{outcome.message}; restart {restarts} of {limit} in {pause:g} s"
         await self._enter(conditions.waiting("Pending", Reason.RESTARTING, message), resource)
         await self._pause(resource, pause)
 
-    # --- status ---
-
-    def _mirror(self, status: RLHFJobStatus) -> None:
-        """The driver has written a status into the job's folder."""
-        changes = {name: getattr(status, name) for name in _MIRRORED}
-        if status.step > self.status.step:
-            changes["restarts"] = 0
-        changes["progress"] = f"{status.step}/{status.steps}" if status.steps else ""
-        self._writer.update(self.status.model_copy(update=changes))
-
-    def _found_services(self, resource: JobResource) -> None:
-        status = self.status
-        found = conditions.set_condition(
-            status.conditions,
-            conditions.SERVICES_READY,
-            True,
-            Reason.SERVICES_CREATED,
-            "",
-            generation=resource.generation,
-            now=_now(),
-        )
-        self._writer.update(status.model_copy(update={"conditions": found}))
-
-    def _begin(self, transition: Transition, resource: JobResource) -> None:
-        before = self.status
-        after = conditions.apply(before, transition, generation=resource.generation, now=_now())
-        self._writer.update(after)
-        self._place.metrics.show_phase(resource.namespace, resource.name, after.phase)
-        if (before.phase, before.reason) != (after.phase, after.reason):
-            self._post(transition)
+    # --- phases ---
 
     async def _enter(self, transition: Transition, resource: JobResource) -> None:
         """Begin a phase, and see to it that the server knows."""
         if transition.phase in ("Succeeded", "Failed", "Suspended"):
             await self._remove_services()
-        self._begin(transition, resource)
-        flushing = asyncio.create_task(self._writer.flush())
+        self._publisher.begin(transition, resource)
+        flushing = asyncio.create_task(self._publisher.writer.flush())
         try:
             while not flushing.done():
                 await self._wait(flushing)
@@ -374,7 +280,7 @@ class Supervisor:
             try:
                 await platform.remove()
             except PlatformUnavailableError as error:
-                _logger.warning("Services are left at no pods until the job is deleted: %s", error)
+                _logger.warning("Services stay without pods until their job is deleted: %s", error)
 
     async def _say_farewell(self) -> None:
         message = "the operator was stopped; the next one goes on from here"
@@ -382,6 +288,19 @@ class Supervisor:
         with contextlib.suppress(TimeoutError, SupersededError, ResourceGoneError):
             async with asyncio.timeout(self._place.pacing.farewell):
                 await self._enter(farewell, self.resource)
+
+    async def _expire(self) -> None:
+        resource = self.resource
+        at = expiry(resource, self.status)
+        left = (at - datetime.now(UTC)).total_seconds() if at is not None else self._place.pacing.tick
+        if left > 0:
+            await self._wait(seconds=left)
+            return
+        try:
+            await self._place.api.delete(resource.namespace, resource.name, resource.uid)
+        except (ApiError, ConflictError) as error:
+            _logger.warning("%s/%s: not deleted yet: %s", resource.namespace, resource.name, error)
+        await self._wait()
 
     # --- waiting ---
 
@@ -406,24 +325,6 @@ class Supervisor:
             self._changed.clear()
             await self._wait(seconds=left)
 
-    async def _expire(self) -> None:
-        resource = self.resource
-        at = expiry(resource, self.status)
-        left = (at - datetime.now(UTC)).total_seconds() if at is not None else self._place.pacing.tick
-        if left > 0 or at is None:
-            await self._wait(seconds=left)
-            return
-        try:
-            await self._place.api.delete(resource.namespace, resource.name, resource.uid)
-            self._changed.clear()
-        except (ApiUnavailableError, ConflictError) as error:
-            _logger.warning("%s/%s: not deleted yet: %s", resource.namespace, resource.name, error)
-        await self._wait()
-
 
 def _succeeded(status: RLHFJobStatus, folder: JobFolder) -> Transition:
     return conditions.succeeded(f"all {status.step} steps are done; the model is in {folder.export}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

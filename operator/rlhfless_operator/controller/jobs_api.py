@@ -19,12 +19,8 @@ class ConflictError(Exception):
     """The resource is not at the version that the request was made for."""
 
 
-class ApiUnavailableError(Exception):
-    """The API server did not answer, or can't now; trying again may help."""
-
-
-class ApiRefusedError(Exception):
-    """The API server refuses the request, and will again."""
+class ApiError(Exception):
+    """The API server did not answer, or refuses the request; trying again later may help."""
 
 
 class JobsApi:
@@ -43,7 +39,7 @@ class JobsApi:
         """Change fields of the status (a merge patch) if the resource is still at `version`; returns the resource.
 
         Raises:
-            ResourceGoneError, ConflictError, ApiUnavailableError, ApiRefusedError
+            ResourceGoneError, ConflictError, ApiError
         """
         body = {"metadata": {"resourceVersion": version}, "status": changes}
         return await self._ask(
@@ -57,7 +53,7 @@ class JobsApi:
         """The resource as it is.
 
         Raises:
-            ResourceGoneError, ApiUnavailableError, ApiRefusedError
+            ResourceGoneError, ApiError
         """
         return await self._ask(
             "get",
@@ -70,7 +66,7 @@ class JobsApi:
         """Delete the resource, and nothing else that has its name by now.
 
         Raises:
-            ResourceGoneError, ConflictError, ApiUnavailableError, ApiRefusedError
+            ResourceGoneError, ConflictError, ApiError
         """
         options = V1DeleteOptions(preconditions=V1Preconditions(uid=uid), propagation_policy="Background")
         await self._ask(
@@ -91,15 +87,10 @@ class JobsApi:
                     raise ResourceGoneError(answer) from error
                 case 409:
                     raise ConflictError(answer) from error
-                # 401: a token that is just being renewed.
-                case 401 | 408 | 429 | None:
-                    raise ApiUnavailableError(answer) from error
-                case status if status >= 500:
-                    raise ApiUnavailableError(answer) from error
                 case _:
-                    raise ApiRefusedError(answer) from error
+                    raise ApiError(answer) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiUnavailableError(f"{type(error).__name__}: {error}") from error
+            raise ApiError(f"{type(error).__name__}: {error}") from error
 
 
 _MERGE: dict[str, Any] = {"_content_type": "application/merge-patch+json"}

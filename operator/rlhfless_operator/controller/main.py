@@ -17,10 +17,10 @@ from kubernetes.aio.client import ApiClient, Configuration
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.endpoints import serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
-from rlhfless_operator.controller.job import MakePlatform, Pacing, Workplace
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.workplace import MakePlatform, Pacing, Workplace
 
 _DOMAIN = "rlhfless.io"
 _THREADS = 64

@@ -4,21 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
 
 from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage
 from rlhfless_operator.controller.metrics import JobMeter
-from rlhfless_operator.platforms.base import Platform, Preload
-
-
-class ClusterPlatform(Platform, Protocol):
-    """Where the functions of a job on a cluster run."""
-
-    async def open(self) -> None:
-        """Make what the functions need. Called once, before anything else."""
-
-    async def remove(self) -> None:
-        """Remove what `open` made. Called after `close`, once the job has ended or is suspended."""
+from rlhfless_operator.controller.workplace import ClusterPlatform
+from rlhfless_operator.platforms.base import Preload
 
 
 class MeteredPlatform:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rlhfless_operator.controller.jobs_api import ApiUnavailableError, ConflictError, JobsApi
+from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, JobsApi
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.resource_status import ResourceStatus, changes_of, dump_resource_status
 
@@ -64,7 +64,7 @@ class StatusWriter:
         """Publish whatever changes, until cancelled.
 
         Raises:
-            SupersededError, ResourceGoneError, ApiRefusedError
+            SupersededError, ResourceGoneError
         """
         while True:
             await self._changed.wait()
@@ -78,7 +78,6 @@ class StatusWriter:
         Raises:
             SupersededError: another operator has the job; nothing was written.
             ResourceGoneError: the resource has been deleted.
-            ApiRefusedError: the server does not take the status.
         """
         pause = GATHER_SECONDS
         async with self._writing:
@@ -92,7 +91,7 @@ class StatusWriter:
                         return
                 except ConflictError:
                     await self._read_again()
-                except ApiUnavailableError as error:
+                except ApiError as error:
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                     _logger.warning("%s/%s: status not written yet: %s", self._namespace, self._name, error)
                     await asyncio.sleep(pause)
@@ -100,7 +99,7 @@ class StatusWriter:
     async def _read_again(self) -> None:
         try:
             answer = await self._api.get(self._namespace, self._name)
-        except ApiUnavailableError:
+        except ApiError:
             return
         if self._is_foreign(answer.get("status") or {}):
             raise SupersededError(f"{answer['status']['driver']['operator']} runs {self._namespace}/{self._name} now")

@@ -1,0 +1,91 @@
+"""A job's status as it changes: phases and conditions, what the driver wrote, and an event for each transition."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.conditions import Reason, Transition
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.status_writer import StatusWriter
+from rlhfless_operator.controller.workplace import Workplace
+from rlhfless_operator.resource_status import DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.training.status import RLHFJobStatus
+
+_MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
+"""What the driver's status says is so. The phase is the controller's: a driver that ends does not end the job."""
+
+Post = Callable[[Transition], None]
+"""Makes an event of a transition."""
+
+
+class Publisher:
+    """The status of one job.
+
+    Args:
+        resource: the job.
+        content: its status as the server has it.
+    """
+
+    def __init__(self, place: Workplace, resource: JobResource, content: Mapping[str, Any], post: Post) -> None:
+        self._place = place
+        self._post = post
+        status = read_resource_status(content)
+        self.writer = StatusWriter(place.api, resource, content, status, place.identity)
+        """What carries it to the server."""
+
+    @property
+    def status(self) -> ResourceStatus:
+        """The job's status, published or about to be."""
+        return self.writer.status
+
+    def begin(self, transition: Transition, resource: JobResource) -> None:
+        """Take a turn; soon the server knows."""
+        before = self.status
+        after = conditions.apply(before, transition, generation=resource.generation, now=_now())
+        self.writer.update(after)
+        self._place.metrics.show_phase(resource.namespace, resource.name, after.phase)
+        if (before.phase, before.reason) != (after.phase, after.reason):
+            self._post(transition)
+
+    def mirror(self, status: RLHFJobStatus) -> None:
+        """The driver has written a status into the job's folder."""
+        changes = {name: getattr(status, name) for name in _MIRRORED}
+        if status.step > self.status.step:
+            changes["restarts"] = 0
+        changes["progress"] = f"{status.step}/{status.steps}" if status.steps else ""
+        self._update(**changes)
+
+    def driven_by(self, lease: int) -> None:
+        """This operator drives the job."""
+        self._update(driver=DriverStatus(operator=self._place.identity, lease=lease))
+
+    def found_services(self, generation: int) -> None:
+        """The functions' Services are there."""
+        found = conditions.set_condition(
+            self.status.conditions,
+            conditions.SERVICES_READY,
+            True,
+            Reason.SERVICES_CREATED,
+            "",
+            generation=generation,
+            now=_now(),
+        )
+        self._update(conditions=found)
+
+    def observed(self, generation: int) -> None:
+        """The job's driver goes by this generation."""
+        if self.status.observed_generation != generation:
+            self._update(observed_generation=generation)
+
+    def restarting(self) -> int:
+        """Count a restart; returns how many there were in a row."""
+        self._update(restarts=self.status.restarts + 1)
+        return self.status.restarts
+
+    def _update(self, **changes: Any) -> None:
+        self.writer.update(self.status.model_copy(update=changes))
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
