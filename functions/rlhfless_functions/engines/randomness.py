@@ -24,6 +24,12 @@ def signed_keys(seeds: list[int]) -> list[int]:
     return [_signed(seed % (1 << 64)) for seed in seeds]
 
 
+def shifted_key(seed: int, positions: int) -> int:
+    """The key whose output number `positions` + t is output t of `seed`: for engines that count from the prompt's
+    first token instead of the response's."""
+    return _signed((seed - positions * _GAMMA) % (1 << 64))
+
+
 def bits(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Output number `positions` of SplitMix64 seeded with `keys`.
 

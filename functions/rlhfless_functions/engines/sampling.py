@@ -21,9 +21,22 @@ def draw(
         Where it was not, token and log-probability mean nothing.
     """
     log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    tokens, sound = choose(log_probs, uniforms)
+    return tokens, log_probs.gather(1, tokens[:, None])[:, 0], sound
+
+
+def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for log-probabilities that are there already.
+
+    Args:
+        log_probs: [n, vocabulary] float32.
+        uniforms: [n] float64 in [0, 1).
+
+    Returns:
+        Tokens [n] int64, and whether the row was a distribution at all [n] bool.
+    """
     cumulative = torch.cumsum(log_probs.exp(), dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
     # The first token whose cumulative probability is above the target: one of probability zero is never it.
     tokens = torch.searchsorted(cumulative, (uniforms * total)[:, None], right=True)
-    tokens = tokens.clamp_(max=logits.shape[-1] - 1)
-    return tokens[:, 0], log_probs.gather(1, tokens)[:, 0], torch.isfinite(total)
+    return tokens.clamp_(max=log_probs.shape[-1] - 1)[:, 0], torch.isfinite(total)

@@ -9,6 +9,7 @@ from rlhfless_functions.settings.algorithm import (
 )
 from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, Settings
 from rlhfless_functions.settings.data import DataSettings
+from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
 from rlhfless_functions.settings.learning import LearningSettings
 from rlhfless_functions.settings.model import LoraSettings, ModelSettings
 from rlhfless_functions.settings.optimizer import BatchSettings, OptimizerSettings
@@ -35,6 +36,8 @@ __all__ = [
     "DataSettings",
     "Duration",
     "DurationOrZero",
+    "EngineName",
+    "EngineSettings",
     "ExactMatchReward",
     "FormatReward",
     "HttpReward",
@@ -52,4 +55,5 @@ __all__ = [
     "RewardSettings",
     "SamplingSettings",
     "Settings",
+    "VllmSettings",
 ]

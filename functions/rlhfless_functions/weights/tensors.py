@@ -31,6 +31,39 @@ def safetensors_files(folder: Path, stem: str = "model") -> list[Path]:
     return [single]
 
 
+def layout(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor in safetensors files, by its name; no tensor is read."""
+    shapes = {}
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as handle:
+            for name in handle.keys():  # noqa: SIM118 - it is no mapping
+                shapes[name] = tuple(handle.get_slice(name).get_shape())
+    return shapes
+
+
+def layout_difference(
+    wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], *, tied: bool
+) -> str:
+    """How another set of tensors differs from what a model was made of; empty if it does not.
+
+    Args:
+        wanted: shapes by name.
+        given: the same of the others.
+        tied: whether the output layer shares the embedding's weight, so that it may be in the one and not in the other.
+    """
+    optional = {"lm_head.weight"} if tied else set()
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys() - optional),
+        "of another shape": [
+            f"{name} {list(given[name])} for {list(shape)}"
+            for name, shape in wanted.items()
+            if name in given and given[name] != shape
+        ],
+        "unknown": sorted(given.keys() - wanted.keys() - optional),
+    }
+    return "; ".join(f"{kind}: {_some(names)}" for kind, names in problems.items() if names)
+
+
 def load_into(module: nn.Module, files: Sequence[Path]) -> None:
     """Fill a module's parameters and persistent buffers from safetensors files, converting between float formats.
 

@@ -1,0 +1,247 @@
+"""The engine on vLLM, in this process: paged attention and prefix caching, on a GPU or a CPU."""
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig
+
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.engines.base import SequenceTask
+from rlhfless_functions.engines.stop_strings import StopStrings
+from rlhfless_functions.engines.vllm_arguments import engine_arguments, prepare_environment
+from rlhfless_functions.engines.vllm_run import VllmRun
+from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
+from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
+from rlhfless_functions.weights.tensors import MismatchError, layout, layout_difference, safetensors_files
+from rlhfless_functions.weights.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this temperature wherever a lower one is asked for."""
+
+
+@dataclass
+class _Loaded:
+    """vLLM's engine, and what is in it."""
+
+    engine: Any
+    settings: ModelSettings
+    config: PretrainedConfig
+    weights: WeightsReference
+    tensors: dict[str, tuple[int, ...]]
+    """Shape of each tensor of the checkpoint."""
+    tokenizer: Any
+    end_tokens: list[int]
+
+
+class VllmEngine:
+    """Holds one model in vLLM; see `Engine`. There is one engine in a process: loading another one ends the first.
+
+    Args:
+        settings: the job's; its `name` counts for nothing here.
+    """
+
+    _resident: "ClassVar[VllmEngine | None]" = None
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self._settings = settings or EngineSettings()
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._loaded: _Loaded | None = None
+        self._usable = False
+        self._run: VllmRun | None = None
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
+
+        What is replaced in place is checked first: checksums against the manifest, names and shapes against what is
+        there. Prefixes that were computed with other weights are forgotten.
+
+        Raises:
+            TaskError: `artifact_missing` or `model_unloadable`: the engine then holds nothing, and may load again;
+                `engine_lost`: vLLM is between two versions, and the instance must end.
+        """
+        held, self._usable = self._loaded, False
+        self._abandon()
+        if held is None or held.settings != model:
+            self._start_engine(model, weights)
+        elif held.weights != weights:
+            self._replace(held, weights)
+        self._usable = True
+
+    def _replace(self, held: _Loaded, weights: WeightsReference) -> None:
+        folder = weights_folder(weights.uri, revision=model_revision(held.settings, weights.uri))
+        with unloadable(weights.uri, "give weights of the job's own model"):
+            files = safetensors_files(folder)
+            if difference := layout_difference(held.tensors, layout(files), tied=_tied(held.config)):
+                raise MismatchError(difference)
+        try:
+            held.engine.collective_rpc("replace_weights", args=([str(file) for file in files], _tied(held.config)))
+            if not held.engine.reset_prefix_cache():
+                raise RuntimeError("the prefix cache could not be reset")
+        except Exception as error:
+            self.close()
+            raise TaskError(
+                "engine_lost",
+                f"vLLM failed while it took over weights version {weights.version} ({type(error).__name__}: {error}):"
+                " this instance ends, and another one goes on",
+                retryable=True,
+            ) from error
+        held.weights = weights
+
+    def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
+        if model.lora is not None:
+            raise TaskError(
+                "model_unloadable", "vLLM does not generate with adapters here: set generation.engine to transformers"
+            )
+        folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
+        config = read_config(folder, weights.uri)
+        tokenizer = load_tokenizer(model, weights)
+        with unloadable(weights.uri, "give a folder of safetensors weights that belong to its config.json"):
+            tensors = layout(safetensors_files(folder))
+        if VllmEngine._resident is not None:
+            VllmEngine._resident.close()
+        prepare_environment(self._device)
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+        # Seconds of imports, and of no use to whoever generates otherwise.
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        known = frozenset(field.name for field in fields(EngineArgs))
+        arguments = engine_arguments(folder, config, model, self._settings, self._device, known)
+        remedy = "set generation.engine to transformers, or give a model that this version of vLLM supports"
+        VllmEngine._resident = self
+        try:
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
+                engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            self._loaded = _Loaded(
+                engine, model, config, weights, tensors, tokenizer, _end_tokens(folder, config, tokenizer)
+            )
+            engine.collective_rpc("install_sampler")
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """Sample one response: what is slow the first time is done before the instance is ready."""
+        sampling = SamplingSettings(max_response_tokens=2)
+        assert self._loaded is not None
+        run = VllmRun(self._loaded.engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, slots=1)
+        while run.running or run.waiting:
+            run.step(check=False)
+
+    def close(self) -> None:
+        """End vLLM's engine and give its memory back."""
+        held, self._loaded, self._usable, self._run = self._loaded, None, False, None
+        if VllmEngine._resident is self:
+            VllmEngine._resident = None
+        if held is not None:
+            held.engine.engine_core.shutdown()
+            del held
+            gc.collect()
+
+    # --- runs ----------------------------------------------------------------------------------------------------
+
+    def start(self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None) -> VllmRun:
+        """Open a run.
+
+        Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
+        prompt; which of them run is then vLLM's choice, by the blocks that are free. A budget below the cache's size
+        bounds how many there can be by their full lengths.
+
+        Raises:
+            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget, and
+                for a temperature that vLLM would change.
+        """
+        if self._loaded is None or not self._usable:
+            raise TaskError("model_unloadable", "no weights are loaded")
+        self._abandon()
+        configuration = self._loaded.engine.vllm_config
+        positions = configuration.model_config.max_model_len
+        check_tasks(tasks, sampling, positions)
+        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        cache = configuration.cache_config
+        slots = configuration.scheduler_config.max_num_seqs
+        budget = (cache.num_gpu_blocks - 1) * cache.block_size
+        if kv_budget_tokens is not None and kv_budget_tokens < budget:
+            budget = kv_budget_tokens
+            padded = -(-longest // cache.block_size) * cache.block_size
+            slots = min(slots, max(1, budget // padded))
+        if longest > budget:
+            raise TaskError(
+                "bad_request",
+                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+                " lower sampling.maxResponseTokens",
+            )
+        strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
+        self._run = VllmRun(self._loaded.engine, tasks, sampling, self._loaded.end_tokens, strings, slots)
+        return self._run
+
+    def _abandon(self) -> None:
+        if self._run is not None:
+            self._run.abort()
+            self._run = None
+
+
+def vllm_version() -> str:
+    """The installed release, whatever its package is called.
+
+    Raises:
+        PackageNotFoundError: if there is none.
+    """
+    from rlhfless_functions.engines.choice import vllm_package
+
+    return installed_version(vllm_package())
+
+
+def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int) -> None:
+    """Refuse what cannot be sampled exactly.
+
+    Args:
+        tasks: the share.
+        sampling: how.
+        positions: longest sequence that the engine was made for.
+
+    Raises:
+        TaskError: naming the first fault.
+    """
+    if sampling.temperature < LEAST_TEMPERATURE:
+        raise TaskError(
+            "bad_request",
+            f"sampling.temperature ({sampling.temperature}) is below {LEAST_TEMPERATURE}, and vLLM would sample at"
+            " that: raise it, or set generation.engine to transformers",
+        )
+    for task in tasks:
+        if not task.prompt_tokens:
+            raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
+            raise TaskError(
+                "bad_request",
+                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; with sampling.maxResponseTokens"
+                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions: lower"
+                " sampling.maxResponseTokens, or sampling.maxPromptTokens so that the prompt is dropped, or raise"
+                " generation.vllm.maxModelLen where that is less than the model has",
+            )
+
+
+def _tied(config: PretrainedConfig) -> bool:
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _end_tokens(folder: Path, config: PretrainedConfig, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: the generation config's, of which there may be several, and the tokenizer's."""
+    given = folder / "generation_config.json"
+    made = GenerationConfig.from_pretrained(folder) if given.is_file() else GenerationConfig.from_model_config(config)
+    ids = made.eos_token_id if isinstance(made.eos_token_id, list) else [made.eos_token_id]
+    return sorted({id for id in [*ids, tokenizer.eos_token_id] if id is not None})
