@@ -53,6 +53,11 @@ def total(metric: str, /, by: str = "", **labels: str) -> str:
     return f"sum by ({by}) ({series(metric, **labels)})"
 
 
+def within(metric: str, /, by: str = "", **labels: str) -> str:
+    """What a counter has grown by in the time that is shown, however often the operator was restarted in it."""
+    return f"sum by ({by}) (increase({series(metric, **labels)}[$__range]))"
+
+
 def pace(metric: str, /, by: str = "", **labels: str) -> str:
     """What a counter grows by in a second, over the window."""
     return f"sum by ({by}) (rate({series(metric, **labels)}[$window]))"
@@ -87,19 +92,19 @@ COST = Page(
     "What jobs cost: by step, stage and job, to completion, and against the cheapest plan and the lower bound. Money "
     "is in the currency of each job's prices.",
     (
-        _number("Cost so far", "Of all jobs shown.", total(_COST)),
+        _number("Cost", "Of the jobs shown, in the time shown.", within(_COST)),
         _number("Forecast to completion", "What all jobs shown will have cost when they are done.", total(_FORECAST)),
-        _number("Cost per step", "Over the jobs' whole lives.", f"{total(_COST)} / {total(_STEPS)}"),
+        _number("Cost per step", "In the time shown.", f"{within(_COST)} / {within(_STEPS)}"),
         _number(
             "Plans above the lower bound",
             "How much more the chosen plans of generation cost than the least that anyone could have paid who knew all "
             "lengths.",
-            f"{total(_PLANNED, kind='chosen')} / {total(_PLANNED, kind='bound')} - 1",
+            f"{within(_PLANNED, kind='chosen')} / {within(_PLANNED, kind='bound')} - 1",
             "percentunit",
         ),
         Panel(
             "Cost and forecast by job",
-            "Money spent, and what the job will have cost when it is done.",
+            "Money spent since the operator began, and what the whole job will have cost when it is done.",
             (Query(total(_COST, EACH), _JOB), Query(total(_FORECAST, EACH), f"{_JOB} forecast")),
         ),
         Panel(
@@ -108,10 +113,11 @@ COST = Page(
             (Query(f"{pace(_COST, EACH)} / ({pace(_STEPS, EACH)} > 0)", _JOB),),
         ),
         _by_stage("stack", "Cost an hour, by stage", "Mean over the window.", f"{pace(_COST, 'stage')} * 3600"),
-        _by_stage("bars", "Cost by stage", "Over the jobs' whole lives.", total(_COST, "stage")),
+        _by_stage("bars", "Cost by stage", "In the time shown.", within(_COST, "stage")),
         Panel(
             "Generation: chosen plan, cheapest plan and lower bound",
-            "Planned money of all steps so far. The cheapest plan takes longer; nobody can go below the bound.",
+            "Planned money of the steps since the operator began. The cheapest plan takes longer; nobody can go below "
+            "the bound.",
             (Query(total(_PLANNED, "kind"), "{{kind}}"),),
         ),
         Panel(
@@ -131,21 +137,21 @@ IDLE = Page(
     (
         _number(
             "Idle share",
-            "Of the GPU time of the jobs' whole lives.",
-            f"{total(_GPU, state='idle')} / {total(_GPU)}",
+            "Of the GPU time in the time shown.",
+            f"{within(_GPU, state='idle')} / {within(_GPU)}",
             "percentunit",
         ),
-        _number("GPU time", "Of instances in any state.", total(_GPU), "s"),
+        _number("GPU time", "Of instances in any state, in the time shown.", within(_GPU), "s"),
         _number(
             "Cold starts, p95",
-            "From a request to the first line of a new instance, over the jobs' whole lives.",
-            f"histogram_quantile(0.95, {total(f'{_COLD}_bucket', 'le')})",
+            "From asking for an instance until it is ready, in the time shown.",
+            f"histogram_quantile(0.95, {within(f'{_COLD}_bucket', 'le')})",
             "s",
         ),
         _number(
             "Work reassigned",
-            "Shares that went on elsewhere because their instance was lost or because they were cut.",
-            total("rlhfless_reassignments_total"),
+            "Shares that went on elsewhere because their instance was lost or they were cut, in the time shown.",
+            within("rlhfless_reassignments_total"),
         ),
         Panel(
             "Stages",
@@ -169,14 +175,14 @@ IDLE = Page(
         ),
         Panel(
             "GPU time by stage and state",
-            "Over the jobs' whole lives.",
-            (Query(total(_GPU, "stage, state"), "{{stage}}, {{state}}"),),
+            "In the time shown.",
+            (Query(within(_GPU, "stage, state"), "{{stage}}, {{state}}"),),
             "bars",
             "s",
         ),
         Panel(
             "Cold starts",
-            "From a request to the first line of a new instance.",
+            "From asking for an instance until it is ready.",
             quantiles(_COLD, "stage", "{{stage}}"),
             unit="s",
         ),
@@ -187,7 +193,7 @@ IDLE = Page(
         ),
         Panel(
             "Work reassigned, by reason",
-            "Since each job began.",
+            "Since the operator began.",
             (Query(total("rlhfless_reassignments_total", "reason"), "{{reason}}"),),
         ),
     ),
@@ -215,7 +221,7 @@ TRAINING = Page(
         ),
         Panel(
             "Steps",
-            "Finished, and wanted.",
+            "Finished since the operator began, and wanted.",
             (Query(total(_STEPS, EACH), _JOB), Query(total("rlhfless_job_steps", EACH), f"{_JOB} wanted")),
         ),
         _training("KL", "Divergence from the reference model.", "kl"),
@@ -249,7 +255,13 @@ OPERATOR = Page(
         Panel(
             "Between stages",
             "From the end of a stage to the first request of the next: the operator's own overhead.",
-            quantiles("rlhfless_control_seconds", EACH, _JOB),
+            tuple(
+                Query(
+                    f"histogram_quantile({quantile}, sum by (le) (rate(rlhfless_control_seconds_bucket[$window])))",
+                    f"p{round(100 * quantile)}",
+                )
+                for quantile in (0.5, 0.95)
+            ),
             unit="s",
         ),
         Panel(

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from rlhfless_operator.controller.figures import (
     CHARGED,
@@ -35,6 +35,7 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._jobs: dict[tuple[str, str], JobMeter] = {}
         self._phases: dict[tuple[str, str], Phase] = {}
 
@@ -143,6 +144,10 @@ class JobMeter:
     def attach(self, run: TrainingRun) -> None:
         """A driver has the job; what it finishes from now on is counted."""
         self._run, self._counted_step = run, run.status.step
+        # From 0 on: what a series begins with, Prometheus takes for no increase.
+        for stage in STAGES:
+            self.metrics.stage_duration.labels(self.namespace, self.job, stage)
+            self.metrics.cold_start.labels(self.namespace, self.job, stage)
 
     def detach(self) -> None:
         """The driver has ended."""
