@@ -1,0 +1,62 @@
+"""A small typed client of Knative Serving, over the asyncio half of the official `kubernetes` package.
+
+    async with ApiClient(configuration) as api:
+        client = KnativeClient(api, field_manager="my-tool")
+        service = await client.services.apply(manifest)
+        async for event in client.revisions.watch("default", label_selector=f"{SERVICE_LABEL}={service.metadata.name}"):
+            ...
+
+Other kinds are a `Kind` away: `client.resource(Kind("", "v1", "pods", Pod))`. Nothing here knows of rlhfless.
+"""
+
+from rlhfless_operator.knative.client import KnativeClient
+from rlhfless_operator.knative.errors import (
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from rlhfless_operator.knative.models import (
+    CONFIGURATION_LABEL,
+    SERVICE_LABEL,
+    Condition,
+    Configuration,
+    KubernetesModel,
+    KubernetesObject,
+    ObjectMeta,
+    OwnerReference,
+    Revision,
+    Service,
+)
+from rlhfless_operator.knative.resources import Kind, ResourceClient
+from rlhfless_operator.knative.transport import Transport
+from rlhfless_operator.knative.watching import Listing, WatchEvent
+
+__all__ = [
+    "CONFIGURATION_LABEL",
+    "SERVICE_LABEL",
+    "ApiError",
+    "Condition",
+    "Configuration",
+    "ConflictError",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "Kind",
+    "KnativeClient",
+    "KubernetesModel",
+    "KubernetesObject",
+    "Listing",
+    "NotFoundError",
+    "ObjectMeta",
+    "OwnerReference",
+    "ResourceClient",
+    "Revision",
+    "Service",
+    "Transport",
+    "UnavailableError",
+    "WatchEvent",
+]

@@ -1,0 +1,81 @@
+"""What the API server says when it does not do what it was asked."""
+
+import json
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer with an error status.
+
+    Args:
+        status: HTTP status; 0 where there was no answer.
+        reason: the API server's word for it, such as `NotFound` or `Invalid`.
+        message: the API server's sentence.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}" if status else message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class NotFoundError(ApiError):
+    """There is no such object, or no such kind (its CRD is not installed)."""
+
+
+class ConflictError(ApiError):
+    """The object exists already, or has changed since it was read."""
+
+
+class GoneError(ApiError):
+    """The resource version is too old to watch from."""
+
+
+class ForbiddenError(ApiError):
+    """A role is missing, or an admission plugin such as a quota refuses."""
+
+
+class InvalidError(ApiError):
+    """The object breaks its schema, or an admission webhook refuses it."""
+
+
+class UnavailableError(ApiError):
+    """The API server can't be reached, or can't answer now. What was asked for may have been done."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: InvalidError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    408: UnavailableError,
+    409: ConflictError,
+    410: GoneError,
+    422: InvalidError,
+    429: UnavailableError,
+}
+
+
+def error_of(status: int, body: bytes) -> ApiError:
+    """The error that an answer stands for.
+
+    Args:
+        status: HTTP status, 400 or more.
+        body: a Kubernetes `Status` as JSON, or any other text.
+    """
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        answer = {"message": body.decode(errors="replace")[:500]}
+    return error_of_status({"code": status, **answer})
+
+
+def error_of_status(answer: dict[str, Any]) -> ApiError:
+    """The error that a Kubernetes `Status` object stands for."""
+    status = int(answer.get("code") or 0)
+    kind = _BY_STATUS.get(status, UnavailableError if status >= 500 else ApiError)
+    reason = str(answer.get("reason") or "Unknown")
+    # A webhook's refusal comes with the status that the webhook chose, often 400, and without a reason of its own.
+    return kind(status, reason, str(answer.get("message") or "no message"))

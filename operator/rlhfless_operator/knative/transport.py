@@ -1,0 +1,129 @@
+"""Requests to an API server: authentication, errors, and patience while it restarts."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+
+from rlhfless_operator.knative.errors import ApiError, UnavailableError, error_of
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_REQUEST_SECONDS = 30.0
+
+
+class Transport:
+    """One API server.
+
+    Args:
+        api: the official client; whoever makes it closes it.
+        patience: seconds that a request is repeated while the API server can't be reached or says that it can't answer
+            now. Requests that must not be made twice are not repeated.
+        on_request: told of every attempt by its verb (`get`, `list`, `watch`, `apply`, `create`, `patch`, `delete`).
+    """
+
+    def __init__(
+        self, api: ApiClient, *, patience: float = 30.0, on_request: Callable[[str], None] = lambda verb: None
+    ) -> None:
+        self._api = api
+        self._patience = patience
+        self._on_request = on_request
+
+    async def send(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        repeat: bool = True,
+    ) -> dict[str, Any]:
+        """Make a request and return the answer.
+
+        Raises:
+            ApiError: the answer is an error; `UnavailableError` once patience is at its end.
+        """
+        deadline = asyncio.get_running_loop().time() + self._patience
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._attempt(verb, method, path, query, body, content_type)
+            except UnavailableError:
+                left = deadline - asyncio.get_running_loop().time()
+                if not repeat or left <= 0:
+                    raise
+                await asyncio.sleep(min(left, pause * random.uniform(0.5, 1.0)))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def lines(self, path: str, query: Mapping[str, str], timeout_seconds: float) -> AsyncGenerator[bytes, None]:
+        """The lines of an answer that does not end by itself.
+
+        Raises:
+            ApiError: the answer is an error; `UnavailableError` where the connection broke.
+        """
+        try:
+            response = await self._open("watch", "GET", path, query, None, "application/json", timeout_seconds)
+            try:
+                async for line in response.content:
+                    yield line
+            finally:
+                response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from error
+
+    async def _attempt(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+    ) -> dict[str, Any]:
+        try:
+            response = await self._open(verb, method, path, query or {}, body, content_type, _REQUEST_SECONDS)
+            answer: dict[str, Any] = json.loads(await response.read())
+            return answer
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from error
+
+    async def _open(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        timeout_seconds: float,
+    ) -> aiohttp.ClientResponse:
+        self._on_request(verb)
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        parameters: list[tuple[str, str]] = list(query.items())
+        await self._api.update_params_for_auth(headers, parameters, ["BearerToken"], path, method, body)
+        url = f"{self._api.configuration.host}{path}"
+        answer = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+            method,
+            f"{url}?{urlencode(parameters)}" if parameters else url,
+            headers=headers,
+            body=body,
+            _request_timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=10),
+        )
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            raise error_of(response.status, await response.read())
+        return response
+
+
+def _unreachable(error: BaseException) -> ApiError:
+    text = str(error) or type(error).__name__
+    return UnavailableError(0, "Unreachable", f"the API server can't be reached: {text}")

@@ -1,0 +1,124 @@
+"""A watch that never ends: bookmarks, expired versions, broken connections and restarts of the API server."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from rlhfless_operator.knative.errors import ApiError, ForbiddenError, NotFoundError, error_of_status
+from rlhfless_operator.knative.models import KubernetesObject
+
+logger = logging.getLogger(__name__)
+
+_SERVER_SECONDS = 240
+"""The API server ends a watch after this; a connection that has died unnoticed costs no more."""
+_GRACE_SECONDS = 30.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 10.0
+
+Object = TypeVar("Object", bound=KubernetesObject)
+
+
+@dataclass(frozen=True)
+class Listing(Generic[Object]):
+    """All objects at one moment."""
+
+    items: list[Object]
+    resource_version: str
+    """The moment; a watch goes on from here."""
+
+
+@dataclass(frozen=True)
+class WatchEvent(Generic[Object]):
+    """A change."""
+
+    type: Literal["added", "modified", "deleted", "synced"]
+    """`synced`: everything that there was when the objects were last listed has been told."""
+    object: Object | None
+    """As it is now, or was last seen; None with `synced`."""
+
+
+async def follow(
+    list_all: Callable[[], Awaitable[Listing[Object]]],
+    open_lines: Callable[[Mapping[str, str], float], AsyncGenerator[bytes, None]],
+    read: Callable[[Mapping[str, Any]], Object],
+) -> AsyncGenerator[WatchEvent[Object], None]:
+    """Yield what is there and then every change, for ever; see `ResourceClient.watch`.
+
+    Args:
+        list_all: lists the objects.
+        open_lines: opens a watch with query parameters and a bound in seconds; yields its lines.
+        read: makes an object of its JSON.
+
+    Raises:
+        ForbiddenError, NotFoundError: the first listing is refused. Later ones are tried again, whatever they say.
+    """
+    known: dict[str, Object] = {}
+    synced = False
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            listing = await list_all()
+            for event in _differences(known, listing.items):
+                yield event
+            synced = True
+            yield WatchEvent("synced", None)
+            version = listing.resource_version
+            pause = _FIRST_PAUSE_SECONDS
+            while True:
+                query = {
+                    "watch": "true",
+                    "allowWatchBookmarks": "true",
+                    "resourceVersion": version,
+                    "timeoutSeconds": str(_SERVER_SECONDS),
+                }
+                lines = open_lines(query, _SERVER_SECONDS + _GRACE_SECONDS)
+                try:
+                    async for line in lines:
+                        change = json.loads(line)
+                        content = change["object"]
+                        if change["type"] == "ERROR":
+                            raise error_of_status(content)
+                        version = content["metadata"]["resourceVersion"]
+                        if change["type"] != "BOOKMARK":
+                            yield _take(known, change["type"], read(content))
+                finally:
+                    await lines.aclose()
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+        except (ForbiddenError, NotFoundError):
+            if not synced:
+                raise
+            logger.warning("a watch is refused now; trying again", exc_info=True)
+        except (ApiError, ValueError, KeyError) as error:
+            logger.info("a watch was interrupted, and begins anew: %s", error)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _take(known: dict[str, Object], change: str, item: Object) -> WatchEvent[Object]:
+    uid = item.metadata.uid
+    if change == "DELETED":
+        known.pop(uid, None)
+        return WatchEvent("deleted", item)
+    seen = uid in known
+    known[uid] = item
+    return WatchEvent("modified" if seen else "added", item)
+
+
+def _differences(known: dict[str, Object], items: list[Object]) -> list[WatchEvent[Object]]:
+    """What has changed since `known`, which is brought up to date."""
+    events: list[WatchEvent[Object]] = []
+    present = {item.metadata.uid for item in items}
+    gone = [uid for uid in known if uid not in present]
+    events += [WatchEvent("deleted", known.pop(uid)) for uid in gone]
+    for item in items:
+        before = known.get(item.metadata.uid)
+        known[item.metadata.uid] = item
+        if before is None:
+            events.append(WatchEvent("added", item))
+        elif before.metadata.resource_version != item.metadata.resource_version:
+            events.append(WatchEvent("modified", item))
+    return events
