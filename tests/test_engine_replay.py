@@ -58,7 +58,7 @@ def emulation(trace: str, **changes: float) -> EmulationSettings:
 
 def engine_of(trace: str, version: int = 0, **changes: float) -> tuple[ReplayEngine, Clock]:
     clock = Clock()
-    engine = ReplayEngine(emulation(trace, **changes), clock, clock.sleep)
+    engine = ReplayEngine(emulation(trace, **changes), clock=clock, sleep=clock.sleep)
     engine.load(MODEL, WeightsReference(version=version, uri="w"))
     return engine, clock
 
@@ -173,6 +173,13 @@ def test_the_time_scale_shortens_all_of_it(trace: str) -> None:
     assert took[1] == pytest.approx(took[0] / 1000)
 
 
+def test_nothing_is_loaded_before_the_instance_has_started(trace: str) -> None:
+    clock = Clock()
+    engine = ReplayEngine(emulation(trace, weight_load_seconds=3.0), 110.0, clock, clock.sleep)
+    engine.load(MODEL, WeightsReference(version=0, uri="w"))
+    assert clock.now == 113.0
+
+
 def test_a_late_host_does_not_delay_the_gpu(trace: str) -> None:
     engine, clock = engine_of(trace)
     undisturbed = clock.now
@@ -216,10 +223,11 @@ def test_what_comes_back_to_an_instance_is_not_prefilled_again(trace: str) -> No
     begun = clock.now
     engine.start(rest, SAMPLING, None).step()
     assert clock.now - begun == pytest.approx(1.0)
-    fresh, clock = engine_of(trace, **numbers)
-    begun = clock.now
-    fresh.start(rest, SAMPLING, None).step()
     prompts = {task.prompt: task.prompt + 1 for task in tasks}
+    forgetful, clock = engine_of(trace, prefix_cache=False, **numbers)
+    finish(forgetful.start(tasks, SAMPLING, None))
+    begun = clock.now
+    forgetful.start(rest, SAMPLING, None).step()
     assert clock.now - begun == pytest.approx(1.0 + 10.0 * (sum(prompts.values()) + 2 * 5))
 
 
@@ -277,9 +285,11 @@ def test_a_missing_trace_is_named(tmp_path: Path) -> None:
         engine_of(str(tmp_path / "nowhere"))
 
 
-def test_an_emulated_instance_imports_no_torch() -> None:
-    code = (
-        "import sys, rlhfless_functions.emulation, rlhfless_functions.instance, rlhfless_functions.server;"
-        "print(sorted({'torch', 'transformers', 'pandas', 'datasets'} & set(sys.modules)))"
-    )
+def test_an_emulated_instance_imports_nothing_heavy(trace: str) -> None:
+    code = f"""
+import sys, rlhfless_functions.emulation, rlhfless_functions.instance
+from rlhfless_functions.traces import read_trace_rows
+read_trace_rows({trace!r})
+print(sorted({{"torch", "transformers", "pandas", "datasets"}} & set(sys.modules)))
+"""
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -5,9 +5,10 @@ from decimal import Decimal
 
 import pytest
 
+from rlhfless_operator.devices import find_profile, find_shape, model_shape, read_model_shape
 from rlhfless_operator.policy.planning import Limits
 from rlhfless_operator.policy.roofline import LLAMA_70B, QWEN_3B, QWEN_7B
-from rlhfless_operator.simulator.forecast import find_profile, forecast, model_shape, read_model_shape
+from rlhfless_operator.simulator.forecast import forecast
 from rlhfless_operator.simulator.traces import LengthStatistics
 
 QWEN_7B_CONFIG = {
@@ -55,6 +56,14 @@ def test_more_weight_on_cost_is_slower_and_cheaper():
 def test_what_cannot_be_forecast_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_model_is_known_by_its_name_or_by_its_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B_CONFIG))
+    assert find_shape("Qwen/Qwen2.5-7B-Instruct") == QWEN_7B
+    assert find_shape(str(tmp_path)).layers == QWEN_7B.layers
+    with pytest.raises(ValueError, match=r"model\.source is 'nobody/model', which is no folder here: .* Qwen2\.5-3B"):
+        find_shape("nobody/model")
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):

@@ -34,16 +34,15 @@ from rlhfless_functions.traces import TraceLengths
 _LOOK_SECONDS = 0.05
 
 
-def emulated_function(stage: Stage, emulation: EmulationSettings) -> Function:
-    """A stage's code on an emulated GPU."""
+def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: float) -> Function:
+    """A stage's code on an emulated GPU.
+
+    Args:
+        listens_at: when the instance has started, monotonic seconds.
+    """
     if stage == "generation":
-        return Generator(ReplayEngine(emulation))
+        return Generator(ReplayEngine(emulation, listens_at))
     return EmulatedPreparer(emulation) if stage == "preparation" else EmulatedLearner(emulation)
-
-
-def wait_for_start(emulation: EmulationSettings, started_at: float) -> None:
-    """Take as long as an instance that was asked for at `started_at` (Unix time) needs until it listens."""
-    time.sleep(max(0.0, started_at + emulation.startup_seconds * emulation.time_scale - time.time()))
 
 
 class _Emulated:

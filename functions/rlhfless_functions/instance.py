@@ -53,7 +53,10 @@ def create_function(stage: Stage) -> Function:
 def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
     """Serve until SIGTERM."""
     logs.configure(instance=options.name)
-    function = _compute(options) if options.emulation is None else _emulate(options, options.emulation)
+    if options.emulation is None:
+        function = _compute(options)
+    else:
+        function, on_listening = _emulate(options, options.emulation, on_listening)
     instance = Instance(options.stage, function, name=options.name, started_at=options.started_at)
     asyncio.run(
         serve(
@@ -76,12 +79,20 @@ def _compute(options: InstanceOptions) -> Function:
     return create_function(options.stage)
 
 
-def _emulate(options: InstanceOptions, emulation: EmulationSettings) -> Function:
-    from rlhfless_functions.emulation import emulated_function, wait_for_start
+def _emulate(
+    options: InstanceOptions, emulation: EmulationSettings, on_listening: Callable[[int], None]
+) -> tuple[Function, Callable[[int], None]]:
+    """The function, and what to call when it listens, which is not before the emulated start is over."""
+    from rlhfless_functions.emulation import emulated_function
 
-    function = emulated_function(options.stage, emulation)
-    wait_for_start(emulation, options.started_at)
-    return function
+    starting = options.started_at + emulation.startup_seconds * emulation.time_scale - time.time()
+    listens_at = time.monotonic() + max(0.0, starting)
+
+    def listening(port: int) -> None:
+        time.sleep(max(0.0, listens_at - time.monotonic()))
+        on_listening(port)
+
+    return emulated_function(options.stage, emulation, listens_at), listening
 
 
 def main() -> None:

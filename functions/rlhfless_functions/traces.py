@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.parquet import write_table
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
 """What every trace has."""
@@ -42,12 +43,9 @@ def write_trace_rows(uri: str, rows: TraceRows) -> None:
     Raises:
         ArtifactUnwritableError: if it cannot be written.
     """
-    columns = {name: getattr(rows, name) for name in COLUMNS}
-    if rows.step is not None:
-        columns["step"] = rows.step
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({name: pa.array(column) for name, column in columns.items()}), sink, compression="zstd")
-    artifacts.write_bytes(uri, sink.getvalue().to_pybytes())
+    names = [*COLUMNS, "step"] if rows.step is not None else list(COLUMNS)
+    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in names])
+    write_table(uri, {name: getattr(rows, name).tolist() for name in names}, schema)
 
 
 def read_trace_rows(uri: str) -> TraceRows:
@@ -100,7 +98,10 @@ def _read_part(uri: str) -> dict[str, Integers]:
 def _whole_numbers(uri: str, name: str, column: pa.ChunkedArray) -> Integers:
     if not pa.types.is_integer(column.type) or column.null_count:
         raise ValueError(f"{name} in {uri} is {column.type} with {column.null_count} nulls: give a whole number a row")
-    return column.to_numpy().astype(np.int64)
+    # pyarrow's own conversion imports pandas, which takes longer than everything else that an emulated instance does.
+    chunks = column.cast(pa.int64()).chunks
+    found = [np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk)] for chunk in chunks]
+    return np.concatenate([np.zeros(0, np.int64), *found])
 
 
 class TraceLengths:

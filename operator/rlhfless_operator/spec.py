@@ -27,6 +27,7 @@ from rlhfless_functions.settings import (
 )
 from rlhfless_operator.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.rehearsal import RehearsalSpec
 from rlhfless_operator.rules import SPEC_RULES, Violation
 
 API_VERSION = "rlhfless.io/v1alpha1"
@@ -226,6 +227,8 @@ class RLHFJobSpec(Settings):
     """Where metrics go."""
     limits: LimitsSpec = LimitsSpec()
     """When work is given to another instance, and when the job gives up."""
+    rehearsal: RehearsalSpec | None = None
+    """Rehearse the job's scheduling on emulated GPUs before paying for real ones. Nothing is trained."""
     pods: PodsSpec = PodsSpec()
     """Pods of every stage on a cluster; `rlhfless run` ignores them."""
     suspend: bool = False
@@ -300,6 +303,7 @@ class RLHFJob(Settings):
             "data": _resolve_data(spec.data, base),
             "rewards": [_resolve_reward(reward, base) for reward in spec.rewards],
             "evaluation": evaluation,
+            "rehearsal": spec.rehearsal and spec.rehearsal.resolve_paths(base),
         }
         return self.model_copy(update={"spec": spec.model_copy(update=update)})
 

@@ -22,7 +22,7 @@ from rlhfless_functions.store_errors import store_errors
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.traces import TraceLengths, read_trace_rows
 
-LEAST_PAUSE_SECONDS = 0.02
+LEAST_PAUSE_SECONDS = 0.04
 """Decode steps that take less than this together are made in one go, so that dozens of instances share a core."""
 EOS = 1
 """The token that ends a response."""
@@ -38,6 +38,7 @@ class ReplayEngine:
 
     Args:
         emulation: what the GPU is like.
+        listens_at: when the instance has started, on the clock; nothing is loaded before.
         clock: monotonic seconds.
         sleep: for so many of them.
     """
@@ -45,10 +46,12 @@ class ReplayEngine:
     def __init__(
         self,
         emulation: EmulationSettings,
+        listens_at: float = -math.inf,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._emulation = emulation
+        self._listens_at = listens_at
         self._clock = clock
         self._sleep = sleep
         self._lengths: TraceLengths | None = None
@@ -65,7 +68,7 @@ class ReplayEngine:
         """
         if weights == self._weights:
             return
-        started = self._clock()
+        started = max(self._clock(), self._listens_at)
         if self._lengths is None:
             self._lengths = read_lengths(self._emulation)
         self._weights = weights
@@ -94,7 +97,9 @@ class ReplayEngine:
                 f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
                 " lower sampling.maxResponseTokens",
             )
-        if self._run is not None:
+        if not self._emulation.prefix_cache:
+            self._cached, self._cached_prompts = {}, set()
+        elif self._run is not None:
             self._cached |= self._run.contexts()
         step = self._weights.version + 1
         lengths = {

@@ -24,6 +24,8 @@ class EmulationSettings(Settings):
     """Tokens that the KV cache holds."""
     max_batch: int = Field(default=256, ge=1)
     """Most sequences in a decode step."""
+    prefix_cache: bool = True
+    """Whether keys and values are kept from one request to the next, as with an engine that caches prefixes."""
     startup_seconds: float = Field(default=0.0, ge=0)
     """From asking for an instance to its listening."""
     weight_load_seconds: float = Field(default=0.0, ge=0)

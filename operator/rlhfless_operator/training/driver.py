@@ -148,7 +148,7 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
     if artifacts.exists(begun):
         before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
         now = document["spec"]
-        changed = [name for name in FIXED_FIELDS if before.get(name) != now.get(name)]
+        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if before.get(name) != now.get(name)]
         if changed and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:

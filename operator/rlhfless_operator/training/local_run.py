@@ -21,6 +21,7 @@ from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.progress import LiveProgress
+from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.run import TrainingRun, read_status
 from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.view import TrainingView, ViewState
@@ -66,9 +67,11 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
 
     Raises:
         FunctionsMissingError: torch and the like are not installed.
+        ValueError: the GPUs of a rehearsal can't be emulated.
         JobFinishedError: it has run to its end already.
     """
-    if importlib.util.find_spec("torch") is None:
+    emulation = emulation_of(job)
+    if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
         raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
     folder = JobFolder(root)
     status = read_status(folder)
@@ -88,6 +91,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
             log_path=log_path,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,
+            emulation=emulation,
         )
 
     current = asyncio.current_task()
@@ -97,6 +101,10 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         watching: list[asyncio.Task[None]] = []
 
         def watch(run: TrainingRun) -> None:
+            if emulation is not None:
+                view.say(
+                    f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
+                )
             if run.status.step:
                 view.say(f"{job.metadata.name}: going on after step {run.status.step}")
             watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
@@ -162,9 +170,10 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
     if "accuracy_before" in summary:
         reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
     money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])
+    model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
     return [
         f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
         f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
-        f"  model   {artifacts.join(root, 'model')}",
+        *model,
         f"  report  {report}",
     ]

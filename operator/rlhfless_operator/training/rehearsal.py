@@ -1,0 +1,41 @@
+"""What the instances of a rehearsal are told: the GPUs that the job names, in numbers."""
+
+from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.devices import find_profile, find_shape, learning_token_seconds, preparation_token_seconds
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.requests import RequestBuilder
+
+
+def emulation_of(job: RLHFJob) -> EmulationSettings | None:
+    """The GPUs to emulate; None for a job that is no rehearsal.
+
+    Raises:
+        ValueError: for a model that is not known or fits no such GPU, naming the field.
+    """
+    rehearsal = job.spec.rehearsal
+    if rehearsal is None:
+        return None
+    field = "rehearsal.model" if rehearsal.model else "model.source"
+    shape = find_shape(rehearsal.model or job.spec.model.source, field)
+    profile = find_profile(shape, rehearsal.gpu, rehearsal.gpus, startup_seconds=rehearsal.startup)
+    requests = RequestBuilder(job, JobFolder(""), "")
+    passes = requests.has_reference + (requests.updates_per_step > 1) + requests.has_critic
+    latency = profile.latency
+    return EmulationSettings(
+        trace=rehearsal.trace,
+        prompts_per_step=job.spec.batch.prompts_per_step,
+        step_seconds=latency.step_seconds,
+        sequence_seconds=latency.sequence_seconds,
+        context_seconds=latency.context_seconds,
+        prefill_token_seconds=latency.prefill_token_seconds,
+        kv_tokens=profile.kv_tokens,
+        max_batch=rehearsal.max_batch,
+        prefix_cache=rehearsal.prefix_cache,
+        startup_seconds=rehearsal.startup,
+        weight_load_seconds=(profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load),
+        preparation_token_seconds=preparation_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, passes),
+        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, 1 + requests.has_critic),
+        update_seconds=rehearsal.update,
+        time_scale=rehearsal.time_scale,
+    )
