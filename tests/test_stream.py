@@ -11,7 +11,7 @@ from aiohttp import web
 from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Heartbeat, Started, TaskKey, WeightsReference
 from rlhfless_functions.api import dump_event as line
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 from rlhfless_operator.platforms.stream import open_session, run_task
 
 Script = Callable[[web.StreamResponse], Awaitable[None]]
@@ -40,7 +40,9 @@ async def answering(script: Script, status: int = 200) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def events_of(url: str, stall_seconds: float = 5.0) -> list[Event]:
+async def events_of(
+    url: str, stall_seconds: float = 30.0, start_seconds: float | None = None, host: str | None = None
+) -> list[Event]:
     request = ExportRequest(
         key=TaskKey(job_uid="u", step=1, stage="learning", part="p", attempt=0),
         result="r",
@@ -50,7 +52,9 @@ async def events_of(url: str, stall_seconds: float = 5.0) -> list[Event]:
         model_card="",
     )
     async with open_session() as session:
-        events = run_task(session, url, "token", request, stall_seconds=stall_seconds)
+        events = run_task(
+            session, url, "token", request, stall_seconds=stall_seconds, start_seconds=start_seconds, host=host
+        )
         async with aclosing(events):
             return [event async for event in events]
 
@@ -98,8 +102,47 @@ async def test_silence_is_a_lost_instance() -> None:
         await asyncio.sleep(60)
 
     async with answering(script) as url:
-        with pytest.raises(InstanceLostError, match=r"nothing was heard for 0\.1 s"):
+        with pytest.raises(InstanceSilentError, match=r"nothing was heard for 0\.1 s"):
             await events_of(url, stall_seconds=0.1)
+
+
+async def test_the_first_line_may_take_longer_than_the_others() -> None:
+    async def script(response: web.StreamResponse) -> None:
+        await asyncio.sleep(0.5)
+        await response.write(STARTED)
+        await asyncio.sleep(60)
+
+    async with answering(script) as url:
+        with pytest.raises(InstanceSilentError, match=r"nothing was heard for 0\.1 s"):
+            await events_of(url, stall_seconds=0.1, start_seconds=60.0)
+
+
+async def test_nothing_at_all_is_silence_too() -> None:
+    async with asyncio.timeout(60):
+        server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(InstanceSilentError, match=r"nothing was heard for 0\.2 s"):
+                await events_of(url, start_seconds=0.2)
+
+
+async def test_an_ingress_is_told_which_service_is_meant() -> None:
+    hosts = []
+
+    async def run(request: web.Request) -> web.Response:
+        hosts.append(request.host)
+        return web.Response(body=DONE)
+
+    app = web.Application()
+    app.router.add_post("/v1/run", run)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        await events_of(f"http://127.0.0.1:{runner.addresses[0][1]}", host="job-learning.team.svc.cluster.local")
+    finally:
+        await runner.cleanup()
+    assert hosts == ["job-learning.team.svc.cluster.local"]
 
 
 async def test_nobody_listening_is_a_lost_instance() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rlhfless_functions.api import Event, Failed, RunRequest, Stage, WeightsReference
-from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.settings import EngineSettings, ModelSettings
 
 InstanceState = Literal["starting", "idle", "busy", "draining", "ended"]
 
@@ -27,11 +27,17 @@ class Preload:
 
     model: ModelSettings
     weights: WeightsReference
+    engine: EngineSettings | None = None
+    """What generates, for an instance of generation."""
 
 
 class InstanceLostError(Exception):
     """The stream ended without a terminal record: a killed pod, a broken connection, silence. The work can go on
     elsewhere, from what the instance has published."""
+
+
+class InstanceSilentError(InstanceLostError):
+    """Nothing was heard for too long. The instance may be there still, and hang."""
 
 
 class TaskFailedError(Exception):

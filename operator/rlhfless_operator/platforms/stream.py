@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 
 from rlhfless_functions.api import Done, Event, Failed, RunRequest, parse_event
-from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 
 _MAX_LINE_BYTES = 16 * 2**20
 
@@ -21,7 +21,14 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def run_task(
-    session: aiohttp.ClientSession, url: str, token: str, request: RunRequest, *, stall_seconds: float
+    session: aiohttp.ClientSession,
+    url: str,
+    token: str,
+    request: RunRequest,
+    *,
+    stall_seconds: float,
+    start_seconds: float | None = None,
+    host: str | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Yield a task's events, the `Done` record last. Closing the generator closes the stream, which cuts the task.
 
@@ -29,38 +36,52 @@ async def run_task(
         url: base address of the instance or service.
         token: the job's bearer token.
         stall_seconds: longest silence; functions send heartbeats well within it.
+        start_seconds: longest time until the first line; `stall_seconds` if left out.
+        host: the `Host` to ask for, where it is not the address's own.
 
     Raises:
-        InstanceLostError: no terminal record came.
+        InstanceLostError: no terminal record came; an `InstanceSilentError` if silence was what ended it.
         TaskFailedError: the task failed or was refused.
     """
     body = request.model_dump_json().encode()
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    if host is not None:
+        headers["host"] = host
+    patience = stall_seconds if start_seconds is None else start_seconds
     try:
-        async with session.post(f"{url}/v1/run", data=body, headers=headers) as response:
-            async for line in _lines(response.content, stall_seconds):
+        async with asyncio.timeout(patience):
+            response = await session.post(f"{url}/v1/run", data=body, headers=headers)
+        try:
+            async for line in _lines(response.content, patience, stall_seconds):
                 try:
                     event = parse_event(line)
                 except ValueError as error:
                     # A proxy that times out appends its own words to a stream that it then ends in good order.
                     raise InstanceLostError(f"HTTP {response.status}: {error}") from error
+                patience = stall_seconds
                 if isinstance(event, Failed):
                     raise TaskFailedError(event)
                 yield event
                 if isinstance(event, Done):
                     return
             raise InstanceLostError(f"HTTP {response.status}: the stream ended without a terminal record")
+        finally:
+            response.release()
     except (aiohttp.ClientError, ConnectionError) as error:
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
-        raise InstanceLostError(f"nothing was heard for {stall_seconds:g} s") from error
+        raise InstanceSilentError(f"nothing was heard for {patience:g} s") from error
 
 
-async def _lines(content: aiohttp.StreamReader, stall_seconds: float) -> AsyncGenerator[bytes, None]:
+async def _lines(
+    content: aiohttp.StreamReader, first_seconds: float, stall_seconds: float
+) -> AsyncGenerator[bytes, None]:
     pending = bytearray()
+    patience = first_seconds
     while True:
-        async with asyncio.timeout(stall_seconds):
+        async with asyncio.timeout(patience):
             chunk = await content.readany()
+        patience = stall_seconds
         if not chunk:
             return
         pending += chunk
