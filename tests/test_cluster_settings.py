@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhfless_operator.cluster_settings import ClusterSettings, ClusterSettingsError
+from rlhfless_operator.cluster_settings import ClusterSettings, ClusterSettingsError, PoolSettings
 from rlhfless_operator.pods import PodsSpec
 
 
@@ -17,6 +17,7 @@ def test_every_setting_survives_the_environment() -> None:
         functions_image="f:1",
         artifacts="s3://bucket/runs",
         pods=PodsSpec(env={"A": "b"}, env_from=["s3"], shared_memory=2**30),
+        pools={"h100": PoolSettings(gpus=64, namespaces={"team-a": 16})},
         namespaces=("a", "b"),
         metrics_port=0,
         request_timeout=3600.0,
@@ -32,6 +33,7 @@ def test_every_setting_survives_the_environment() -> None:
         ("RLHFLESS_FUNCTIONS_IMAGE", "", "RLHFLESS_FUNCTIONS_IMAGE: missing; set it"),
         ("RLHFLESS_PODS", "volumes: []", "RLHFLESS_PODS: not JSON"),
         ("RLHFLESS_PODS", '{"imgae": "x"}', r"RLHFLESS_PODS\.imgae: Extra inputs"),
+        ("RLHFLESS_POOLS", '{"h100": {"gpus": -1}}', r"RLHFLESS_POOLS\.h100\.gpus: .*greater than or equal to 0"),
         ("RLHFLESS_METRICS_PORT", "ninety", "RLHFLESS_METRICS_PORT: 'ninety' is no whole number"),
         ("RLHFLESS_LIVENESS_PORT", "70000", "RLHFLESS_LIVENESS_PORT: .*65535"),
         ("RLHFLESS_REQUEST_TIMEOUT", "600", "RLHFLESS_REQUEST_TIMEOUT: .*such as 30s, 15m"),

@@ -12,12 +12,25 @@ from rlhfless_operator.pods import PodsSpec
 from rlhfless_operator.training.errors import UserError
 
 PREFIX = "RLHFLESS_"
+_JSON = ("pods", "pools")
+"""Settings that are written as JSON."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class ClusterSettingsError(UserError):
     """A variable of the operator's environment is missing or wrong."""
+
+
+class PoolSettings(Settings):
+    """GPUs that jobs share."""
+
+    gpus: int = Field(ge=0)
+    """GPUs of the pool."""
+    resource: str = Field(default="nvidia.com/gpu", min_length=1)
+    """The resource that a pod asks for them by, in its limits."""
+    namespaces: dict[str, Annotated[int, Field(ge=0)]] = Field(default={})
+    """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them where it is not named."""
 
 
 class ClusterSettings(Settings):
@@ -31,6 +44,9 @@ class ClusterSettings(Settings):
     """Folder in the pods, or fsspec URI, that a relative `spec.artifacts.uri` is taken from."""
     pods: PodsSpec = PodsSpec()
     """What every function pod is given, unless a job says otherwise; as JSON."""
+    pools: dict[str, PoolSettings] = Field(default={})
+    """GPUs that jobs share, by the name that `spec.pool` calls them by; as JSON. Jobs that name a pool which is not
+    here wait; where there are none at all, jobs take what Kubernetes gives them."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are run, separated by commas; all of them if empty."""
     metrics_port: Port = 9090
@@ -47,6 +63,9 @@ class ClusterSettings(Settings):
     """Pods that a new Revision starts with. 0 needs `allow-zero-initial-scale` in Knative's `config-autoscaler`."""
     knative_namespace: str = Field(default="knative-serving", min_length=1)
     """Namespace of Knative Serving, whose pods alone may reach function pods."""
+    operator_namespace: str | None = None
+    """Namespace of the operator's own pods, labelled `app.kubernetes.io/name: rlhfless`: they may reach function pods
+    too, to ask whether they are busy. Without it a cut is not waited for."""
     ingress: str | None = None
     """Base address for requests to functions, with the Service's name as `Host`; each Service's own address
     if left out, which needs the cluster's names to resolve where the operator runs."""
@@ -78,14 +97,14 @@ class ClusterSettings(Settings):
     def to_environment(self) -> dict[str, str]:
         """The variables that these settings are read from; what is at its default is left out."""
         changed = self.model_dump(mode="json", by_alias=False, exclude_defaults=True)
-        pods = self.pods.model_dump_json(by_alias=True, exclude_none=True)
+        as_json = self.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(_JSON))
         written: dict[str, str] = {}
         for name, value in changed.items():
             match value:
                 case list():
                     text = ",".join(value)
                 case dict():
-                    text = pods
+                    text = json.dumps(as_json[name])
                 case _:
                     text = str(value)
             written[variable_of(name)] = text
@@ -98,11 +117,11 @@ def variable_of(name: str) -> str:
 
 
 def _read(name: str, field: FieldInfo, text: str) -> Any:
-    if name == "pods":
+    if name in _JSON:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write PodsSpec as JSON") from error
+            raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write an object") from error
     if name == "namespaces":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in ("metrics_port", "liveness_port", "initial_scale"):
