@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlhfless_operator.crd import KIND
-from rlhfless_operator.spec import API_VERSION
+from rlhfless_operator.spec import API_VERSION, KIND
 
 GROUP = "kueue.x-k8s.io"
 PLURAL = "workloads"
