@@ -21,9 +21,11 @@ from rlhfless_functions.api import (
     Message,
     Progress,
     Stage,
+    Started,
     TaskKey,
     WeightsReference,
     parse_event,
+    parse_request,
 )
 from rlhfless_functions.server import Instance, InstanceServer, create_app
 from rlhfless_functions.settings import ModelSettings
@@ -74,6 +76,7 @@ class Client:
     session: aiohttp.ClientSession
     url: str
     instance: Instance
+    running: "asyncio.Task[None]"
 
     def run(self, body: bytes, token: str = TOKEN) -> Any:
         return self.session.post(f"{self.url}/v1/run", data=body, headers={"authorization": f"Bearer {token}"})
@@ -100,7 +103,7 @@ async def serving(function: Scripted, *, max_request_bytes: int = 10_000, start:
         await instance.start(ModelSettings(source="m"), WeightsReference(version=3, uri="w"))
     try:
         async with aiohttp.ClientSession() as session:
-            yield Client(session, f"http://127.0.0.1:{port}", instance)
+            yield Client(session, f"http://127.0.0.1:{port}", instance, running)
     finally:
         function.release.set()
         server.should_exit = True
@@ -125,6 +128,19 @@ async def test_the_first_task_alone_reports_the_cold_start(tmp_path: Path) -> No
     assert first.instance == "pod-1"
     assert first.cold_start.load >= 0
     assert second.cold_start is None
+
+
+async def test_the_cold_start_counts_from_when_the_instance_was_asked_for(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    instance = Instance("learning", function, name="pod-1", started_at=time.time() - 100)
+    # With nothing to load an instance is ready before its server listens.
+    await instance.start(None, None)
+    instance.listening()
+    started, *_ = [parse_event(line) async for line in instance.stream(parse_request(request_for(tmp_path)))]
+    assert isinstance(started, Started)
+    assert started.cold_start is not None
+    assert started.cold_start.process >= 100
 
 
 async def test_equal_keys_do_the_work_once(tmp_path: Path) -> None:
@@ -192,6 +208,14 @@ async def test_a_fault_becomes_a_failed_record(tmp_path: Path, fault: Exception,
         assert str(fault).strip("'") in terminal.message
         metrics = (await client.status("/metrics"))[1]
     assert f'rlhfless_tasks_total{{outcome="{reason}",task="export"}} 1.0' in metrics
+
+
+async def test_an_instance_whose_engine_is_lost_says_so_and_ends(tmp_path: Path) -> None:
+    function = Scripted(fault=TaskError("engine_lost", "the device fell off the bus", retryable=True))
+    async with serving(function) as client:
+        failed = (await client.events(request_for(tmp_path)))[-1]
+        assert (failed.reason, failed.retryable) == ("engine_lost", True)
+        await asyncio.wait_for(client.running, 60)
 
 
 async def test_requests_that_are_not_this_jobs_are_refused(tmp_path: Path) -> None:

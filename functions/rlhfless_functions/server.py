@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 2**20
 """A share of a million samples is about 40 MB; more than this is no request of ours."""
+_KEEP_ALIVE_SECONDS = 600
+"""Longer than any client keeps an idle connection; Go's HTTP client does for 90 s."""
 
 
 class Function(Protocol):
@@ -85,6 +87,8 @@ class Instance:
     def listening(self) -> None:
         """The server has its socket: the process part of the cold start is over."""
         self._process_seconds = max(0.0, time.time() - self._started_at)
+        if self._cold_start is not None:  # There was nothing to load.
+            self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
 
     async def start(self, model: ModelSettings | None, weights: WeightsReference | None) -> None:
         """Load what the instance was started for, in the worker thread, and become ready."""
@@ -269,7 +273,15 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; a task that was cut or drained publishes before the process ends."""
     config = uvicorn.Config(
-        create_app(instance, token=token), host=host, port=port, log_config=None, lifespan="off", access_log=False
+        create_app(instance, token=token),
+        host=host,
+        port=port,
+        log_config=None,
+        lifespan="off",
+        access_log=False,
+        # Knative's queue-proxy keeps connections, and it must be the one that closes them: a request that meets a
+        # connection which is just being closed is lost.
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
     )
     server = InstanceServer(config, instance, on_listening)
     loading = asyncio.create_task(instance.start(model, weights))
