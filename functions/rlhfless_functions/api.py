@@ -14,6 +14,7 @@ from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
     DataSettings,
+    EngineSettings,
     LearningSettings,
     ModelSettings,
     OptimizerSettings,
@@ -125,6 +126,8 @@ class GenerationRequest(BaseRequest):
     """Least time between two progress events."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in the KV cache at a time; from the free memory if left out."""
+    engine: EngineSettings = EngineSettings()
+    """What generates, and its settings."""
 
 
 class PrepareRequest(BaseRequest):
@@ -310,6 +313,8 @@ class Started(Message):
     instance: str
     """Name of the pod or local process."""
     cold_start: ColdStart | None = None
+    engine: str | None = None
+    """What generates here and why, once that has been chosen."""
 
 
 class Progress(Message):

@@ -1,31 +1,48 @@
 """The generation stage: samples the responses of a share at one weights version, and publishes them as they finish."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
 from rlhfless_functions.engines.base import Engine, EngineRun, NonFiniteLogitsError, SequenceResult, SequenceTask
+from rlhfless_functions.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.engines.seeds import sample_seed
 from rlhfless_functions.publishing import FlushSchedule, RolloutPublisher, announced
 from rlhfless_functions.resumption import EarlierSamples, find_earlier, rollout_parts
 from rlhfless_functions.rollouts import Prompt, Rollout, VersionSpan, read_prompts
-from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.store_errors import store_errors
 from rlhfless_functions.task import TaskContext, TaskError
+
+logger = logging.getLogger(__name__)
 
 
 class Generator:
     """Generation's code with the caches of one instance.
 
     Args:
-        engine: what generates; transformers if left out.
+        engine: what generates; what the settings say if left out.
         clock: monotonic seconds.
+        settings: of the engine, until a request brings others.
     """
 
-    def __init__(self, engine: Engine | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine = engine or _transformers()
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self._given = engine
         self._clock = clock
+        self._settings = settings or EngineSettings()
+        self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
+
+    @property
+    def engine(self) -> str | None:
+        """What generates here and why; None until that has been chosen."""
+        return str(self._made[0]) if self._made else None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Load weights before the first request.
@@ -33,7 +50,7 @@ class Generator:
         Raises:
             TaskError: if they cannot be had.
         """
-        self._engine.load(model, weights)
+        self._engine(self._settings, model).load(model, weights)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
         """Generate a share, or as much of it as there is time for.
@@ -54,9 +71,20 @@ class Generator:
             with RolloutPublisher(request.sink, parts, context.emit) as publisher:
                 share = _Share(request, context, prompts, earlier, publisher, self._clock)
                 if share.tasks and context.stop_reason is None:
-                    self._engine.load(request.model, request.weights)
-                    share.generate(self._engine)
+                    engine = self._engine(request.engine, request.model)
+                    engine.load(request.model, request.weights)
+                    share.generate(engine)
         return share.result()
+
+    def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
+        """What there is, where it is what is asked for."""
+        if self._given is not None:
+            return self._given
+        choice = choose_engine(settings, model)
+        if self._made is None or self._made[:2] != (choice, settings):
+            logger.info("generation engine chosen", extra={"fields": {"engine": choice.name, "reason": choice.reason}})
+            self._made = (choice, settings, make_engine(choice, settings))
+        return self._made[2]
 
 
 class _Share:
@@ -119,6 +147,10 @@ class _Share:
     def _step(self, run: EngineRun) -> list[SequenceResult]:
         try:
             return run.step()
+        except TaskError:
+            # The engine has failed, and what it sampled before is sound: whoever goes on need not do it again.
+            self._publish(partials=True)
+            raise
         except NonFiniteLogitsError as error:
             raise TaskError(
                 "non_finite_sample",
@@ -161,13 +193,6 @@ class _Share:
             tokens=run.response_tokens,
             lengths=run.lengths(),
         )
-
-
-def _transformers() -> Engine:
-    # An emulated instance has no use for torch, whose import takes seconds.
-    from rlhfless_functions.engines.transformers import TransformersEngine
-
-    return TransformersEngine()
 
 
 def _task(request: GenerationRequest, prompt: Prompt, index: int, partial: Rollout | None) -> SequenceTask:

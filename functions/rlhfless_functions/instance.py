@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rlhfless_functions import logs
 from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.server import Function, Instance, serve
-from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 
@@ -31,18 +31,20 @@ class InstanceOptions(BaseModel):
     model: ModelSettings | None = None
     """With `weights`: what to load before the instance is ready."""
     weights: WeightsReference | None = None
+    engine: EngineSettings | None = None
+    """What generates, and its settings."""
     emulation: EmulationSettings | None = None
     """The GPU to emulate, in a rehearsal."""
     started_at: float
     """Unix time at which the instance was asked for, from which its cold start counts."""
 
 
-def create_function(stage: Stage) -> Function:
+def create_function(stage: Stage, engine: EngineSettings | None = None) -> Function:
     """The stage's code; its imports are this process's largest cost, so only the one stage's are made."""
     if stage == "generation":
         from rlhfless_functions.generation import Generator
 
-        return Generator()
+        return Generator(settings=engine)
     if stage == "preparation":
         from rlhfless_functions.preparation import Preparer
 
@@ -82,7 +84,7 @@ def _compute(options: InstanceOptions) -> Function:
 
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
-    return create_function(options.stage)
+    return create_function(options.stage, options.engine)
 
 
 def _emulate(
@@ -116,6 +118,7 @@ def main() -> None:
     annotations: dict[str, type[BaseModel]] = {
         "model": ModelSettings,
         "weights": WeightsReference,
+        "engine": EngineSettings,
         "emulation": EmulationSettings,
     }
     for field, annotation in annotations.items():

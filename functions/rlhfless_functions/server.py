@@ -71,6 +71,8 @@ class Instance:
         self.name = name
         self.ready = False
         self.draining = False
+        self.lost = False
+        """Whether the function said that it can do nothing more here."""
         self._function = function
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task")
         self._current: TaskContext | None = None
@@ -126,7 +128,8 @@ class Instance:
         self._current = context
         self._idle.clear()
         self._busy.set(1)
-        emit(Started(instance=self.name, cold_start=self._cold_start))
+        engine = getattr(self._function, "engine", None)
+        emit(Started(instance=self.name, cold_start=self._cold_start, engine=engine))
         self._cold_start = None
         loop.run_in_executor(self._worker, self._work, request, context)
         try:
@@ -162,6 +165,8 @@ class Instance:
             logger.exception("task crashed", extra={"fields": fields})
             terminal = Failed(reason="internal", message=f"{type(error).__name__}: {error}", retryable=True)
         outcome = "done" if isinstance(terminal, Done) else terminal.reason
+        if outcome == "engine_lost":
+            self.draining = self.lost = True
         seconds = time.monotonic() - started
         self._tasks.labels(task, outcome).inc()
         self._seconds.labels(task).inc(seconds)
@@ -253,6 +258,11 @@ class InstanceServer(uvicorn.Server):
         if self.started:
             self._instance.listening()
             self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ends an instance that can do nothing more; an open stream is sent to its end."""
+        self.should_exit = self.should_exit or self._instance.lost
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain first; uvicorn then waits for the open stream to end."""

@@ -55,6 +55,7 @@ def main() -> None:
                         return
                     *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
+                        _import_engine(json.loads(line))
                         pid = _fork(line, reports, inherited=(wake_read, wake_write))
                         children[pid] = json.loads(line)["name"]
         finally:
@@ -69,6 +70,19 @@ def _import_everything() -> None:
     import rlhfless_functions.preparation  # noqa: F401
 
     _keep()
+
+
+def _import_engine(options: dict[str, Any]) -> None:
+    """What the instance will generate with, where that takes seconds: the next one finds it here."""
+    emulated = options.get("emulation") is not None
+    if options["stage"] != "generation" or emulated or not options.get("engine") or "vllm" in sys.modules:
+        return
+    from rlhfless_functions.engines.choice import preimport_engine
+    from rlhfless_functions.settings import EngineSettings, ModelSettings
+
+    preimport_engine(EngineSettings.model_validate(options["engine"]), ModelSettings.model_validate(options["model"]))
+    if "vllm" in sys.modules:
+        _keep()
 
 
 def _import_emulation() -> None:

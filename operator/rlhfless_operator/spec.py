@@ -24,6 +24,7 @@ from rlhfless_functions.settings import (
     RewardSettings,
     SamplingSettings,
     Settings,
+    VllmSettings,
 )
 from rlhfless_operator.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.pods import PodsSpec
@@ -50,6 +51,10 @@ class GenerationSpec(Settings):
     """How many instances a step may use; the planning policy chooses in this range."""
     keep_alive: DurationOrZero = 0.0
     """How long an instance without work is kept."""
+    engine: Literal["auto", "vllm", "transformers"] = "auto"
+    """What generates; `auto` is vLLM where it is installed and the device can, and transformers elsewhere."""
+    vllm: VllmSettings = VllmSettings()
+    """Settings of vLLM, where it generates."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in an instance's KV cache at a time; from its free memory if left out."""
     flush: Duration = 5.0

@@ -1,5 +1,7 @@
 """Which engine generates, and why. Neither torch nor vLLM is imported to tell."""
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -73,6 +75,27 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
     if obstacle := _device_obstacle(package):
         return EngineChoice("transformers", obstacle)
     return EngineChoice("vllm", f"{release} is installed, and the device can")
+
+
+def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
+    """Import what the choice will need, without making anything: forks of this process then need not.
+
+    Only where there is no GPU, since a fork of a process that has used one cannot use it. A choice that cannot be met
+    is for whoever makes the engine to tell.
+    """
+    import torch
+
+    # Asks the GPU's management library instead of starting the driver.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if torch.cuda.is_available():
+        return
+    with suppress(TaskError):
+        if choose_engine(settings, model).name == "vllm":
+            from rlhfless_functions.engines.vllm import import_vllm
+
+            import_vllm()
+            import vllm.model_executor.layers.quantization.online.base
+            import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 def make_engine(choice: EngineChoice, settings: EngineSettings) -> Engine:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version as installed_version
@@ -110,9 +111,7 @@ class VllmEngine:
             tensors = layout(safetensors_files(folder))
         if VllmEngine._resident is not None:
             VllmEngine._resident.close()
-        prepare_environment(self._device)
-        logging.getLogger("vllm").setLevel(logging.ERROR)
-        # Seconds of imports, and of no use to whoever generates otherwise.
+        import_vllm()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -192,6 +191,14 @@ class VllmEngine:
         if self._run is not None:
             self._run.abort()
             self._run = None
+
+
+def import_vllm() -> None:
+    """Import vLLM, which takes seconds, with the environment that it needs; it starts no thread yet."""
+    prepare_environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+    import vllm.v1.engine.llm_engine  # noqa: F401
 
 
 def vllm_version() -> str:

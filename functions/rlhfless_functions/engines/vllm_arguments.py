@@ -97,7 +97,7 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "tensor_parallel_size": given.tensor_parallel_size,
         "gpu_memory_utilization": given.gpu_memory_utilization,
-        "max_model_len": given.max_model_len or settings.sequence_tokens,
+        "max_model_len": given.max_model_len or _within(config, settings.sequence_tokens),
         "quantization": given.quantization,
         "enforce_eager": (device.type == "cpu") if given.enforce_eager is None else given.enforce_eager,
         "kv_cache_dtype": given.kv_cache_dtype,
@@ -122,9 +122,7 @@ def _check(extra: dict[str, Any], known: frozenset[str]) -> None:
         if name in _OURS:
             raise TaskError("bad_request", f"{place} is what {_OURS[name]} says: set that")
         if name in _FIXED:
-            raise TaskError(
-                "bad_request", f"{place} cannot be chosen, since samples would not be reproducible: drop it"
-            )
+            raise TaskError("bad_request", f"{place} is not for a job to choose, as samples depend on it: drop it")
         if name not in known:
             raise TaskError("bad_request", f"{place} is no argument of this version of vLLM: correct or drop it")
 
@@ -155,6 +153,12 @@ def _kv_cache(
         )
     tokens = (_blocks(budget, block) + _SPARE_BLOCKS) * block
     return {"kv_cache_memory_bytes": tokens * kv_bytes_per_token(text, dtype)}
+
+
+def _within(config: PretrainedConfig, tokens: int | None) -> int | None:
+    """No more than the model has positions for: sequences that need more are refused one by one."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(tokens, positions) if tokens and positions else tokens
 
 
 def _blocks(tokens: int, block: int) -> int:

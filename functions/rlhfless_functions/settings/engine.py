@@ -24,7 +24,7 @@ class VllmSettings(Settings):
     """Whether to do without CUDA graphs and compilation; true on a CPU and false on a GPU if left out."""
     kv_cache_dtype: str = Field(default="auto", min_length=1)
     """Number format of keys and values, such as `fp8`; the model's own with `auto`."""
-    extra_args: dict[str, Any] = {}
+    extra_args: dict[str, Any] = Field(default={})
     """Any other arguments of vLLM's engine by their names, such as `max_num_seqs: 128`."""
 
 

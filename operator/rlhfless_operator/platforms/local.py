@@ -128,8 +128,10 @@ class LocalPlatform:
             async for event in events:
                 finished = isinstance(event, Done)
                 yield event
-        except TaskFailedError:
+        except TaskFailedError as error:
             finished = True
+            if error.reason == "engine_lost":
+                self._kill(process)
             raise
         except InstanceLostError:
             self._kill(process)
@@ -210,6 +212,7 @@ class LocalPlatform:
             "started_at": time.time(),
             "model": preload.model.model_dump(mode="json") if preload else None,
             "weights": preload.weights.model_dump(mode="json") if preload else None,
+            "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
             "emulation": self._emulation.model_dump(mode="json") if self._emulation else None,
         }
         template = await self._ensure_template()

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Event, Progress, Samples
+from rlhfless_functions.api import Event, Progress, Samples, Started
 
 StageName = str
 
@@ -23,6 +23,8 @@ class LiveProgress:
     samples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     """Response tokens of each actor's current request."""
+    engine: str | None = None
+    """What generates, and why."""
 
     def begin_step(self, step: int, samples: int) -> None:
         """A step begins."""
@@ -40,6 +42,9 @@ class LiveProgress:
             self.tokens[actor] = event.tokens
         elif isinstance(event, Samples):
             self.finished += len(event.samples)
+        elif isinstance(event, Started) and event.engine not in (None, self.engine):
+            self.engine = event.engine
+            self.note(f"generation runs on {event.engine}")
 
     def note(self, text: str) -> None:
         """Something that a person should know."""

@@ -16,7 +16,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.artifacts import join
-from rlhfless_functions.settings import AlgorithmSettings, DataSettings, LearningSettings
+from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
@@ -41,6 +41,17 @@ class RequestBuilder:
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
         # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
         self._heartbeat = min(_HEARTBEAT_SECONDS, job.spec.limits.stall / 3)
+
+    @property
+    def engine(self) -> EngineSettings:
+        """What generation instances are made with."""
+        generation, sampling = self._spec.generation, self._spec.sampling
+        return EngineSettings(
+            name=generation.engine,
+            vllm=generation.vllm,
+            sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
+            kv_budget_tokens=generation.kv_budget_tokens,
+        )
 
     @property
     def updates_per_step(self) -> int:
@@ -105,6 +116,7 @@ class RequestBuilder:
             resume_from=resume_from,
             flush_seconds=self._spec.generation.flush,
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
+            engine=self.engine,
         )
 
     def prepare(

@@ -106,7 +106,7 @@ async def generate_and_prepare(
 ) -> float:
     """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
     critic = run.requests.weights(run.status.critic) if run.status.critic else None
-    preload = Preload(run.spec.model, weights)
+    preload = Preload(run.spec.model, weights, run.requests.engine)
     await run.platform.hold("generation", len(plan.shares), preload)
     await run.platform.hold("preparation", 1)
     run.progress.stage("generation" if purpose == "training" else purpose, actors=len(plan.shares))
