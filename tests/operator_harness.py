@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -22,7 +24,7 @@ from rlhfless_operator.spec import API_VERSION, RLHFJob
 
 DEADLINE_SECONDS = 120.0
 """For anything to come about, on a machine that is busy with something else."""
-QUICK = Pacing(tick=1.0, lease=0.2, first_restart=0.05, longest_restart=0.2, services=0.2)
+QUICK = Pacing(tick=1.0, lease=0.2, queue=0.2, first_restart=0.05, longest_restart=0.2, services=0.2)
 
 
 def jobs_path(namespace: str = "default", name: str = "") -> str:
@@ -104,10 +106,12 @@ def running_operator(
     election: Election | None = None,
     pacing: Pacing = QUICK,
     files: Path | None = None,
+    namespaces: tuple[str, ...] = (),
 ) -> Iterator[RunningOperator]:
     """An operator on the cluster that KUBECONFIG names."""
     settings = ClusterSettings(
         functions_image="none",
+        namespaces=namespaces,
         files=str(files or "/files"),
         artifacts=str(artifacts),
         metrics_port=0,
@@ -146,6 +150,14 @@ class Jobs:
     def delete(self, name: str) -> None:
         self.server.request("DELETE", jobs_path(self.namespace, name))
 
+    def clear(self) -> None:
+        """Remove all that a test left, for the next one's operator to find none of it."""
+        _, answer = self.server.request("GET", jobs_path(self.namespace))
+        for job in answer["items"]:
+            name = job["metadata"]["name"]
+            self.patch(name, {"metadata": {"finalizers": None}})
+            self.delete(name)
+
     def status(self, name: str) -> dict[str, Any]:
         job = self.get(name)
         return job.get("status", {}) if job else {}
@@ -181,3 +193,19 @@ def wait_for(ask: Callable[[], Any], describe: Callable[[], str] = lambda: "") -
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     """A condition; empty if there is none of the type."""
     return next((item for item in status.get("conditions", []) if item["type"] == kind), {})
+
+
+@contextmanager
+def operator_process(
+    artifacts: Path, task_seconds: float, namespace: str, *, elect: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """An operator of one namespace in a process of its own, which may be killed; its log is beside the artifacts."""
+    script = Path(__file__).with_name("operator_process.py")
+    command = [sys.executable, str(script), str(artifacts), str(task_seconds), namespace, *(["elect"] if elect else [])]
+    with (artifacts / "operator.log").open("ab") as log:
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()

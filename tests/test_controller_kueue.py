@@ -24,7 +24,6 @@ def a_workload(*pod_sets: PodSet, **changes: Any) -> dict[str, Any]:
         "uid": "1234",
         "queue": "gpus",
         "priority": 3,
-        "active": True,
         "pod_sets": pod_sets,
     }
     return workload(**arguments | changes)
@@ -63,7 +62,6 @@ def test_the_workload_belongs_to_the_job_and_asks_for_the_pods_of_every_stage():
     assert made["spec"] == {
         "queueName": "gpus",
         "priority": 3,
-        "active": True,
         "podSets": [
             {"name": "generation", "count": 8, "minCount": 2, "template": template},
             {"name": "learning", "count": 1, "template": template},

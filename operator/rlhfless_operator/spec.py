@@ -234,6 +234,12 @@ class RLHFJobSpec(Settings):
     """When work is given to another instance, and when the job gives up."""
     rehearsal: RehearsalSpec | None = None
     """Rehearse the job's scheduling on emulated GPUs before paying for real ones. Nothing is trained."""
+    pool: str | None = Field(default=None, min_length=1)
+    """Pool of GPUs that the job shares with others on a cluster, one of those that the operator was installed with;
+    the pool `default` if left out. `rlhfless run` ignores it."""
+    priority: int = Field(default=0, ge=-1000000, le=1000000)
+    """Which of the jobs that share a pool or wait in a queue of Kueue comes first: the higher. Work that has begun is
+    never interrupted in a pool. `rlhfless run` ignores it."""
     pods: PodsSpec = PodsSpec()
     """Pods of every stage on a cluster; `rlhfless run` ignores them."""
     suspend: bool = False

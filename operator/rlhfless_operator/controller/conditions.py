@@ -41,6 +41,9 @@ class Reason(StrEnum):
     """ServicesReady: the Services can't be had now; it is tried again by itself."""
     TRAINING = "Training"
     """Progressing: a driver runs."""
+    QUEUED = "Queued"
+    """Progressing: Kueue has not admitted the job yet, or has evicted it; the message is Kueue's. What is done so far
+    is kept."""
     WAITING_FOR_LEASE = "WaitingForLease"
     """Progressing: another driver, perhaps one that was killed, has the job; its lease expires soon."""
     SUPERSEDED = "Superseded"

@@ -20,6 +20,7 @@ from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.publisher import Post, Publisher
+from rlhfless_operator.controller.queueing import within
 from rlhfless_operator.controller.resource import (
     NO_RESTART_FIELDS,
     JobResource,
@@ -72,6 +73,8 @@ class Supervisor:
         resource = self.resource
         self._meter = place.metrics.job(resource.namespace, resource.name)
         self._publisher = Publisher(place, resource, dict(body.get("status") or {}), post)
+        self._queued = False
+        self._asked_queue = 0.0
         self.heartbeat = time.monotonic()
         """When it last showed that it lives, in monotonic seconds."""
 
@@ -136,6 +139,16 @@ class Supervisor:
             if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
                 return
+            if resource.queue is None and self._queued:
+                await self._place.queues.leave(resource)
+            self._queued = resource.queue is not None
+            if self._queued:
+                admission = await self._place.queues.admit(resource, job)
+                if admission.state != "admitted":
+                    await self._enter(conditions.waiting("Pending", Reason.QUEUED, admission.message), resource)
+                    await self._pause(resource, self._place.pacing.queue)
+                    return
+                job = within(job, admission)
             error = await self._drive_while_wanted(resource, job, folder, writing)
         except FolderTakenError as taken:
             await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
@@ -177,6 +190,9 @@ class Supervisor:
                 self._changed.clear()
                 if self.status.phase == "Running":
                     self._publisher.observed(self.resource.generation)
+                if resource.queue is not None and (why := await self._withdrawn(resource)) is not None:
+                    _logger.info("%s/%s: stopped by Kueue: %s", resource.namespace, resource.name, why)
+                    break
                 await self._wait(driving, writing)
             by_itself = driving.done()
         finally:
@@ -218,6 +234,12 @@ class Supervisor:
         except (artifacts.ArtifactError, ValueError) as error:
             note(f"no report was written: {error}")
 
+    async def _withdrawn(self, resource: JobResource) -> str | None:
+        if time.monotonic() - self._asked_queue < self._place.pacing.queue:
+            return None
+        self._asked_queue = time.monotonic()
+        return await self._place.queues.withdrawn(resource)
+
     async def _end(self, driving: asyncio.Task[None]) -> None:
         if driving.done():
             return
@@ -231,7 +253,8 @@ class Supervisor:
     def _wants_other(self, resource: JobResource) -> bool:
         """Whether a driver that was started for `resource` has to end."""
         now = self.resource
-        return self._stopped.is_set() or now.deleted or now.suspended or now.driven_spec != resource.driven_spec
+        other = now.driven_spec != resource.driven_spec or now.queue != resource.queue
+        return self._stopped.is_set() or now.deleted or now.suspended or other
 
     async def _follow(self, outcome: Outcome, resource: JobResource) -> None:
         pacing = self._place.pacing
@@ -265,6 +288,8 @@ class Supervisor:
         """Begin a phase, and see to it that the server knows."""
         if transition.phase in ("Succeeded", "Failed", "Suspended"):
             await self._remove_services()
+            if resource.queue is not None:
+                await self._place.queues.leave(resource)
         self._publisher.begin(transition, resource)
         flushing = asyncio.create_task(self._publisher.writer.flush())
         try:

@@ -62,14 +62,12 @@ def workload(
     uid: str,
     queue: str,
     priority: int,
-    active: bool,
     pod_sets: Sequence[PodSet],
 ) -> Document:
     """The Workload of a job, to be applied.
 
     Args:
         version: of Kueue's API that the cluster serves, such as `v1beta2`.
-        active: False for a job that its user has suspended: Kueue then evicts it and lets others in.
     """
     return {
         "apiVersion": f"{GROUP}/{version}",
@@ -92,7 +90,6 @@ def workload(
         "spec": {
             "queueName": queue,
             "priority": priority,
-            "active": active,
             "podSets": [
                 {
                     "name": pod_set.stage,

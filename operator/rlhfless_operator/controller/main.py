@@ -20,7 +20,10 @@ from rlhfless_operator.controller.handlers import FINALIZER, Handlers
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.queueing import Queues
+from rlhfless_operator.controller.sharing import sharing
 from rlhfless_operator.controller.workplace import MakePlatform, Pacing, Workplace
+from rlhfless_operator.knative import KnativeClient
 
 _DOMAIN = "rlhfless.io"
 _THREADS = 64
@@ -60,11 +63,14 @@ class Operator:
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
             place = Workplace(
                 api=JobsApi(client, metrics.requested),
-                make_platform=make_platform,
+                make_platform=sharing(make_platform, self.settings),
                 metrics=metrics,
                 identity=identity,
                 files=self.settings.files,
                 artifacts=self.settings.artifacts,
+                queues=Queues(
+                    KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested), self.settings
+                ),
                 pacing=self.pacing,
             )
             handlers = Handlers(place)

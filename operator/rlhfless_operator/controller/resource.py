@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import parse_duration
 from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.controller.kueue import QUEUE_LABEL
 from rlhfless_operator.paths import is_uri
 from rlhfless_operator.resource_status import ResourceStatus
 from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
@@ -35,6 +36,8 @@ class JobResource:
     version: str
     """resourceVersion."""
     spec: Mapping[str, Any]
+    queue: str | None
+    """The queue of Kueue that it waits in, by its label."""
     adopt: bool
     """Whether it is annotated with `rlhfless.io/adopt: "true"`."""
     deleted: bool
@@ -52,6 +55,7 @@ class JobResource:
             generation=metadata.get("generation", 0),
             version=metadata.get("resourceVersion", ""),
             spec=dict(spec) if isinstance(spec, Mapping) else {},
+            queue=(metadata.get("labels") or {}).get(QUEUE_LABEL),
             adopt=(metadata.get("annotations") or {}).get(ADOPT) == "true",
             deleted=metadata.get("deletionTimestamp") is not None,
         )

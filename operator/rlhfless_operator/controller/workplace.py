@@ -5,6 +5,7 @@ from typing import Protocol
 
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.platforms.base import Platform, StateListener
 from rlhfless_operator.spec import RLHFJob
@@ -53,6 +54,8 @@ class Pacing:
     """Before the first restart after an internal failure; doubled with each in a row."""
     longest_restart: float = 360.0
     """Before any restart."""
+    queue: float = 5.0
+    """Between two looks at the Workload of a job that waits in a queue of Kueue, or was let in from it."""
     services: float = 10.0
     """Before a job whose Services can't be had is tried again."""
     closing: float = 25.0
@@ -74,4 +77,6 @@ class Workplace:
     """Folder in the functions' pods that relative paths of a job are taken from."""
     artifacts: str
     """What a relative `spec.artifacts.uri` is taken from."""
+    queues: Queues
+    """Of Kueue, for jobs that wait in one."""
     pacing: Pacing = Pacing()

@@ -1,0 +1,173 @@
+"""Jobs in the queues of Kueue: makes their Workloads, and says whether they may run."""
+
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller import kueue
+from rlhfless_operator.controller.kueue import Admission, PodSet
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.knative import (
+    ApiError,
+    ForbiddenError,
+    InvalidError,
+    Kind,
+    KnativeClient,
+    KubernetesObject,
+    NotFoundError,
+    ResourceClient,
+)
+from rlhfless_operator.pods import PodsSpec, merge_pods
+from rlhfless_operator.spec import RLHFJob
+
+_VERSIONS = ("v1beta2", "v1beta1")
+"""Of Kueue's API, the newest first; what is used of it is the same in both."""
+
+
+class Queues:
+    """Kueue, as the jobs of an operator meet it.
+
+    Args:
+        settings: with the defaults of function pods, whose resources Kueue reckons with.
+    """
+
+    def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
+        self._clients: dict[str, ResourceClient[KubernetesObject]] = {
+            version: client.resource(Kind(kueue.GROUP, version, kueue.PLURAL, KubernetesObject))
+            for version in _VERSIONS
+        }
+        self._settings = settings
+        self._client: ResourceClient[KubernetesObject] | None = None
+
+    async def admit(self, resource: JobResource, job: RLHFJob) -> Admission:
+        """Queue a job of which nothing runs now, and say whether it may run.
+
+        The Workload is made where there is none. The quota of one that was evicted is given back: nothing of the job
+        runs any more.
+        """
+        try:
+            for version, client in self._clients.items():
+                try:
+                    document = await self._applied(version, client, resource, job)
+                except NotFoundError:
+                    continue
+                self._client = client
+                return kueue.admission_of(document)
+            return _waiting(
+                f"the label {kueue.QUEUE_LABEL} asks for Kueue, which this cluster does not have; remove the label,"
+                f" or have Kueue installed"
+            )
+        except ForbiddenError as error:
+            return _waiting(f"the operator may not make Workloads: {error}; grant it that, or remove the queue's label")
+        except ApiError as error:
+            return _waiting(f"Kueue could not be asked: {error}")
+
+    async def withdrawn(self, resource: JobResource) -> str | None:
+        """Why a running job has to stop; None if it may go on, also while the API server can't say."""
+        if self._client is None:
+            return None
+        name = kueue.workload_name(resource.name, resource.uid)
+        try:
+            workload = await self._client.get(resource.namespace, name)
+        except NotFoundError:
+            return "its Workload was deleted"
+        except ApiError:
+            return None
+        admission = kueue.admission_of(_document(workload))
+        return None if admission.state == "admitted" else admission.message
+
+    async def leave(self, resource: JobResource) -> None:
+        """Take a job out of its queue, of which nothing runs any more: it has ended, or its user has suspended it.
+
+        Where the API server can't be asked the Workload stays until the job is deleted.
+        """
+        name = kueue.workload_name(resource.name, resource.uid)
+        for client in [self._client] if self._client else self._clients.values():
+            with contextlib.suppress(ApiError):
+                await client.delete(resource.namespace, name)
+
+    async def _applied(
+        self, version: str, client: ResourceClient[KubernetesObject], resource: JobResource, job: RLHFJob
+    ) -> dict[str, Any]:
+        assert resource.queue is not None
+        manifest = kueue.workload(
+            version=version,
+            namespace=resource.namespace,
+            job=resource.name,
+            uid=resource.uid,
+            queue=resource.queue,
+            priority=job.spec.priority,
+            pod_sets=pod_sets(job, self._settings),
+        )
+        name = manifest["metadata"]["name"]
+        try:
+            applied = await client.apply(manifest)
+        except InvalidError:
+            # A Workload with quota can't change, and this job has changed: it queues anew.
+            if not await client.delete(resource.namespace, name):
+                raise
+            applied = await client.apply(manifest)
+        status = kueue.quota_released(_document(applied), now=_now())
+        if status is None:
+            return _document(applied)
+        changes = {"metadata": {"resourceVersion": applied.metadata.resource_version}, "status": status}
+        return _document(await client.patch(resource.namespace, name, changes, subresource="status"))
+
+
+def pod_sets(job: RLHFJob, settings: ClusterSettings) -> list[PodSet]:
+    """The pods that a job holds at most, by stage."""
+    spec = job.spec
+    instances = spec.generation.instances
+    counts: dict[Stage, tuple[int, int, PodsSpec]] = {
+        "generation": (instances.max, instances.min, spec.generation.pods),
+        "preparation": (1, 1, spec.preparation.pods),
+        "learning": (1, 1, spec.learning.pods),
+    }
+    return [
+        PodSet(stage, most, least, _template(merge_pods(settings.pods, spec.pods, pods), settings))
+        for stage, (most, least, pods) in counts.items()
+    ]
+
+
+def within(job: RLHFJob, admission: Admission) -> RLHFJob:
+    """The job with no more generation instances than were admitted."""
+    count = admission.counts.get("generation")
+    instances = job.spec.generation.instances
+    if count is None or count >= instances.max:
+        return job
+    generation = job.spec.generation.model_copy(
+        update={"instances": instances.model_copy(update={"max": max(count, instances.min)})}
+    )
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"generation": generation})})
+
+
+def _template(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
+    resources = pods.resources.model_dump(mode="json", exclude_none=True) if pods.resources else {}
+    spec = {
+        "containers": [{"name": "function", "image": pods.image or settings.functions_image, "resources": resources}],
+        "restartPolicy": "Always",
+        "nodeSelector": pods.node_selector,
+        "tolerations": [
+            toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+            for toleration in pods.tolerations or []
+        ],
+        "affinity": pods.affinity,
+        "priorityClassName": pods.priority_class,
+        "runtimeClassName": pods.runtime_class,
+    }
+    return {"spec": {name: value for name, value in spec.items() if value}}
+
+
+def _waiting(message: str) -> Admission:
+    return Admission("waiting", message, {})
+
+
+def _document(workload: KubernetesObject) -> dict[str, Any]:
+    return workload.model_dump(mode="json", by_alias=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,131 @@
+"""The pools of GPUs that the jobs of an operator share."""
+
+from collections.abc import AsyncGenerator, Mapping
+from decimal import Decimal
+
+from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.workplace import ClusterPlatform, MakePlatform
+from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
+from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
+from rlhfless_operator.pods import PodsSpec, merge_pods
+from rlhfless_operator.policy.sharing import Pool
+from rlhfless_operator.spec import RLHFJob
+
+DEFAULT_POOL = "default"
+"""The pool of a job that names none."""
+
+
+def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatform:
+    """The same platforms, with every job in its pool; they themselves where no pools are configured."""
+    if not settings.pools:
+        return make_platform
+    pools = {name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces)) for name, pool in settings.pools.items()}
+
+    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> ClusterPlatform:
+        name = job.spec.pool or DEFAULT_POOL
+        inner = make_platform(resource, _keeping_nothing(job), root, on_state)
+        return PooledPlatform(inner, resource, job, settings, name, pools.get(name))
+
+    return make
+
+
+class PooledPlatform:
+    """A job's platform in its pool, which it joins when it is opened and leaves when it is closed."""
+
+    def __init__(
+        self,
+        platform: ClusterPlatform,
+        resource: JobResource,
+        job: RLHFJob,
+        settings: ClusterSettings,
+        name: str,
+        pool: GpuPool | None,
+    ) -> None:
+        self._platform = platform
+        self._resource = resource
+        self._job = job
+        self._settings = settings
+        self._name = name
+        self._pool = pool
+        self._shared: SharedPlatform | None = None
+
+    async def open(self) -> None:
+        """Join the pool.
+
+        Raises:
+            PlatformUnavailableError: there is no such pool, or the job can never run in it.
+        """
+        if self._pool is None:
+            known = ", ".join(self._settings.pools)
+            raise PlatformUnavailableError(
+                f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or have it added"
+            )
+        await self._platform.open()
+        spec = self._job.spec
+        try:
+            self._shared = self._pool.join(
+                self._platform,
+                job=self._resource.uid,
+                namespace=self._resource.namespace,
+                priority=spec.priority,
+                gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
+                keep_alive={
+                    "generation": spec.generation.keep_alive,
+                    "preparation": spec.preparation.keep_alive,
+                    "learning": spec.learning.keep_alive,
+                },
+            )
+        except ValueError as error:
+            raise PlatformUnavailableError(f"pool {self._name}: {error}") from error
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        """As the pool allows."""
+        await self._opened().hold(stage, count, preload)
+
+    def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        """As the pool allows."""
+        return self._opened().run(request)
+
+    async def close(self) -> None:
+        """Leave the pool."""
+        await (self._shared or self._platform).close()
+
+    async def remove(self) -> None:
+        """As the platform does."""
+        await self._platform.remove()
+
+    def _opened(self) -> SharedPlatform:
+        assert self._shared is not None, "open() comes first"
+        return self._shared
+
+
+def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> Mapping[Stage, int]:
+    """GPUs of an instance of each stage: what its pods' limits ask for."""
+    spec = job.spec
+    stages: dict[Stage, PodsSpec] = {
+        "generation": spec.generation.pods,
+        "preparation": spec.preparation.pods,
+        "learning": spec.learning.pods,
+    }
+    asked = {}
+    for stage, pods in stages.items():
+        resources = merge_pods(defaults, spec.pods, pods).resources
+        limits = (resources.limits if resources else None) or {}
+        asked[stage] = int(Decimal(limits.get(pool.resource, "0")))
+    return asked
+
+
+def _keeping_nothing(job: RLHFJob) -> RLHFJob:
+    """The job with no keep-alive of its own: what is kept is the pool's business."""
+    spec = job.spec
+    changes = {
+        name: stage.model_copy(update={"keep_alive": 0.0})
+        for name, stage in (
+            ("generation", spec.generation),
+            ("preparation", spec.preparation),
+            ("learning", spec.learning),
+        )
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=changes)})

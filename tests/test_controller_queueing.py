@@ -1,0 +1,284 @@
+"""Jobs in a queue of Kueue, on a real API server. Kueue itself is stood in for: a few lines that write into the status
+of Workloads what Kueue writes on an admission, an eviction and a requeue. Its CRD is cut down to what is used of it."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane import ApiServer, control_plane, wait_until
+from emulated_functions import Emulation
+from operator_harness import Jobs, condition, jobs_path, running_operator, small_job, wait_for
+from rlhfless_functions.api import RunRequest
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.kueue import Admission
+from rlhfless_operator.controller.queueing import pod_sets, within
+from rlhfless_operator.crd import crd
+from rlhfless_operator.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.validation import load_job
+
+ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
+LABEL = {"kueue.x-k8s.io/queue-name": "gpus"}
+BEFORE = "2026-01-01T00:00:00Z"
+
+with_a_server = pytest.mark.skipif(
+    ASSETS is None, reason="no Workload is queued on a real API server: KUBEBUILDER_ASSETS names none"
+)
+
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+WORKLOADS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "workloads.kueue.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/kueue"},
+    },
+    "spec": {
+        "group": "kueue.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "Workload", "listKind": "WorkloadList", "plural": "workloads", "singular": "workload"},
+        "versions": [
+            {
+                "name": "v1beta1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {
+                                **ANYTHING,
+                                "required": ["podSets"],
+                                "properties": {"active": {"type": "boolean", "default": True}},
+                            },
+                            "status": {
+                                **ANYTHING,
+                                "properties": {
+                                    "conditions": {
+                                        "type": "array",
+                                        "items": {
+                                            **ANYTHING,
+                                            "required": ["type", "status"],
+                                            "properties": {"type": {"type": "string"}, "status": {"type": "string"}},
+                                        },
+                                        "x-kubernetes-list-type": "map",
+                                        "x-kubernetes-list-map-keys": ["type"],
+                                    }
+                                },
+                            },
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    assert ASSETS is not None
+    folder = tmp_path_factory.mktemp("control-plane")
+    with control_plane(Path(ASSETS), folder) as api:
+        for definition in (crd(), WORKLOADS):
+            status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+            assert status == 201, answer
+        wait_until(lambda: api.request("GET", jobs_path()), folder)
+        wait_until(lambda: api.request("GET", "/apis/kueue.x-k8s.io/v1beta1/workloads"), folder)
+        yield api
+
+
+class Kueue:
+    """Does to the Workloads of a namespace what Kueue would do, when the test says so."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self._server = server
+        self._path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads"
+
+    def workload(self) -> dict[str, Any] | None:
+        """The one that there is."""
+        _, answer = self._server.request("GET", self._path)
+        (workload,) = answer["items"] or [None]
+        return workload
+
+    def say(self, *conditions: tuple[str, bool, str], admission: dict[str, Any] | None = None) -> None:
+        workload = wait_for(self.workload)
+        changed = {kind for kind, _, _ in conditions}
+        kept = [each for each in workload.get("status", {}).get("conditions", []) if each["type"] not in changed]
+        said = [
+            {"type": kind, "status": str(true), "reason": reason, "message": reason, "lastTransitionTime": BEFORE}
+            for kind, true, reason in conditions
+        ]
+        status = {"conditions": [*kept, *said], **({"admission": admission} if admission else {})}
+        path = f"{self._path}/{workload['metadata']['name']}/status"
+        code, answer = self._server.request("PATCH", path, {"status": status}, "application/merge-patch+json")
+        assert code == 200, answer
+
+    def admit(self, **counts: int) -> None:
+        assignments = [{"name": stage, "count": count} for stage, count in counts.items()]
+        self.say(
+            ("QuotaReserved", True, "QuotaReserved"),
+            ("Admitted", True, "Admitted"),
+            ("Evicted", False, "QuotaReserved"),
+            admission={"clusterQueue": "all", "podSetAssignments": assignments},
+        )
+
+    def evict(self) -> None:
+        self.say(("Evicted", True, "Preempted"))
+
+    def conditions(self) -> dict[str, str]:
+        workload = self.workload() or {}
+        return {each["type"]: each["status"] for each in workload.get("status", {}).get("conditions", [])}
+
+
+@pytest.fixture
+def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    status, answer = server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    assert status == 201, answer
+    jobs = Jobs(server, namespace)
+    yield jobs
+    jobs.clear()
+
+
+@pytest.fixture
+def kueue(server: ApiServer, jobs: Jobs) -> Kueue:
+    return Kueue(server, jobs.namespace)
+
+
+def queued(job: dict[str, Any]) -> dict[str, Any]:
+    job["metadata"]["labels"] = dict(LABEL)
+    return job
+
+
+@with_a_server
+def test_a_job_waits_for_its_admission_and_leaves_the_queue_when_it_is_done(
+    jobs: Jobs, kueue: Kueue, tmp_path: Path
+) -> None:
+    emulation = Emulation()
+    with running_operator(tmp_path, emulation):
+        jobs.apply(queued(small_job(priority=7)))
+        workload = wait_for(kueue.workload)
+        assert (workload["spec"]["queueName"], workload["spec"]["priority"]) == ("gpus", 7)
+        assert [pods["name"] for pods in workload["spec"]["podSets"]] == ["generation", "preparation", "learning"]
+        assert workload["metadata"]["ownerReferences"][0]["kind"] == "RLHFJob"
+        status = jobs.wait("job", lambda status: condition(status, "Progressing").get("reason") == "Queued")
+        assert status["phase"] == "Pending"
+        assert emulation.requests == []
+        kueue.admit(generation=1, preparation=1, learning=1)
+        assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+        wait_for(lambda: kueue.workload() is None)
+
+
+@with_a_server
+def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_later(jobs: Jobs, kueue: Kueue, tmp_path: Path) -> None:
+    learning = []
+
+    def hold_the_second_step(request: RunRequest) -> bool:
+        learning.append(request.key)
+        return request.key.stage == "learning" and request.key.step == 2 and len(emulation.tasks(root)) and evicting
+
+    evicting = True
+    emulation = Emulation(holding=hold_the_second_step)
+    root = str(tmp_path / "runs" / "job")
+    with running_operator(tmp_path, emulation):
+        jobs.apply(queued(small_job(backoffLimit=0)))
+        kueue.admit()
+        jobs.wait("job", lambda status: status.get("step") == 1 and status.get("stage") == "learning")
+        kueue.evict()
+        status = jobs.wait("job", lambda status: condition(status, "Progressing").get("reason") == "Queued")
+        assert (status["phase"], status["step"]) == ("Pending", 1)
+        wait_for(lambda: kueue.conditions().get("QuotaReserved") == "False")
+        assert kueue.conditions()["Requeued"] == "True"
+        assert "admission" not in (kueue.workload() or {})["status"]
+        assert emulation.opened == emulation.closed == 1
+        evicting = False
+        kueue.admit()
+        status = jobs.wait_phase("job", "Succeeded", "Failed")
+    assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    generated = [(key.step, key.part) for key in learning if key.stage == "generation"]
+    assert len(generated) == len(set(generated)), "a step that was done before the eviction was done again"
+
+
+@with_a_server
+def test_a_suspended_job_leaves_the_queue_and_queues_anew(jobs: Jobs, kueue: Kueue, tmp_path: Path) -> None:
+    with running_operator(tmp_path, Emulation(holding=lambda request: request.key.step == 2)):
+        jobs.apply(queued(small_job()))
+        kueue.admit()
+        jobs.wait("job", lambda status: status.get("step") == 1)
+        jobs.patch("job", {"spec": {"suspend": True}})
+        jobs.wait_phase("job", "Suspended")
+        wait_for(lambda: kueue.workload() is None)
+        jobs.patch("job", {"spec": {"suspend": False}})
+        wait_for(kueue.workload)
+        jobs.wait("job", lambda status: condition(status, "Progressing").get("reason") == "Queued")
+
+
+@with_a_server
+def test_a_job_without_its_label_runs_and_has_no_workload(jobs: Jobs, kueue: Kueue, tmp_path: Path) -> None:
+    with running_operator(tmp_path, Emulation(holding=lambda request: request.key.step == 2)):
+        jobs.apply(queued(small_job()))
+        wait_for(kueue.workload)
+        jobs.patch("job", {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": None}}})
+        jobs.wait("job", lambda status: status.get("step") == 1)
+        assert kueue.workload() is None
+
+
+@with_a_server
+def test_partial_admission_bounds_the_generation_instances(jobs: Jobs, kueue: Kueue, tmp_path: Path) -> None:
+    emulation = Emulation()
+    with running_operator(tmp_path, emulation):
+        instances = {"instances": {"min": 1, "max": 4}}
+        jobs.apply(queued(small_job(generation=instances, planning={"policy": "even"})))
+        assert wait_for(kueue.workload)["spec"]["podSets"][0] | {"template": None} == {
+            "name": "generation",
+            "count": 4,
+            "minCount": 1,
+            "template": None,
+        }
+        kueue.admit(generation=2)
+        assert jobs.wait_phase("job", "Succeeded", "Failed")["actors"] == 2
+
+
+@with_a_server
+def test_a_cluster_without_kueue_is_named(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch
+) -> None:
+    assert ASSETS is not None
+    folder = tmp_path_factory.mktemp("bare-control-plane")
+    with control_plane(Path(ASSETS), folder) as api:
+        api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
+        wait_until(lambda: api.request("GET", jobs_path()), folder)
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
+        jobs = Jobs(api, "default")
+        with running_operator(tmp_path, Emulation()):
+            jobs.apply(queued(small_job()))
+            status = jobs.wait("job", lambda status: condition(status, "Progressing").get("reason") == "Queued")
+            assert "which this cluster does not have; remove the label" in status["message"]
+            jobs.patch("job", {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": None}}})
+            assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+
+
+def test_kueue_is_told_of_the_most_pods_and_what_each_asks_for(tiny_job: Callable[..., Path]) -> None:
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    file = tiny_job(pods={"tolerations": [toleration]}, generation={"instances": {"min": 2, "max": 6}})
+    defaults = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "1"}))
+    generation, _, learning = pod_sets(load_job(file), ClusterSettings(functions_image="f:1", pods=defaults))
+    assert (generation.count, generation.least, learning.count) == (6, 2, 1)
+    assert generation.template["spec"] == {
+        "containers": [{"name": "function", "image": "f:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        "restartPolicy": "Always",
+        "tolerations": [toleration],
+    }
+
+
+def test_a_job_keeps_within_what_was_admitted(tiny_job: Callable[..., Path]) -> None:
+    job = load_job(tiny_job(generation={"instances": {"min": 2, "max": 6}}))
+    assert within(job, Admission("admitted", "", {"generation": 4})).spec.generation.instances.max == 4
+    assert within(job, Admission("admitted", "", {"generation": 8})) is job
+    assert within(job, Admission("admitted", "", {})) is job
