@@ -164,6 +164,7 @@ def test_it_passes_lint() -> None:
         ("knative.requestTimeout=soon", "/knative/requestTimeout"),
         ("pods.image_pull_secrets={a}", "image_pull_secrets"),
         ("pods.sharedMemoryy=1Gi", "sharedMemoryy"),
+        ("pools.a.gpu=1", "gpu"),
         ("artifacts.uri=/artifacts", "give artifacts.existingClaim or artifacts.hostPath"),
         ("artifacts.hostPath=/data", "remove artifacts.existingClaim and artifacts.hostPath"),
         ("files.hostPath=/a,files.existingClaim=b", "files.existingClaim and files.hostPath are both given"),
@@ -193,6 +194,7 @@ def test_the_operator_understands_its_environment(case: Path) -> None:
     found = settings(manifests)
     assert found.artifacts == values["artifacts"].get("uri", "/artifacts")
     assert list(found.namespaces) == values.get("namespaces", [])
+    assert found.operator_namespace == NAMESPACE
     ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
     assert ports == {"metrics": found.metrics_port, "liveness": found.liveness_port}
 
@@ -254,6 +256,7 @@ def test_function_pods_get_the_values_and_the_charts_own_volumes() -> None:
     assert [volume.mount_path for volume in pods.volumes or []] == ["/artifacts", "/models"]
     assert pods.resources is not None and pods.resources.limits == {"nvidia.com/gpu": "1"}
     assert pods.image_pull_secrets == ["registry"]
+    assert settings(manifests).pools["h100"].namespaces == {"research": 8}
     assert settings(manifests).functions_image == "registry.example/rlhfless-functions:0.1.0-cuda"
     assert container(manifests)["image"] == f"registry.example/rlhfless-operator@sha256:{'0' * 64}"
 

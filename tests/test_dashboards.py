@@ -6,6 +6,7 @@ Needs Debian's `prometheus` (with promtool); the alerts also need helm.
 import asyncio
 import json
 import math
+import re
 import shutil
 import subprocess
 import time
@@ -34,7 +35,7 @@ from rlhfless_operator.validation import load_job
 
 CHART = Path(__file__).resolve().parents[1] / "charts" / "rlhfless"
 DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in sorted((CHART / "dashboards").glob("*.json"))}
-WINDOW_SECONDS = 20
+WINDOW_SECONDS = 60
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no panel is looked at: Debian's package prometheus is not installed"
@@ -109,13 +110,13 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
 
 @contextmanager
 def prometheus(folder: Path, target: int) -> Iterator[str]:
-    """A Prometheus that scrapes a port twice a second; yields its address."""
+    """A Prometheus that scrapes a port every second; yields its address."""
     port = free_port()
     scrape = {
         "job_name": "rlhfless",
         "honor_labels": True,
-        "scrape_interval": "500ms",
-        "scrape_timeout": "500ms",
+        "scrape_interval": "1s",
+        "scrape_timeout": "1s",
         "static_configs": [{"targets": [f"127.0.0.1:{target}"]}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
@@ -157,7 +158,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
             pytest.fail((folder / "prometheus.log").read_text()[-3000:])
 
         asyncio.run(train(file, OperatorMetrics(), port, until_scraped))
-        yield Prometheus(url, watcher.begin, time.time() - 1.0)
+        whole = math.ceil(time.time() - watcher.begin)
+        (last,) = watcher.ask("query", query=f"max_over_time(timestamp(rlhfless_operator_jobs)[{whole}s:1s])")
+        yield Prometheus(url, watcher.begin, float(last["value"][1]))
 
 
 def write_job(folder: Path, model: Path) -> Path:
@@ -188,12 +191,8 @@ def write_job(folder: Path, model: Path) -> Path:
 
 def as_grafana_sends_it(expression: str, seconds: float) -> str:
     """An expression with its variables filled in: all namespaces and jobs."""
-    variables = {
-        "$namespace": ".*",
-        "$job": ".*",
-        "$window": f"{WINDOW_SECONDS}s",
-        "$__range": f"{math.ceil(seconds)}s",
-    }
+    window, whole = f"{WINDOW_SECONDS}s", f"{math.ceil(seconds)}s"
+    variables = {"$namespace": ".*", "$job": ".*", "$window": window, "$__rate_interval": "20s", "$__range": whole}
     for name, value in variables.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -333,3 +332,21 @@ def test_every_alert_is_tried(alerts: Path) -> None:
     (group,) = yaml.safe_load(alerts.read_text())["groups"]
     assert {rule["alert"] for rule in group["rules"]} == set(ALERTS)
     assert all(rule["labels"]["team"] == "training" for rule in group["rules"])
+
+
+# --- the page about operations ---
+
+OPERATIONS = (CHART.parents[1] / "docs" / "operations.md").read_text()
+
+
+def test_every_metric_is_explained() -> None:
+    metrics = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in OperatorMetrics().registry.collect()
+        if family.name.startswith("rlhfless_")
+    }
+    assert set(re.findall(r"^\| `(rlhfless_\w+)` \|", OPERATIONS, re.MULTILINE)) == metrics
+
+
+def test_every_alert_is_explained() -> None:
+    assert set(re.findall(r"^\| `(RLHF\w+)` \|", OPERATIONS, re.MULTILINE)) == set(ALERTS)

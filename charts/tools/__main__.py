@@ -1,6 +1,6 @@
 """Writes what the chart holds but nobody keeps by hand: `python charts/tools [FOLDER]`.
 
-The definition of jobs, the schema of `pods`, the README and the dashboards, into the chart or into a copy of it.
+The definition of jobs, the schema of `pods` and `pools`, the README and the dashboards, into the chart or a copy of it.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from grafana import dashboards
 from readme import readme
 
+from rlhfless_operator.cluster_settings import PoolSettings
 from rlhfless_operator.crd import NAME, crd_yaml
 from rlhfless_operator.pods import PodsSpec
 
@@ -22,17 +23,20 @@ def write(chart: Path) -> None:
     (chart / "files" / f"{plural}.{group}.yaml").write_text(crd_yaml())
     schema_file = chart / "values.schema.json"
     schema = json.loads(schema_file.read_text())
-    schema_file.write_text(json.dumps({**schema, "$defs": pods_schema()}, indent=2) + "\n")
+    schema_file.write_text(json.dumps({**schema, "$defs": definitions()}, indent=2) + "\n")
     (chart / "README.md").write_text(readme((chart / "values.yaml").read_text()))
     for name, dashboard in dashboards().items():
         (chart / "dashboards" / f"{name}.json").write_text(json.dumps(dashboard, indent=1) + "\n")
 
 
-def pods_schema() -> dict[str, object]:
-    """What `pods` may say: the job's own model of it."""
-    schema = PodsSpec.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
-    definitions: dict[str, object] = schema.pop("$defs")
-    return {**definitions, PodsSpec.__name__: schema}
+def definitions() -> dict[str, object]:
+    """What `pods` and `pools` may say: the operator's own models of them."""
+    found: dict[str, object] = {}
+    for model in (PodsSpec, PoolSettings):
+        schema = model.model_json_schema(by_alias=True, ref_template="#/$defs/{model}")
+        found |= schema.pop("$defs", {})
+        found[model.__name__] = schema
+    return found
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ COST = Page(
         ),
         Panel(
             "Generation: paid and planned, over the lower bound",
-            "1 is what someone who knew all lengths could have had.",
+            "1 is what someone who knew all lengths could have had. Evaluations and cold starts are paid for too.",
             (
                 Query(f"{total(_COST, EACH, stage='generation')} / {_BOUND}", f"{_JOB} paid"),
                 Query(f"{total(_PLANNED, EACH, kind='chosen')} / {_BOUND}", f"{_JOB} planned"),
@@ -156,7 +156,7 @@ IDLE = Page(
         Panel(
             "Stages",
             "When each stage worked; the value is the mean number of instances at work.",
-            (Query(pace(_GPU, "stage", state="busy"), "{{stage}}"),),
+            (Query(pace(_GPU, "stage", state="busy").replace("$window", "$__rate_interval"), "{{stage}}"),),
             "states",
             width=24,
         ),

@@ -1,5 +1,6 @@
 """The checks: pure functions of what was fetched from a cluster."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 from rlhfless_operator.crd import NAME, VERSION
 from rlhfless_operator.pods import PodsSpec
-from rlhfless_operator.preflight.features import missing_features, pod_spec_of, wanted_features
+from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 
 OLDEST_KNATIVE = (1, 21)
@@ -63,9 +64,13 @@ def check_version(version: str) -> Finding:
     return Finding(check, "ok", f"Knative is {version}")
 
 
-def check_features(knative: Knative, stages: Sequence[StagePods]) -> Finding:
-    """Whether Knative lets pods be as they are to be."""
-    wanted = wanted_features(pod_spec_of(stage.pods) for stage in stages)
+def check_features(knative: Knative, pod_specs: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether Knative lets pods be as they are to be.
+
+    Args:
+        pod_specs: as the Knative Services would have them.
+    """
+    wanted = wanted_features(pod_specs)
     missing = missing_features(wanted, knative.features)
     check = "knative/config-features"
     if not missing:
@@ -90,21 +95,23 @@ def check_autoscaler(knative: Knative, initial_scale: int) -> Finding:
     return Finding(check, "ok", "functions scale from and to zero")
 
 
-def check_timeouts(knative: Knative, request_timeout: float, start_timeout: float) -> Finding:
+def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
     """Whether requests may take as long as the operator lets them."""
     check, key = "knative/config-defaults", "max-revision-timeout-seconds"
     text = _value(knative.defaults, key, str(_DEFAULT_TIMEOUT))
     longest = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else float(_DEFAULT_TIMEOUT)
-    needed = max(request_timeout, start_timeout)
-    if longest >= needed:
-        return Finding(check, "ok", f"requests may take {longest:.0f} s; {needed:.0f} s are needed")
-    remedy = set_command("config-defaults", knative.namespace, {key: f"{needed:.0f}"})
+    if longest >= request_timeout:
+        return Finding(
+            check, "ok", f"requests may take {longest:.0f} s; the operator lets them take {request_timeout:g} s"
+        )
+    needed = f"{math.ceil(request_timeout)}"
+    remedy = set_command("config-defaults", knative.namespace, {key: needed})
     remedy += (
         f"\nkubectl patch deployment/activator --namespace {knative.namespace} --type merge --patch "
-        f'\'{{"spec":{{"template":{{"spec":{{"terminationGracePeriodSeconds":{needed:.0f}}}}}}}}}\''
-        "\nor install the chart with shorter knative.requestTimeout and knative.startTimeout."
+        f'\'{{"spec":{{"template":{{"spec":{{"terminationGracePeriodSeconds":{needed}}}}}}}}}\''
+        "\nor install the chart with a shorter knative.requestTimeout."
     )
-    return Finding(check, "error", f"{key} is {longest:.0f}, and requests may take {needed:.0f} s", remedy)
+    return Finding(check, "error", f"{key} is {longest:.0f}, and the operator lets requests take {needed} s", remedy)
 
 
 def check_deployment(knative: Knative) -> Finding:

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kubernetes.aio.client import ApiClient
@@ -10,8 +11,9 @@ from kubernetes.aio.client import ApiClient
 from rlhfless_functions import artifacts
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.crd import NAME, crd
-from rlhfless_operator.knative import ApiError, NotFoundError, Transport
-from rlhfless_operator.pods import merge_pods
+from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
+from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction, service
+from rlhfless_operator.pods import PodsSpec, merge_pods
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -26,10 +28,11 @@ from rlhfless_operator.preflight.checks import (
 )
 from rlhfless_operator.preflight.findings import Finding
 from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission, check_permissions
-from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
 
 _MAPS = ("features", "autoscaler", "defaults", "deployment")
 _PATIENCE_SECONDS = 5.0
+_PREFLIGHT = "preflight"
 _Object = dict[str, Any]
 
 
@@ -54,7 +57,8 @@ async def preflight(
         UnavailableError: the API server does not answer.
     """
     transport = Transport(api, patience=_PATIENCE_SECONDS)
-    await _get(transport, "/version")
+    with suppress(ForbiddenError):
+        await _get(transport, "/version")
     stages = stages_of(settings, job)
     place = namespace or (job.metadata.namespace if job else None) or "default"
     parts = await asyncio.gather(
@@ -84,6 +88,14 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None) -> list[StagePods]
     ]
 
 
+def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
+    """The pod spec that the Knative Service of a function with these pods would have."""
+    job = JobIdentity("default", _PREFLIGHT, "", API_VERSION, KIND)
+    function = StageFunction(job, "generation", pods, root=_PREFLIGHT)
+    spec: Mapping[str, Any] = service(function, settings)["spec"]["template"]["spec"]
+    return spec
+
+
 async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequence[StagePods]) -> list[Finding]:
     namespace = settings.knative_namespace
     folder = f"/api/v1/namespaces/{namespace}/configmaps"
@@ -102,9 +114,9 @@ async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequ
     knative = Knative(namespace, labels.get("app.kubernetes.io/version", ""), **data)
     return [
         check_version(knative.version),
-        check_features(knative, stages),
+        check_features(knative, [pod_spec_of(stage.pods, settings) for stage in stages]),
         check_autoscaler(knative, settings.initial_scale),
-        check_timeouts(knative, settings.request_timeout, settings.start_timeout),
+        check_timeouts(knative, settings.request_timeout),
         check_deployment(knative),
     ]
 
@@ -178,7 +190,7 @@ def check_store(base: str) -> Finding:
         return Finding(
             "artifacts", "unknown", f"{base} is a folder of the pods; it can be tried in one of them", remedy
         )
-    probe = artifacts.join(base, f".preflight-{uuid.uuid4().hex}")
+    probe = artifacts.join(base, f".{_PREFLIGHT}-{uuid.uuid4().hex}")
     try:
         artifacts.write_bytes(probe, b"rlhfless")
         same = artifacts.read_bytes(probe) == b"rlhfless"

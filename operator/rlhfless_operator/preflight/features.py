@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhfless_operator.pods import PodsSpec, VolumeSpec, overlay
-
 _FIELDS = {
     "affinity": "podspec-affinity",
     "dnsConfig": "podspec-dnsconfig",
@@ -34,21 +32,6 @@ _WRITABLE_CLAIM = "podspec-persistent-volume-write"
 _FIELD_REFERENCE = "podspec-fieldref"
 _CAPABILITIES = "containerspec-addcapabilities"
 _ON_BY_DEFAULT = frozenset({"kubernetes.podspec-volumes-emptydir"})
-
-
-def pod_spec_of(pods: PodsSpec) -> dict[str, Any]:
-    """The part of the pods' spec that feature flags are about."""
-    volumes = list(pods.volumes or [])
-    made = {
-        "affinity": pods.affinity,
-        "nodeSelector": pods.node_selector,
-        "priorityClassName": pods.priority_class,
-        "runtimeClassName": pods.runtime_class,
-        "tolerations": [toleration.model_dump(by_alias=True) for toleration in pods.tolerations or []],
-        # /tmp and /dev/shm.
-        "volumes": [{"name": "own", "emptyDir": {}}, *(_volume(number, v) for number, v in enumerate(volumes))],
-    }
-    return overlay(made, (pods.template or {}).get("spec", {}))
 
 
 def wanted_features(pod_specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -96,12 +79,3 @@ def _flags(spec: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
                 yield _FIELD_REFERENCE, f"env: {variable.get('name')}"
         if ((container.get("securityContext") or {}).get("capabilities") or {}).get("add"):
             yield _CAPABILITIES, "securityContext.capabilities.add"
-
-
-def _volume(number: int, volume: VolumeSpec) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": volume.name or f"volume-{number}"}
-    if volume.claim is not None:
-        made["persistentVolumeClaim"] = {"claimName": volume.claim, "readOnly": volume.read_only}
-    if volume.host_path is not None:
-        made["hostPath"] = {"path": volume.host_path}
-    return made
