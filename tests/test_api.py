@@ -69,7 +69,8 @@ def anything(kind: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
     if origin is tuple:
         return st.tuples(*(anything(argument, []) for argument in arguments))
     if origin is dict:
-        return st.dictionaries(TEXT, anything(arguments[1], []), max_size=2)
+        keys = TEXT if arguments[0] is str else anything(arguments[0], [])
+        return st.dictionaries(keys, anything(arguments[1], []), max_size=2)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return whole(kind)
     return scalar(kind, constraints)

@@ -158,6 +158,10 @@ class PrepareRequest(BaseRequest):
     """Tokens of one forward pass."""
     sink: str
     """URI of the Parquet file to write."""
+    trace: str | None = None
+    """URI of the part of the run's trace to write: how long each response was."""
+    visits: dict[int, int] = {}
+    """Earlier visits of each prompt, for the trace; a prompt that is not here is on its first."""
 
 
 class BatchReference(Message):

@@ -37,6 +37,7 @@ from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
+from rlhfless_functions.traces import trace_rows, write_trace_rows
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 from rlhfless_functions.weights.source import store_errors
 
@@ -123,6 +124,8 @@ class Preparer:
             for number, group in enumerate(groups)
         ]
         rollouts.write_prepared(request.sink, samples)
+        if request.trace is not None:
+            write_trace_rows(request.trace, trace_rows(samples, request.visits, request.key.step))
         metrics = {
             **scores.metrics,
             **chunk_metrics([len(group.prompt.tokens) for group in groups], samples, results),

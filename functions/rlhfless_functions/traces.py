@@ -5,6 +5,8 @@ in the group, and its lengths in tokens. Runs write the training step as well, o
 groups; traces from elsewhere may leave it out.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.parquet import write_table
+from rlhfless_functions.rollouts import Rollout
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
 """What every trace has."""
@@ -37,6 +40,26 @@ class TraceRows:
     """Training step, from 1, where it is known."""
 
 
+def trace_rows(rollouts: Sequence[Rollout], visits: Mapping[int, int], step: int) -> TraceRows:
+    """The rows of finished samples of a training step.
+
+    Args:
+        visits: earlier visits of each prompt; none where it is left out.
+    """
+    return TraceRows(
+        prompt=_column(rollout.prompt for rollout in rollouts),
+        epoch=_column(visits.get(rollout.prompt, 0) for rollout in rollouts),
+        sample=_column(rollout.index for rollout in rollouts),
+        prompt_tokens=_column(len(rollout.prompt_tokens) for rollout in rollouts),
+        response_tokens=_column(len(rollout.response_tokens) for rollout in rollouts),
+        step=_column(step for _ in rollouts),
+    )
+
+
+def _column(values: Iterable[int]) -> Integers:
+    return np.fromiter(values, np.int64)
+
+
 def write_trace_rows(uri: str, rows: TraceRows) -> None:
     """Write a trace, or a part of one, atomically.
 
@@ -57,7 +80,8 @@ def read_trace_rows(uri: str) -> TraceRows:
         ValueError: for a trace that is missing, empty, or has no such column or a negative length; the message names
             the file, the column and the remedy.
     """
-    parts = [_read_part(part) for part in _parts(uri)]
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(_read_part, _parts(uri)))
     names = [*COLUMNS, "step"] if all("step" in part for part in parts) else list(COLUMNS)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if not len(columns["prompt"]):
@@ -71,11 +95,11 @@ def read_trace_rows(uri: str) -> TraceRows:
 
 
 def _parts(uri: str) -> list[str]:
-    if uri.endswith(".parquet"):
-        return [uri]
     for folder in (artifacts.join(uri, "traces"), uri):
         if parts := [part for part in artifacts.list_files(folder) if part.endswith(".parquet")]:
             return parts
+    if artifacts.exists(uri) and not artifacts.list_files(uri):
+        return [uri]
     raise ValueError(f"{uri} holds no trace: give a Parquet file, a folder of them, or a run's folder")
 
 

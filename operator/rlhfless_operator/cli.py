@@ -112,25 +112,32 @@ def sample(
 
 @app.command()
 def simulate(
-    scenario: Annotated[str, typer.Argument(help="A scenario, such as paper-3b-gsm8k-grpo.")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario, such as paper-3b-gsm8k-grpo; with --trace, its assumptions.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Replay a run: its folder, or a trace in Parquet.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    model: Annotated[str | None, typer.Option(help="Model folder or name, instead of the scenario's.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="H100, H200, A100 or L40S, instead of the scenario's.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of the cluster, instead of the scenario's.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="GPUs of an instance, instead of the scenario's.")] = None,
+    gpu_hour: Annotated[float | None, typer.Option(min=0, help="Price of a GPU for an hour, in dollars.")] = None,
+    cost_weight: Annotated[float | None, typer.Option("--lambda", help="Weight of cost against time.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
 ) -> None:
     """Compare planning policies with their peers on simulated GPUs."""
     from rich.console import Console
 
-    from rlhfless_operator.simulator import simulate as simulator
+    from rlhfless_operator.simulator.command import Assumptions, run_command
+    from rlhfless_operator.simulator.simulate import table
 
-    result = simulator.simulate(scenario, range(seeds))
+    assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight)
+    result = run_command(scenario, trace, assumptions, range(seeds), html)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        Console().print(simulator.table(result))
-    if html is not None:
-        from rlhfless_operator.simulator.page import scenario_page
-
-        html.write_text(scenario_page(scenario, range(seeds)))
+        Console().print(table(result))
 
 
 @app.command()

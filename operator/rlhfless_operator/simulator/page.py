@@ -12,9 +12,9 @@ from rlhfless_operator.report.gantt import gantt, lanes
 from rlhfless_operator.report.page import page
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
-from rlhfless_operator.simulator.simulate import simulate
+from rlhfless_operator.simulator.simulate import Progress, fitted, simulate
 from rlhfless_operator.simulator.steps import StepResult, run_policy
-from rlhfless_operator.simulator.traces import generate
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace, generate
 from rlhfless_operator.training.record import SpanRecord
 
 WEIGHTS = (0.05, 0.2, 0.4, 0.6, 0.8)
@@ -26,21 +26,32 @@ def scenario_page(
     *,
     weights: Sequence[float] = WEIGHTS,
     sizes: Sequence[int] = (1_000, 4_000, 16_000, 64_000),
+    trace: Trace | RecordedTrace | None = None,
+    result: dict[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """The whole page as HTML.
 
     Args:
         seeds: what `simulate` runs; the Gantt charts are of the first one's last step.
+        trace: lengths of a real run instead of the scenario's.
+        result: of `simulate`, where there is one already.
+        progress: see `simulate`.
         weights: λ of the points of our front.
         sizes: samples of the plans that are timed.
     """
     found = find_scenario(scenario) if isinstance(scenario, str) else scenario
-    result = simulate(found, seeds)
-    front = [simulate(found, seeds, policies=["rlhfless"], cost_weight=weight)["policies"][0] for weight in weights]
+    if trace is not None:
+        found = fitted(found, trace)
+    result = result or simulate(found, seeds, trace=trace, progress=progress)
+    front = [
+        simulate(found, seeds, policies=["rlhfless"], trace=trace, cost_weight=weight, progress=progress)["policies"][0]
+        for weight in weights
+    ]
     sections = [
         ("Time against cost", _front(result["policies"], front)),
         ("Held and idle", _idle(result["policies"])),
-        ("One step", _gantts(found, seeds[0])),
+        ("One step", _gantts(found, seeds[0], trace)),
         ("The planner's own cost", _own_cost(found, sizes)),
     ]
     body = f"<header><h1>{escape(found.name)}</h1><p>{len(seeds)} seeds, λ = {found.cost_weight:g}</p></header>"
@@ -80,8 +91,8 @@ def _idle(policies: Sequence[dict[str, Any]]) -> str:
     return rows
 
 
-def _gantts(scenario: Scenario, seed: int) -> str:
-    trace = generate(
+def _gantts(scenario: Scenario, seed: int, trace: Trace | RecordedTrace | None) -> str:
+    lengths = trace or generate(
         scenario.lengths,
         epochs=scenario.epochs,
         prompts=scenario.prompts_per_step * scenario.steps_per_epoch,
@@ -90,7 +101,7 @@ def _gantts(scenario: Scenario, seed: int) -> str:
     )
     content = ""
     for name, settings in POLICIES.items():
-        step = run_policy(scenario, settings, trace, seed)[-1]
+        step = run_policy(scenario, settings, lengths, seed)[-1]
         charts = gantt(lanes(_spans(scenario, step, everything=settings.holds_everything)), 0.0, step.seconds)
         content += f"<h3>{escape(name)}</h3>{charts}"
     return content

@@ -10,7 +10,7 @@ from rich.table import Table
 from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.steps import StepResult, run_policy
-from rlhfless_operator.simulator.traces import Trace, generate
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace, generate
 
 Progress = Callable[[int, int], None]
 """(steps done, steps in all)"""
@@ -35,7 +35,7 @@ def simulate(
     seeds: Sequence[int],
     *,
     policies: Sequence[str] = get_args(PolicyName),
-    trace: Trace | None = None,
+    trace: Trace | RecordedTrace | None = None,
     cost_weight: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def simulate(
 
     Args:
         seeds: each makes a trace of its own, unless one is given.
-        trace: lengths of a real run instead of the scenario's; its prompts are drawn anew for each seed.
+        trace: lengths of a real run instead of the scenario's. Its steps are as they were; where it has none, its
+            prompts are drawn anew for each seed.
         cost_weight: λ instead of the scenario's.
 
     Returns:
@@ -128,17 +129,14 @@ def _simulate(
     scenario: Scenario,
     seeds: Sequence[int],
     variants: dict[str, PolicySettings],
-    trace: Trace | None,
+    trace: Trace | RecordedTrace | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
     if not seeds:
         raise ValueError("seeds is empty: give at least 1")
     if trace is not None:
-        scenario = _fitted(scenario, trace)
-    steps_each = (trace.prompts // scenario.prompts_per_step if trace else scenario.steps_per_epoch) * (
-        trace.epochs if trace else scenario.epochs
-    )
-    total, done = steps_each * len(seeds) * len(variants), 0
+        scenario = fitted(scenario, trace)
+    total, done = step_count(scenario, trace) * len(seeds) * len(variants), 0
 
     def advance() -> None:
         nonlocal done
@@ -165,6 +163,13 @@ def _simulate(
         "cost_weight": scenario.cost_weight,
         "policies": [{"policy": name, **_spread(runs)} for name, runs in by_policy.items()],
     }
+
+
+def step_count(scenario: Scenario, trace: Trace | RecordedTrace | None) -> int:
+    """Steps of one policy on one seed."""
+    if trace is None:
+        return scenario.steps_per_epoch * scenario.epochs
+    return trace.step_count(fitted(scenario, trace).prompts_per_step)
 
 
 def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
@@ -202,14 +207,22 @@ def _policy(name: str) -> PolicySettings:
     raise ValueError(f"policy is {name!r}: choose one of {', '.join(POLICIES)}")
 
 
-def _fitted(scenario: Scenario, trace: Trace) -> Scenario:
-    """The scenario with the trace's sizes."""
-    longest = int(trace.response_tokens.max())
+def fitted(scenario: Scenario, trace: Trace | RecordedTrace) -> Scenario:
+    """The scenario with a trace's sizes.
+
+    Raises:
+        ValueError: if all responses are empty.
+    """
+    longest = trace.longest
     if longest < 1:
         raise ValueError("response_tokens is 0 in every row of the trace: there is nothing to simulate")
     return replace(
         scenario,
         samples_per_prompt=trace.samples,
-        prompts_per_step=min(scenario.prompts_per_step, trace.prompts),
+        prompts_per_step=(
+            trace.prompts_per_step
+            if isinstance(trace, RecordedTrace)
+            else min(scenario.prompts_per_step, trace.prompts)
+        ),
         lengths=replace(scenario.lengths, longest=longest),
     )

@@ -18,7 +18,7 @@ from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
-from rlhfless_operator.simulator.traces import Trace
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace, TraceStep
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class StepResult:
 class Run:
     """Steps of one policy on one trace; what is learnt is carried from step to step."""
 
-    def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace, seed: int) -> None:
+    def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
         self._scenario, self._settings, self._trace = scenario, settings, trace
         self._profile = scenario.profile()
         self._random = np.random.default_rng(seed)
@@ -56,10 +56,11 @@ class Run:
         self._trainer: TrainerPlan | None = None
         self._trainer_gpus = scenario.gpus
 
-    def step(self, epoch: int, prompts: Sequence[int]) -> StepResult:
-        """One step over `prompts`."""
+    def step(self, groups: TraceStep) -> StepResult:
+        """One step over these groups."""
         scenario, settings, trace = self._scenario, self._settings, self._trace
-        lengths = {prompt: trace.response_tokens[epoch, prompt].tolist() for prompt in prompts}
+        lengths = groups.lengths
+        prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
         responses = [
             Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
@@ -79,7 +80,7 @@ class Run:
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
         return StepResult(
-            epoch=epoch,
+            epoch=groups.epoch,
             seconds=end,
             generation_seconds=generation.seconds,
             gpu_seconds=total,
@@ -281,16 +282,17 @@ Progress = Callable[[], None]
 
 
 def run_policy(
-    scenario: Scenario, settings: PolicySettings, trace: Trace, seed: int, progress: Progress = lambda: None
+    scenario: Scenario,
+    settings: PolicySettings,
+    trace: Trace | RecordedTrace,
+    seed: int,
+    progress: Progress = lambda: None,
 ) -> list[StepResult]:
-    """All steps of all epochs; `progress` is called after each."""
+    """All steps of the trace; `progress` is called after each."""
     run = Run(scenario, settings, trace, seed)
     random = np.random.default_rng(seed)
-    per_step = scenario.prompts_per_step
     results = []
-    for epoch in range(trace.epochs):
-        order = random.permutation(trace.prompts)
-        for begin in range(0, trace.prompts - per_step + 1, per_step):
-            results.append(run.step(epoch, [int(prompt) for prompt in order[begin : begin + per_step]]))
-            progress()
+    for groups in trace.steps(scenario.prompts_per_step, random):
+        results.append(run.step(groups))
+        progress()
     return results

@@ -1,18 +1,26 @@
-"""Response lengths to simulate with: a generator with the published statistics, and files of real runs."""
+"""Response lengths to simulate with: a generator with the published statistics, and traces of real runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
+
+@dataclass(frozen=True)
+class TraceStep:
+    """The groups of a training step."""
+
+    epoch: int
+    """Earlier visits of its prompts."""
+    lengths: dict[int, list[int]]
+    """Response tokens of each prompt's group."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Lengths of all responses of a run."""
+    """Lengths of all responses of whole epochs."""
 
     prompt_tokens: NDArray[np.int64]
     """[prompts]"""
@@ -33,6 +41,61 @@ class Trace:
     def samples(self) -> int:
         """Responses to a prompt in a visit."""
         return int(self.response_tokens.shape[2])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest response."""
+        return int(self.response_tokens.max())
+
+    def step_count(self, prompts_per_step: int) -> int:
+        """Steps that `steps` yields."""
+        return self.epochs * (self.prompts // prompts_per_step)
+
+    def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
+        """Training steps: in each epoch the prompts in a new order, and those left over at its end left out."""
+        for epoch in range(self.epochs):
+            order = random.permutation(self.prompts).tolist()
+            for begin in range(0, self.prompts - prompts_per_step + 1, prompts_per_step):
+                chosen = order[begin : begin + prompts_per_step]
+                yield TraceStep(epoch, {prompt: self.response_tokens[epoch, prompt].tolist() for prompt in chosen})
+
+
+@dataclass(frozen=True)
+class RecordedTrace:
+    """Lengths of a run, step by step as they were."""
+
+    prompt_tokens: NDArray[np.int64]
+    """[prompts]"""
+    recorded: Sequence[TraceStep]
+    """By the order of steps; not empty."""
+
+    @property
+    def prompts(self) -> int:
+        """Different prompts."""
+        return len(self.prompt_tokens)
+
+    @property
+    def samples(self) -> int:
+        """Responses to a prompt in a visit."""
+        return max(len(group) for step in self.recorded for group in step.lengths.values())
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest response."""
+        return max(max(group) for step in self.recorded for group in step.lengths.values())
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of the largest step."""
+        return max(len(step.lengths) for step in self.recorded)
+
+    def step_count(self, prompts_per_step: int) -> int:
+        """Steps that `steps` yields."""
+        return len(self.recorded)
+
+    def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
+        """The run's own steps, whatever is asked for."""
+        yield from self.recorded
 
 
 @dataclass(frozen=True)
@@ -86,60 +149,57 @@ def generate(statistics: LengthStatistics, *, epochs: int, prompts: int, samples
 
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace as Parquet: one row a response."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    # A large library that only traces in files need, so that it is not loaded without them.
+    from rlhfless_functions.traces import TraceRows, write_trace_rows
 
     epoch, prompt, sample = np.indices(trace.response_tokens.shape).reshape(3, -1)
-    pq.write_table(
-        pa.table(
-            {
-                "prompt": prompt,
-                "epoch": epoch,
-                "sample": sample,
-                "prompt_tokens": trace.prompt_tokens[prompt],
-                "response_tokens": trace.response_tokens.reshape(-1),
-            }
-        ),
-        path,
-    )
+    rows = TraceRows(prompt, epoch, sample, trace.prompt_tokens[prompt], trace.response_tokens.reshape(-1))
+    write_trace_rows(str(path), rows)
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace that a run or `write_trace` wrote; epochs in which not every prompt was visited are left out.
+def read_trace(place: str | Path) -> Trace | RecordedTrace:
+    """Read what a run or `write_trace` wrote: a file, a folder of parts, or a run's folder.
+
+    With steps it is replayed as it was. Without, epochs in which not every prompt was visited are left out.
 
     Raises:
         ValueError: naming the file, the column and the remedy.
     """
-    columns = dict(zip(COLUMNS, _read_columns(path), strict=True))
-    if not len(columns["prompt"]):
-        raise ValueError(f"{path} is empty: a trace has a row for each response")
-    for name in ("prompt_tokens", "response_tokens"):
-        if columns[name].min() < 0:
-            raise ValueError(f"{name} in {path} is {columns[name].min()} in one row: a length is 0 or more tokens")
-    prompts, prompt = np.unique(columns["prompt"], return_inverse=True)
-    epochs, epoch = np.unique(columns["epoch"], return_inverse=True)
-    samples, sample = np.unique(columns["sample"], return_inverse=True)
+    try:
+        from rlhfless_functions.traces import read_trace_rows
+    except ModuleNotFoundError as error:
+        raise ValueError(f"to read traces, pip install {error.name}, or 'rlhfless[functions]'") from error
+
+    rows = read_trace_rows(str(place))
+    prompts, prompt = np.unique(rows.prompt, return_inverse=True)
+    prompt_tokens = np.zeros(len(prompts), dtype=np.int64)
+    prompt_tokens[prompt] = rows.prompt_tokens
+    if rows.step is not None:
+        return RecordedTrace(prompt_tokens, _recorded(rows.step, prompt, rows.sample, rows.response_tokens))
+    epochs, epoch = np.unique(rows.epoch, return_inverse=True)
+    samples, sample = np.unique(rows.sample, return_inverse=True)
     lengths = np.full((len(epochs), len(prompts), len(samples)), -1, dtype=np.int64)
-    lengths[epoch, prompt, sample] = columns["response_tokens"]
+    lengths[epoch, prompt, sample] = rows.response_tokens
     whole = (lengths >= 0).all(axis=(1, 2))
     if not whole.any():
         raise ValueError(
-            f"{path} has no epoch with all {len(prompts)} prompts and all {len(samples)} samples:"
+            f"{place} has no epoch with all {len(prompts)} prompts and all {len(samples)} samples:"
             f" give a trace of at least one whole epoch"
         )
-    prompt_tokens = np.zeros(len(prompts), dtype=np.int64)
-    prompt_tokens[prompt] = columns["prompt_tokens"]
     return Trace(prompt_tokens, lengths[whole])
 
 
-def _read_columns(path: Path) -> Iterator[NDArray[np.int64]]:
-    # A large library that only traces in files need, so that it is not loaded without them.
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(path)
-    missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
-    if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r}: a trace has {', '.join(COLUMNS)}")
-    table = file.read(columns=list(COLUMNS))
-    for name in COLUMNS:
-        yield table.column(name).to_numpy().astype(np.int64)
+def _recorded(
+    step: NDArray[np.int64], prompt: NDArray[np.intp], sample: NDArray[np.int64], response_tokens: NDArray[np.int64]
+) -> list[TraceStep]:
+    """Steps in their order, groups with their samples in order. An epoch is over when a prompt comes again."""
+    steps: dict[int, dict[int, list[int]]] = {}
+    for row in np.lexsort((sample, prompt, step)).tolist():
+        steps.setdefault(int(step[row]), {}).setdefault(int(prompt[row]), []).append(int(response_tokens[row]))
+    visits: dict[int, int] = {}
+    recorded = []
+    for groups in steps.values():
+        recorded.append(TraceStep(min(visits.get(each, 0) for each in groups), groups))
+        for each in groups:
+            visits[each] = visits.get(each, 0) + 1
+    return recorded

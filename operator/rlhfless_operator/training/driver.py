@@ -25,7 +25,7 @@ from rlhfless_operator.training.tracking import Tracking, check_tracking, open_t
 
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
-    *("metrics.jsonl", "samples.jsonl"),
+    *("traces", "metrics.jsonl", "samples.jsonl"),
 )
 """What may have been made from them before a first step is done."""
 

@@ -30,6 +30,10 @@ class JobFolder:
         """The prepared chunks of one step, and the results that announced them."""
         return join(self.root, "batches", _named(step, purpose))
 
+    def trace(self, step: int, part: str) -> str:
+        """A part of the run's trace: how long the responses of a chunk were."""
+        return join(self.root, "traces", _step(step), f"{part}.parquet")
+
     def weights(self, step: int) -> str:
         """A weights version."""
         return join(self.root, "weights", _step(step))

@@ -1,6 +1,6 @@
 """The requests of one job: pure functions from the job and its status to the wire contract."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlhfless_functions.api import (
     BatchReference,
@@ -129,8 +129,9 @@ class RequestBuilder:
         attempt: int,
         samples: Sequence[SampleTask],
         rollouts: list[str],
+        visits: Mapping[int, int],
     ) -> PrepareRequest:
-        """Prepare a chunk of complete groups."""
+        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt."""
         folder = self._folder.batches(step, purpose)
         training = purpose == "training"
         return PrepareRequest(
@@ -151,6 +152,8 @@ class RequestBuilder:
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
             sink=join(folder, f"{part}.parquet"),
+            trace=self._folder.trace(step, part) if training else None,
+            visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},
         )
 
     def learn(

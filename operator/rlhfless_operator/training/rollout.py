@@ -141,7 +141,10 @@ async def generate_and_prepare(
 
     def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
         samples = [sample for group in chunk for sample in group.samples]
-        return run.requests.prepare(step, purpose, weights, critic, part, attempt, samples, list(generated.parts))
+        visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
+        return run.requests.prepare(
+            step, purpose, weights, critic, part, attempt, samples, list(generated.parts), visits
+        )
 
     await prepare(
         run.platform,
