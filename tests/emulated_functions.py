@@ -32,7 +32,7 @@ from rlhfless_functions.api import (
     Started,
     WeightsReference,
 )
-from rlhfless_operator.platforms.base import Preload, StateChange, StateListener
+from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateChange, StateListener
 
 PROMPTS = 16
 
@@ -51,6 +51,8 @@ class Emulation:
     opened: int = 0
     closed: int = 0
     removed: int = 0
+    unavailable: str = ""
+    """What `open` complains of."""
     remember: bool = True
     """Whether requests are kept."""
 
@@ -73,6 +75,8 @@ class EmulatedPlatform:
         self._busy: dict[Stage, int] = {}
 
     async def open(self) -> None:
+        if self._emulation.unavailable:
+            raise PlatformUnavailableError(self._emulation.unavailable)
         self._emulation.opened += 1
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:

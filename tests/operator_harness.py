@@ -165,14 +165,14 @@ class Jobs:
     def wait(self, name: str, done: Callable[[dict[str, Any]], Any], what: str = "") -> dict[str, Any]:
         """The status, once it is as wanted."""
         return wait_for(
-            lambda: status if done(status := self.status(name)) else None, lambda: f"{what} {self.get(name)}"
+            lambda: status if done(status := self.status(name)) else None, lambda: f"{what} {self.status(name)}"
         )
 
     def wait_phase(self, name: str, *phases: str) -> dict[str, Any]:
         return self.wait(name, lambda status: status.get("phase") in phases, f"waiting for {phases}:")
 
     def wait_gone(self, name: str) -> None:
-        wait_for(lambda: self.get(name) is None, lambda: f"still there: {self.get(name)}")
+        wait_for(lambda: self.get(name) is None, lambda: f"still there: {(self.get(name) or {}).get('metadata')}")
 
     def events(self) -> list[tuple[str, str]]:
         """Reason and object of every event."""

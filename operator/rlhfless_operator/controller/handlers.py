@@ -9,6 +9,7 @@ import kopf
 
 from rlhfless_operator.controller.conditions import Transition
 from rlhfless_operator.controller.job import Supervisor
+from rlhfless_operator.controller.logs import NOTICE
 from rlhfless_operator.controller.resource import JobResource, next_action
 from rlhfless_operator.controller.workplace import Workplace
 from rlhfless_operator.crd import GROUP, PLURAL, VERSION
@@ -33,7 +34,7 @@ class Handlers:
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
         """Have kopf call them."""
-        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_event)
+        kopf.on.event(GROUP, VERSION, PLURAL, id=NOTICE, registry=registry)(self._on_event)
         kopf.daemon(
             GROUP,
             VERSION,

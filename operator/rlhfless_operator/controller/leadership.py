@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client import ApiClient, ApiException
+from kubernetes.aio.client import ApiClient, ApiException, V1Lease, V1ObjectMeta
 from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
@@ -23,11 +23,11 @@ class Election:
 
     namespace: str
     name: str = "rlhfless-operator"
-    duration: float = 15.0
+    duration: int = 15
     """A Lease that was not renewed for so long is free."""
-    renewal: float = 10.0
+    renewal: int = 10
     """A leader that can't renew for so long stops leading."""
-    retry: float = 2.0
+    retry: int = 2
     """Between two tries, and between two renewals."""
 
 
@@ -87,10 +87,13 @@ class _Lock(LeaseLock):
             return False, ApiException(status=0, reason=str(error))
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
+        # The parent's own gives the API a parameter of a type that the API refuses.
+        lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
-            return bool(await super().create(name, namespace, election_record))
-        except (aiohttp.ClientError, OSError):
+            await self.api_instance.create_namespaced_lease(namespace, lease)
+        except (ApiException, aiohttp.ClientError, OSError):
             return False
+        return True
 
     async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
         try:
