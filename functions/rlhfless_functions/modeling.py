@@ -2,8 +2,7 @@
 
 A batch is right-padded and starts at position 0. Under causal attention no token sees what stands to its right, so the
 passes need no attention mask, and a row's numbers do not depend on the rows beside it. Logits are computed for response
-tokens alone, in float32 from the head on (as ScaleRL, arXiv 2510.13786, recommends), and never for more than
-`chunk_tokens` tokens at a time.
+tokens alone, in float32 from the head on (as ScaleRL, arXiv 2510.13786, recommends).
 """
 
 from collections.abc import Sequence
@@ -12,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
+from rlhfless_functions.output_head import causal_model, token_log_probs
 from rlhfless_functions.weights.critic import CriticModel
 
 PASS_OVERHEAD_TOKENS = 128
@@ -112,7 +109,7 @@ def response_log_probs(
     *,
     entropy: bool = False,
     entropy_gradient: bool = False,
-    chunk_tokens: int = 4096,
+    chunk_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the response tokens under the model at a temperature, with autograd.
 
@@ -122,28 +119,21 @@ def response_log_probs(
         temperature: divides the float32 logits; above 0.
         entropy: whether to return the distributions' entropy as well.
         entropy_gradient: whether gradients flow through it.
-        chunk_tokens: tokens whose logits over the whole vocabulary are held at once. Of a longer batch they are
-            computed again in the backward pass instead of being kept.
+        chunk_tokens: tokens whose logits over the whole vocabulary are held at once; from the vocabulary's size if
+            left out.
 
     Returns:
         log-probabilities and entropies in nats, float32 [n, R]; 0 on padding.
     """
-    hidden = _hidden_before_responses(_causal_model(model).base_model, batch)
-    targets = batch.response_ids[batch.response_mask]
-
-    def of_chunk(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return _log_probs(output_logits(model, rows) / temperature, ids, entropy, entropy_gradient)
-
-    if len(targets) <= chunk_tokens:
-        log_probs, entropies = of_chunk(hidden, targets)
-    else:
-        keep = torch.is_grad_enabled()
-        chunks = [
-            checkpoint(of_chunk, rows, ids, use_reentrant=False) if keep else of_chunk(rows, ids)
-            for rows, ids in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
-        ]
-        log_probs = torch.cat([log_probs for log_probs, _ in chunks])
-        entropies = torch.cat([entropies for _, entropies in chunks]) if entropy else None
+    log_probs, entropies = token_log_probs(
+        model,
+        _hidden_before_responses(causal_model(model).base_model, batch),
+        batch.response_ids[batch.response_mask],
+        temperature,
+        entropy=entropy,
+        entropy_gradient=entropy_gradient,
+        chunk_tokens=chunk_tokens,
+    )
     return _unflatten(log_probs, batch), None if entropies is None else _unflatten(entropies, batch)
 
 
@@ -160,66 +150,9 @@ def response_values(critic: CriticModel, batch: RaggedBatch) -> torch.Tensor:
     return _unflatten(values.squeeze(-1), batch)
 
 
-def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """The language-model head in float32: final hidden states [..., H] to logits [..., V].
-
-    Weights in a narrower format are widened; the products are exact and the sums are in float32.
-    """
-    causal = _causal_model(model)
-    head = causal.get_output_embeddings()
-    config = causal.config.get_text_config()
-    with torch.autocast(hidden.device.type, enabled=False):
-        if type(head) is nn.Linear:
-            bias = None if head.bias is None else head.bias.float()
-            logits = functional.linear(hidden.float(), head.weight.float(), bias)
-        else:  # an adapter sits on the head, which knows its own arithmetic
-            logits = head(hidden.to(head.weight.dtype)).float()
-    if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
-        logits = logits * scale
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
-        logits = logits / divisor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2
-        logits = cap * torch.tanh(logits / cap)
-    return logits
-
-
-@torch.no_grad()
-def check_output_logits(model: nn.Module) -> None:
-    """Make sure that `output_logits` is what the model itself does after its last layer.
-
-    Raises:
-        ValueError: for an architecture that treats its logits in a way of its own.
-    """
-    causal = _causal_model(model)
-    ids = torch.zeros((1, 2), dtype=torch.long, device=causal.device)
-    ours = output_logits(model, causal.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    theirs = causal(input_ids=ids, use_cache=False).logits.float()
-    tolerance = 1e-3 if causal.dtype == torch.float32 else 0.05
-    if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
-        raise ValueError(
-            f"{type(causal).__name__} changes its logits after the head in a way that is not supported:"
-            " use a model of another architecture"
-        )
-
-
-def _causal_model(model: nn.Module) -> PreTrainedModel:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _hidden_before_responses(body: nn.Module, batch: RaggedBatch) -> torch.Tensor:
     hidden = body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, batch.positions)
-
-
-def _log_probs(
-    logits: torch.Tensor, ids: torch.Tensor, entropy: bool, entropy_gradient: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    every = torch.log_softmax(logits, dim=-1)
-    chosen = every.gather(-1, ids[:, None]).squeeze(-1)
-    if not entropy:
-        return chosen, None
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        return chosen, -torch.linalg.vecdot(every.exp(), every)
 
 
 def _unflatten(flat: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.modeling import check_output_logits
+from rlhfless_functions.output_head import check_output_logits
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights import CriticModel, load_critic, load_policy, swap_critic, swap_policy

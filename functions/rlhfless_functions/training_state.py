@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhfless_functions.api import LearnRequest, WeightsReference
-from rlhfless_functions.modeling import check_output_logits
 from rlhfless_functions.optimizers import ModelOptimizer
+from rlhfless_functions.output_head import check_output_logits
 from rlhfless_functions.settings import CriticSettings, ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights import CriticModel, load_critic, load_policy, load_tokenizer

@@ -12,5 +12,5 @@ class LearningSettings(Settings):
     """Recompute activations in the backward pass instead of keeping them."""
     autocast: bool = True
     """Compute in bfloat16 where the hardware has it; weights, log-softmax and optimizer stay in float32."""
-    logits_chunk_tokens: int = Field(default=4096, ge=1)
-    """Tokens whose float32 logits over the whole vocabulary are held at once."""
+    logits_chunk_tokens: int | None = Field(default=None, ge=1)
+    """Tokens whose float32 logits over the whole vocabulary are held at once; from its size if left out."""

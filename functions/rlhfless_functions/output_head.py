@@ -1,0 +1,233 @@
+"""From final hidden states to log-probabilities of tokens: the language-model head in float32, a chunk at a time.
+
+A vocabulary's logits are the largest tensor of a forward pass by far: 4,096 tokens over 150,000 entries are 2.5 GB, and
+autograd would keep three of them. Here they exist for a chunk at a time, and the backward pass computes them again from
+the hidden states. That is one more matrix product, and no slower on a CPU than reading them back was.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+CHUNK_LOGITS = 2**24
+"""Logits of a chunk, in numbers (64 MiB each of the two or three tensors that a chunk takes), unless told otherwise."""
+LEAST_CHUNK_TOKENS = 128
+"""Fewer rows than this would leave a matrix product waiting for the head's weights."""
+
+
+def token_log_probs(
+    model: nn.Module,
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    entropy_gradient: bool = False,
+    chunk_tokens: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of tokens under the softmax of the head's logits over a temperature, with autograd.
+
+    Args:
+        model: a causal language model of transformers, with or without a peft adapter.
+        hidden: [tokens, H] final hidden states.
+        ids: [tokens] what is predicted from each.
+        temperature: divides the float32 logits; above 0.
+        entropy: whether to return the distributions' entropy as well.
+        entropy_gradient: whether gradients flow through it.
+        chunk_tokens: tokens whose logits are held at once; from the vocabulary's size if left out.
+
+    Returns:
+        Log-probabilities and entropies in nats, float32 [tokens].
+    """
+    causal = causal_model(model)
+    head, form = causal.get_output_embeddings(), _Form.of(causal)
+    chunk_tokens = chunk_tokens or max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS // causal.config.get_text_config().vocab_size)
+    if type(head) is nn.Linear:
+        log_probs, entropies = _TokenLogProbs.apply(
+            hidden, head.weight, head.bias, ids, form, temperature, chunk_tokens, entropy, entropy_gradient
+        )
+        return log_probs, entropies
+
+    def of_chunk(rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        every = torch.log_softmax(output_logits(model, rows) / temperature, dim=-1)
+        chosen = every.gather(-1, targets[:, None]).squeeze(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            return chosen, _entropy(every) if entropy else None
+
+    # An adapter sits on the head, which knows its own arithmetic.
+    keep = torch.is_grad_enabled()
+    chunks = [
+        checkpoint(of_chunk, rows, targets, use_reentrant=False) if keep else of_chunk(rows, targets)
+        for rows, targets in zip(hidden.split(chunk_tokens), ids.split(chunk_tokens), strict=True)
+    ]
+    entropies = torch.cat([entropies for _, entropies in chunks]) if entropy else None
+    return torch.cat([log_probs for log_probs, _ in chunks]), entropies
+
+
+def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """The language-model head in float32: final hidden states [..., H] to logits [..., V].
+
+    Weights in a narrower format are widened; the products are exact and the sums are in float32.
+    """
+    causal = causal_model(model)
+    head = causal.get_output_embeddings()
+    with torch.autocast(hidden.device.type, enabled=False):
+        if type(head) is nn.Linear:
+            bias = None if head.bias is None else head.bias.float()
+            logits = functional.linear(hidden.float(), head.weight.float(), bias)
+        else:
+            logits = head(hidden.to(head.weight.dtype)).float()
+    form = _Form.of(causal)
+    logits = logits * form.scale
+    return logits if form.cap is None else form.cap * torch.tanh(logits / form.cap)
+
+
+@torch.no_grad()
+def check_output_logits(model: nn.Module) -> None:
+    """Make sure that `output_logits` is what the model itself does after its last layer.
+
+    Raises:
+        ValueError: for an architecture that treats its logits in a way of its own.
+    """
+    causal = causal_model(model)
+    ids = torch.zeros((1, 2), dtype=torch.long, device=causal.device)
+    ours = output_logits(model, causal.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    theirs = causal(input_ids=ids, use_cache=False).logits.float()
+    tolerance = 1e-3 if causal.dtype == torch.float32 else 0.05
+    if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
+        raise ValueError(
+            f"{type(causal).__name__} changes its logits after the head in a way that is not supported:"
+            " use a model of another architecture"
+        )
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model itself; adapters are layers inside it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What an architecture does to its logits."""
+
+    scale: float
+    """Their factor (Cohere; Granite divides)."""
+    cap: float | None
+    """Bound that they are bent to: cap · tanh(logits / cap) (Gemma 2)."""
+
+    @classmethod
+    def of(cls, causal: PreTrainedModel) -> "_Form":
+        config = causal.config.get_text_config()
+        scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+        cap: float | None = getattr(config, "final_logit_softcapping", None)
+        return cls((1.0 if scale is None else scale) / (1.0 if divisor is None else divisor), cap)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """Linear head, soft-cap, temperature, log-softmax and entropy in one, with logits for a chunk at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        ids: torch.Tensor,
+        form: _Form,
+        temperature: float,
+        chunk_tokens: int,
+        entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        log_probs = hidden.new_empty(len(ids), dtype=torch.float32)
+        entropies = torch.empty_like(log_probs) if entropy else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            wide, wide_bias = weight.float(), None if bias is None else bias.float()
+            for start in range(0, len(ids), chunk_tokens):
+                rows = slice(start, start + chunk_tokens)
+                scores = _scores(hidden[rows], wide, wide_bias, form, temperature)
+                every = torch.log_softmax(scores, dim=-1)
+                del scores
+                torch.gather(every, 1, ids[rows, None], out=log_probs[rows, None])
+                if entropies is not None:
+                    entropies[rows] = _entropy(every)
+        ctx.save_for_backward(hidden, weight, bias, ids, entropies)
+        ctx.form, ctx.temperature, ctx.chunk_tokens = form, temperature, chunk_tokens
+        ctx.entropy_gradient = entropy and entropy_gradient
+        if entropies is not None and not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        hidden, weight, bias, ids, entropies = ctx.saved_tensors
+        of_log_probs, of_entropies = gradients
+        assert of_log_probs is not None
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight: torch.Tensor | None = None
+        to_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            wide, wide_bias = weight.float(), None if bias is None else bias.float()
+            for start in range(0, len(ids), ctx.chunk_tokens):
+                rows = slice(start, start + ctx.chunk_tokens)
+                inputs = hidden[rows].float()
+                scores = _scores(inputs, wide, wide_bias, ctx.form, ctx.temperature)
+                every = torch.log_softmax(scores, dim=-1)
+                slope = None if ctx.form.cap is None else _slope(scores, ctx)
+                del scores
+                # d log p_y / d z = 1_y − p, and d H / d z = −p (log p + H)
+                probabilities = every.exp()
+                if ctx.entropy_gradient and of_entropies is not None:
+                    outward = every + entropies[rows, None]
+                    outward.mul_(of_entropies[rows, None]).add_(of_log_probs[rows, None])
+                    outward.mul_(probabilities).neg_()
+                else:
+                    outward = probabilities.mul_(-of_log_probs[rows, None])
+                outward.scatter_add_(1, ids[rows, None], of_log_probs[rows, None])
+                if slope is not None:
+                    outward.mul_(slope)
+                if ctx.form.scale != ctx.temperature:
+                    outward.mul_(ctx.form.scale / ctx.temperature)
+                if to_hidden is not None:
+                    to_hidden[rows] = outward @ wide
+                if ctx.needs_input_grad[1]:
+                    if to_weight is None:
+                        to_weight = outward.T @ inputs
+                    else:
+                        to_weight.addmm_(outward.T, inputs)
+                if to_bias is not None:
+                    to_bias += outward.sum(0)
+        if to_weight is None and ctx.needs_input_grad[1]:
+            to_weight = torch.zeros_like(weight)
+        return (
+            to_hidden,
+            None if to_weight is None else to_weight.to(weight.dtype),
+            None if to_bias is None else to_bias.to(bias.dtype),
+            *[None] * 6,
+        )
+
+
+def _scores(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: _Form, temperature: float
+) -> torch.Tensor:
+    """Logits over the temperature, float32 [tokens, V], in memory of their own."""
+    scores = functional.linear(hidden.float(), weight, bias)
+    if form.scale != 1:
+        scores.mul_(form.scale)
+    if form.cap is not None:
+        scores.div_(form.cap).tanh_().mul_(form.cap)
+    return scores.div_(temperature) if temperature != 1 else scores
+
+
+def _slope(scores: torch.Tensor, ctx: Any) -> torch.Tensor:
+    """The derivative of cap · tanh(x / cap), from its value over the temperature."""
+    return 1 - (scores * (ctx.temperature / ctx.form.cap)).square_()
+
+
+def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
+    return -torch.linalg.vecdot(log_probs.exp(), log_probs)
