@@ -1,8 +1,10 @@
 """Train the quickstart with several seeds and tabulate held-out accuracy before and after.
 
     python benchmarks/quickstart_seeds.py [--jobs grpo ppo] [--seeds 0 1 2] [--threads 2] [--artifacts DIR]
+        [--engine vllm] [--keep-alive 10m]
 
-Prints a Markdown table, a row as each run ends.
+Prints a Markdown table, a row as each run ends. The gap is the greatest of all steps of mean exp|trainer − engine|, of
+log-probabilities at equal weights. With `--engine vllm` it runs in the environment that `make test-vllm` makes.
 """
 
 import argparse
@@ -20,12 +22,17 @@ from rlhfless_operator.validation import load_job
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
 
 
-def train(algorithm: str, seed: int, threads: int, artifacts: Path) -> dict[str, Any]:
-    """Run one job to its end and return its summary."""
+def train(
+    algorithm: str, seed: int, threads: int, artifacts: Path, engine: str, keep_alive: str | None
+) -> dict[str, Any]:
+    """Run one job to its end and return its summary, with the greatest gap between engine and trainer."""
     resolved = load_job(QUICKSTART / f"{algorithm}.yaml").resolve_paths(QUICKSTART)
     job = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
-    name = f"{algorithm}-seed-{seed}"
+    name = f"{algorithm}-{engine}-seed-{seed}"
     job["metadata"]["name"], job["spec"]["seed"] = name, seed
+    job["spec"]["generation"]["engine"] = engine
+    if keep_alive is not None:
+        job["spec"]["generation"]["keepAlive"] = keep_alive
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(job, file)
         file.flush()
@@ -33,7 +40,9 @@ def train(algorithm: str, seed: int, threads: int, artifacts: Path) -> dict[str,
         command += ["--artifacts", str(artifacts), "--threads", str(threads)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     summary: dict[str, Any] = json.loads((artifacts / name / "summary.json").read_text())
-    return summary
+    records = [json.loads(line) for line in (artifacts / name / "metrics.jsonl").read_text().splitlines()]
+    gaps = [record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]]
+    return summary | {"gap": max(gaps)}
 
 
 def main() -> None:
@@ -43,15 +52,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--artifacts", type=Path, default=Path("runs"))
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--keep-alive", help="instead of the job's own")
     arguments = parser.parse_args()
-    print("| Job | Seed | Accuracy before | after | Reward first step | last step | Seconds | Instance-seconds |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("| Job | Seed | Accuracy before | after | Reward first step | last step | Seconds | Instance-seconds | Gap |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for algorithm in arguments.jobs:
         for seed in arguments.seeds:
-            run = train(algorithm, seed, arguments.threads, arguments.artifacts)
+            run = train(algorithm, seed, arguments.threads, arguments.artifacts, arguments.engine, arguments.keep_alive)
             numbers = [run[key] for key in ("accuracy_before", "accuracy_after", "reward_first", "reward_last")]
             cells = [algorithm, str(seed), *(f"{number:.3f}" for number in numbers)]
-            cells += [f"{run['seconds']:.0f}", f"{run['gpu_seconds']:.0f}"]
+            cells += [f"{run['seconds']:.0f}", f"{run['gpu_seconds']:.0f}", f"{run['gap']:.6f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

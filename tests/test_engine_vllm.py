@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine_shares import (
     SAMPLING,
@@ -42,6 +43,7 @@ from rlhfless_functions.generation import Generator
 from rlhfless_functions.rollouts import Prompt, Rollout, read_rollouts, write_prompts
 from rlhfless_functions.settings import EngineSettings, LoraSettings, ModelSettings, SamplingSettings, VllmSettings
 from rlhfless_functions.task import TaskContext, TaskError
+from rlhfless_functions.weights import publish_weights
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
@@ -241,6 +243,25 @@ def test_a_reload_that_fails_half_way_is_the_end_of_the_engine(
     assert (caught.value.reason, caught.value.retryable) == ("engine_lost", True)
     with pytest.raises(TaskError, match="no weights are loaded"):
         engine.start(share(1, 1), SAMPLING, None)
+
+
+def test_weights_that_do_not_match_their_checksums_are_never_sampled_from(
+    engine: VllmEngine, folder: Path, tmp_path: Path
+) -> None:
+    before = generate(engine, share(2, 2))
+    bad = tmp_path / "bad"
+    publish_weights(
+        str(bad), AutoModelForCausalLM.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+    )
+    content = bytearray((bad / "model.safetensors").read_bytes())
+    content[-100] ^= 1
+    (bad / "model.safetensors").write_bytes(content)
+    with pytest.raises(TaskError, match=r"bad"):
+        engine.load(settings_of(folder), version(bad, 1))
+    with pytest.raises(TaskError, match="no weights are loaded"):
+        engine.start(share(1, 1), SAMPLING, None)
+    engine.load(settings_of(folder), version(folder))
+    assert_same(generate(engine, share(2, 2)), before)
 
 
 PROMPTS, GROUP = 4, 3

@@ -4,6 +4,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -36,7 +37,8 @@ class _Loaded:
     engine: Any
     settings: ModelSettings
     config: PretrainedConfig
-    weights: WeightsReference
+    weights: WeightsReference | None
+    """None while nobody knows whether they are what they are said to be."""
     tensors: dict[str, tuple[int, ...]]
     """Shape of each tensor of the checkpoint."""
     tokenizer: Any
@@ -64,8 +66,9 @@ class VllmEngine:
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
 
-        What is replaced in place is checked first: checksums against the manifest, names and shapes against what is
-        there. Prefixes that were computed with other weights are forgotten.
+        Before anything is replaced in place, names and shapes are compared with what is there; checksums are compared
+        with the manifest by its side, and nothing is sampled before they match. Prefixes that were computed with other
+        weights are forgotten.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`: the engine then holds nothing, and may load again;
@@ -80,11 +83,21 @@ class VllmEngine:
         self._usable = True
 
     def _replace(self, held: _Loaded, weights: WeightsReference) -> None:
-        folder = weights_folder(weights.uri, revision=model_revision(held.settings, weights.uri))
+        revision = model_revision(held.settings, weights.uri)
+        folder = weights_folder(weights.uri, revision=revision, verify=False)
         with unloadable(weights.uri, "give weights of the job's own model"):
             files = safetensors_files(folder)
             if difference := layout_difference(held.tensors, layout(files), tied=_tied(held.config)):
                 raise MismatchError(difference)
+        held.weights = None
+        # Checksums take as long as the tensors do, and a core of their own: what does not match is never sampled from.
+        with ThreadPoolExecutor(max_workers=1) as checking:
+            checked = checking.submit(weights_folder, weights.uri, revision=revision)
+            self._take_over(held, weights, files)
+            checked.result()
+        held.weights = weights
+
+    def _take_over(self, held: _Loaded, weights: WeightsReference, files: Sequence[Path]) -> None:
         try:
             held.engine.collective_rpc("replace_weights", args=([str(file) for file in files], _tied(held.config)))
             if not held.engine.reset_prefix_cache():
@@ -97,7 +110,6 @@ class VllmEngine:
                 " this instance ends, and another one goes on",
                 retryable=True,
             ) from error
-        held.weights = weights
 
     def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
         if model.lora is not None:
