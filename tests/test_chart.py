@@ -5,6 +5,7 @@ cluster, as dry runs.
 """
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ import yaml
 
 from control_plane import ApiServer, control_plane
 from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.crd import crd
 from rlhfless_operator.preflight.permissions import PERMISSIONS
 
@@ -342,31 +345,33 @@ def test_each_dashboard_is_a_config_map_that_grafana_finds() -> None:
 
 JOB_RIGHTS = {
     ("rlhfless.io", "rlhfjobs"): {"get", "list", "watch", "patch", "delete"},
-    ("rlhfless.io", "rlhfjobs/status"): {"get", "patch"},
+    ("rlhfless.io", "rlhfjobs/status"): {"patch"},
     ("rlhfless.io", "rlhfjobs/finalizers"): {"update"},
-    ("serving.knative.dev", "services"): {"get", "list", "watch", "create", "patch", "delete"},
-    ("serving.knative.dev", "revisions"): {"get", "list", "watch", "patch"},
-    ("", "pods"): {"get", "list", "watch", "patch", "delete"},
-    ("", "secrets"): {"get", "create", "patch"},
+    ("serving.knative.dev", "services"): {"get", "create", "patch", "delete"},
+    ("serving.knative.dev", "revisions"): {"get", "patch"},
+    ("", "pods"): {"list", "watch", "patch", "delete"},
+    ("", "secrets"): {"get", "create"},
     ("networking.k8s.io", "networkpolicies"): {"get", "create", "patch", "delete"},
-    ("", "resourcequotas"): {"get", "list"},
+    ("", "resourcequotas"): {"list"},
     ("", "events"): {"create"},
 }
 CLUSTER_RIGHTS = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},
     ("", "nodes"): {"list"},
 }
-KUEUE_RIGHTS = {("kueue.x-k8s.io", "workloads"): {"get", "list", "watch", "create", "patch", "delete"}}
+KUEUE_RIGHTS = {
+    ("kueue.x-k8s.io", "workloads"): {"get", "create", "patch", "delete"},
+    ("kueue.x-k8s.io", "workloads/status"): {"patch"},
+}
 LEADER_RIGHTS = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 
 
 def rights(role: Manifest) -> dict[tuple[str, str], set[str]]:
-    return {
-        (group, resource): set(rule["verbs"])
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for rule in role["rules"]:
+        for group, resource in itertools.product(rule["apiGroups"], rule["resources"]):
+            found[group, resource] |= set(rule["verbs"])
+    return found
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> list[Manifest]:
@@ -382,6 +387,7 @@ def test_cluster_wide_the_operator_has_these_rights_and_no_others() -> None:
     roles = {role["metadata"]["name"]: role for role in of_kind(manifests, "Role")}
     assert set(roles) == {"training-rlhfless-leader", "training-rlhfless-preflight"}
     assert rights(roles["training-rlhfless-leader"]) == LEADER_RIGHTS
+    assert roles["training-rlhfless-leader"]["rules"][1]["resourceNames"] == [Election("").name]
     (rule,) = roles["training-rlhfless-preflight"]["rules"]
     assert rule["verbs"] == ["get"] and len(rule["resourceNames"]) == 4
 

@@ -259,7 +259,7 @@ def test_missing_permissions_are_listed_by_resource() -> None:
     allowed = {permission: permission.resource != "secrets" for permission in PERMISSIONS}
     finding = check_permissions(allowed, "team")
     assert finding.verdict == "error"
-    assert "not allowed in namespace team: get, create, patch secrets (core)" in finding.message
+    assert "not allowed in namespace team: get, create secrets (core)" in finding.message
     assert check_permissions(dict.fromkeys(PERMISSIONS, True), None).verdict == "ok"
 
 

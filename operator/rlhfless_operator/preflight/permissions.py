@@ -21,14 +21,14 @@ class Permission:
 
 _RIGHTS: Mapping[tuple[str, str], str] = {
     (GROUP, PLURAL): "get list watch patch delete",
-    (GROUP, f"{PLURAL}/status"): "get patch",
+    (GROUP, f"{PLURAL}/status"): "patch",
     (GROUP, f"{PLURAL}/finalizers"): "update",
-    ("serving.knative.dev", "services"): "get list watch create patch delete",
-    ("serving.knative.dev", "revisions"): "get list watch patch",
-    ("", "pods"): "get list watch patch delete",
-    ("", "secrets"): "get create patch",
+    ("serving.knative.dev", "services"): "get create patch delete",
+    ("serving.knative.dev", "revisions"): "get patch",
+    ("", "pods"): "list watch patch delete",
+    ("", "secrets"): "get create",
     ("networking.k8s.io", "networkpolicies"): "get create patch delete",
-    ("", "resourcequotas"): "get list",
+    ("", "resourcequotas"): "list",
     ("", "events"): "create",
 }
 PERMISSIONS: tuple[Permission, ...] = tuple(
