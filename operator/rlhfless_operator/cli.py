@@ -1,4 +1,5 @@
-"""The command line: `rlhfless run | validate | report | compare | sample | simulate | preflight | crd | reference`."""
+"""The command line: `rlhfless run | validate | report | compare | sample | simulate | preflight | operator |
+crd | reference`."""
 
 import asyncio
 import importlib.util
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -185,6 +186,41 @@ def preflight(
         _fail(str(error))
     typer.echo(json.dumps([vars(finding) for finding in findings]) if as_json else checks.describe(findings))
     raise typer.Exit(int(checks.failed(findings)))
+
+
+@app.command()
+def operator(
+    leader_elect: Annotated[
+        bool | None,
+        typer.Option(help="Of several replicas let one lead, by a Lease; if left out, only inside a cluster."),
+    ] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Of the Lease; the pod's own if left out.")] = None,
+    lease_name: Annotated[str, typer.Option(help="Of the Lease.")] = "rlhfless-operator",
+    log_format: Annotated[Literal["json", "text"], typer.Option(help="For log collectors, or for people.")] = "json",
+    verbose: Annotated[bool, typer.Option(help="Also log what helps to find a fault in the operator.")] = False,
+) -> None:
+    """Run the jobs of a cluster: the one that KUBECONFIG names, or the one that this process is in.
+
+    Settings are environment variables, RLHFLESS_FUNCTIONS_IMAGE and so on; the Helm chart sets them.
+    """
+    from rlhfless_operator.cluster_settings import ClusterSettings
+    from rlhfless_operator.controller.functions import knative_platforms
+    from rlhfless_operator.controller.leadership import Election, LeadershipLostError, own_namespace
+    from rlhfless_operator.controller.logs import configure_logs
+    from rlhfless_operator.controller.main import Operator
+    from rlhfless_operator.training.errors import UserError
+
+    try:
+        settings = ClusterSettings.from_environment(os.environ)
+        namespace = lease_namespace or own_namespace()
+        elect = namespace is not None if leader_elect is None else leader_elect
+        if elect and namespace is None:
+            _fail("--leader-elect outside a cluster: say where the Lease is, with --lease-namespace")
+        election = Election(namespace, lease_name) if elect and namespace else None
+        configure_logs(log_format, verbose=verbose)
+        asyncio.run(Operator(settings, knative_platforms, election=election).run())
+    except (UserError, LeadershipLostError) as error:
+        _fail(str(error))
 
 
 @app.command()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,6 +12,8 @@ from kubernetes.aio.client import ApiClient, ApiException, V1Lease, V1ObjectMeta
 from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class LeadershipLostError(Exception):
@@ -71,6 +74,11 @@ async def lead(
             await operating
         if not renewing.done() or renewing.cancelled():
             await lock.release()
+
+
+def own_namespace() -> str | None:
+    """The namespace of the pod that this process is in; None outside a cluster."""
+    return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else None
 
 
 async def _nothing() -> None:

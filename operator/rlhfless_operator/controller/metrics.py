@@ -6,6 +6,7 @@ Counters begin at 0 with the operator's process, as Prometheus expects. No metri
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -138,12 +139,14 @@ class JobMeter:
     lengths: list[int] = field(default_factory=list)
     """Response tokens of the step's samples so far."""
     _run: TrainingRun | None = None
+    _price: Decimal = Decimal(0)
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
 
     def attach(self, run: TrainingRun) -> None:
         """A driver has the job; what it finishes from now on is counted."""
         self._run, self._counted_step = run, run.status.step
+        self._price = run.spec.prices.instance_hour
         # From 0 on: what a series begins with, Prometheus takes for no increase.
         for stage in STAGES:
             self.metrics.stage_duration.labels(self.namespace, self.job, stage)
@@ -172,11 +175,9 @@ class JobMeter:
         Args:
             now: monotonic seconds.
         """
-        metrics, labels, run = self.metrics, (self.namespace, self.job), self._run
-        if run is None:
-            return
+        metrics, labels, run, price = self.metrics, (self.namespace, self.job), self._run, self._price
+        # Pods that are still terminating cost something after their driver has ended.
         total = self.ledger.running(now)
-        price = run.spec.prices.instance_hour
         for stage in STAGES:
             for state in CHARGED:
                 self._count(metrics.gpu_seconds, (*labels, stage, state), total.total(stage, state))
@@ -184,6 +185,8 @@ class JobMeter:
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
         metrics.actors.labels(*labels, "ready").set(ready)
+        if run is None:
+            return
         wanted = run.progress.actors if run.progress.stage_name in ("generation", "evaluation") else 0
         metrics.actors.labels(*labels, "wanted").set(wanted)
         if run.total_steps:
