@@ -95,13 +95,12 @@ class Transition:
 
 
 def started(message: str) -> Transition:
-    """A driver has the job and its functions."""
+    """A driver has the job."""
     return Transition(
         "Running",
         (
             (PROGRESSING, True, Reason.TRAINING),
             (ACCEPTED, True, Reason.VALID),
-            (SERVICES_READY, True, Reason.SERVICES_CREATED),
             (SUSPENDED, False, Reason.NOT_SUSPENDED),
         ),
         message,
