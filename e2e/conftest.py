@@ -1,0 +1,71 @@
+"""Fixtures of the end-to-end tests, which `make e2e` runs on KUBECONFIG's cluster; harness/options.py has options."""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from harness.chart import Chart
+from harness.diagnostics import describe
+from harness.images import ROOT, Images, provide_images
+from harness.kubectl import Kubectl
+from harness.options import Options
+from harness.storage import Storage
+
+
+@pytest.fixture(scope="session")
+def options() -> Options:
+    """What the environment says."""
+    return Options.from_environment()
+
+
+@pytest.fixture(scope="session")
+def images(options: Options) -> Images:
+    """The images under test, on the cluster."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.fail("KUBECONFIG names no cluster: set it to one with Knative Serving", pytrace=False)
+    context = subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True).stdout.strip()
+    return provide_images(options, context)
+
+
+@pytest.fixture(scope="session")
+def kubectl(options: Options, images: Images) -> Iterator[Kubectl]:
+    """kubectl in a namespace of this run's own, which is deleted at its end."""
+    kubectl = Kubectl(f"rlhfless-e2e-{secrets.token_hex(3)}", options.patience)
+    kubectl("create", "namespace", kubectl.namespace)
+    yield kubectl
+    if not options.keep:
+        kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def storage(kubectl: Kubectl, options: Options, images: Images) -> Iterator[Storage]:
+    """The namespace's volumes: `/artifacts`, and `/files` with the quickstart's."""
+    storage = Storage(kubectl, options, images.operator)
+    storage.create()
+    storage.put(ROOT / "examples" / "quickstart", "/files")
+    yield storage
+    if not options.keep:
+        storage.remove()
+
+
+@pytest.fixture(scope="session")
+def chart(kubectl: Kubectl, storage: Storage, images: Images, options: Options) -> Iterator[Chart]:
+    """The installed chart, with its operator ready."""
+    chart = Chart(kubectl, images)
+    chart.install()
+    yield chart
+    if not options.keep:
+        chart.uninstall()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Put the state of the namespace into the report of a failed test."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    kubectl = getattr(item, "funcargs", {}).get("kubectl")
+    if report.failed and kubectl is not None:
+        report.sections.append((f"namespace {kubectl.namespace}", describe(kubectl)))

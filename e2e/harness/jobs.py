@@ -1,0 +1,142 @@
+"""RLHFJobs as a user of kubectl meets them, and the pods that they hold."""
+
+import copy
+import itertools
+import json
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.images import ROOT
+from harness.kubectl import Kubectl
+
+QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
+
+
+class Jobs:
+    """The jobs of a namespace."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self.kubectl = kubectl
+
+    def apply_file(self, file: Path) -> None:
+        """`kubectl apply -f FILE`."""
+        self.kubectl("apply", "-f", str(file))
+
+    def apply(self, job: dict[str, Any]) -> None:
+        """`kubectl apply` of a document."""
+        self.kubectl("apply", "-f", "-", given=json.dumps(job))
+
+    def patch(self, name: str, spec: dict[str, Any]) -> None:
+        """Change fields of the spec."""
+        self.kubectl("patch", "rlhfjob", name, "--type=merge", "--patch", json.dumps({"spec": spec}))
+
+    def delete(self, name: str, *, wait: bool = True) -> None:
+        """`kubectl delete`."""
+        self.kubectl("delete", "rlhfjob", name, "--ignore-not-found", f"--wait={str(wait).lower()}")
+
+    def status(self, name: str) -> dict[str, Any]:
+        """The status; empty before there is one."""
+        return self.kubectl.get("rlhfjob", name).get("status", {})
+
+    def wait(self, name: str, what: str, done: Callable[[dict[str, Any]], Any], seconds: float) -> dict[str, Any]:
+        """Wait for a status; a job that has failed is an error at once."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.status(name)
+            if done(status):
+                return status
+            assert status.get("phase") != "Failed", f"{name} failed: {status.get('message')}"
+            return None
+
+        return self.kubectl.wait_until(f"{name}: {what}", look, seconds)
+
+    def wait_succeeded(self, name: str, seconds: float) -> dict[str, Any]:
+        """Wait until all of its steps are done."""
+        return self.wait(name, "succeeded", lambda status: status.get("phase") == "Succeeded", seconds)
+
+    def objects(self, name: str) -> list[str]:
+        """Everything of a job's that is in the namespace."""
+        kinds = "services.serving.knative.dev,revisions.serving.knative.dev,pods,secrets,networkpolicies"
+        found = self.kubectl("get", kinds, f"--selector=rlhfless.io/job={name}", "--output=name")
+        return found.split()
+
+
+def quickstart(name: str, **spec: Any) -> dict[str, Any]:
+    """The quickstart's document under another name, with parts of its spec replaced; None removes one."""
+    job: dict[str, Any] = yaml.safe_load(QUICKSTART.read_text())
+    job["metadata"]["name"] = name
+    for field, value in copy.deepcopy(spec).items():
+        if value is None:
+            job["spec"].pop(field, None)
+        elif isinstance(value, dict) and isinstance(job["spec"].get(field), dict):
+            job["spec"][field] |= value
+        else:
+            job["spec"][field] = value
+    return job
+
+
+def short(name: str, *, steps: int = 3, **spec: Any) -> dict[str, Any]:
+    """A few steps of the quickstart on fewer prompts, without its evaluations."""
+    batch = {"promptsPerStep": 8, "samplesPerPrompt": 8, "minibatchSamples": 32, "microbatchTokens": 16384}
+    return quickstart(name, **{"steps": steps, "evaluation": None, "batch": batch, **spec})
+
+
+class PodCounts:
+    """Watches how many pods of a job each stage has, while the context lasts."""
+
+    def __init__(self, kubectl: Kubectl, job: str) -> None:
+        self._command = [
+            *("kubectl", "-n", kubectl.namespace, "get", "pods", f"--selector=rlhfless.io/job={job}"),
+            *("--watch", "--output-watch-events", "--output=json"),
+        ]
+        self.counts: dict[str, list[int]] = defaultdict(lambda: [0])
+        """Numbers of pods that are not terminating, by stage, one for each change."""
+        self._stages: dict[str, str] = {}
+
+    def __enter__(self) -> "PodCounts":
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._thread.join()
+        self._process.wait()
+
+    def rises(self, stage: str) -> int:
+        """How often the stage went from no pods to some."""
+        counts = self.counts[stage]
+        return sum(before == 0 and after > 0 for before, after in itertools.pairwise(counts))
+
+    def most(self, stage: str) -> int:
+        """The most pods that it had at a time."""
+        return max(self.counts[stage])
+
+    def _follow(self) -> None:
+        decoder = json.JSONDecoder()
+        text = ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text += line
+            if not line.startswith("}"):
+                continue
+            event, _ = decoder.raw_decode(text)
+            text = ""
+            self._note(event["type"], event["object"])
+
+    def _note(self, kind: str, pod: dict[str, Any]) -> None:
+        name, stage = pod["metadata"]["name"], pod["metadata"]["labels"].get("rlhfless.io/stage", "?")
+        if kind == "DELETED" or "deletionTimestamp" in pod["metadata"]:
+            self._stages.pop(name, None)
+        else:
+            self._stages[name] = stage
+        number = sum(each == stage for each in self._stages.values())
+        if self.counts[stage][-1] != number:
+            self.counts[stage].append(number)

@@ -1,0 +1,39 @@
+"""What the end-to-end tests are told by RLHFLESS_E2E_* variables."""
+
+import os
+import shlex
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one run of the tests."""
+
+    load: tuple[str, ...] | None
+    """RLHFLESS_E2E_LOAD: command that brings an image archive, its last argument, to the cluster's nodes. If left out,
+    kind's own is used on a cluster that kind made."""
+    images: tuple[str, str] | None
+    """RLHFLESS_E2E_OPERATOR_IMAGE and RLHFLESS_E2E_FUNCTIONS_IMAGE: images that the nodes can pull, instead of those
+    that are built and loaded."""
+    storage_class: str | None
+    """RLHFLESS_E2E_STORAGE_CLASS: class of ReadWriteMany volumes; a folder of the only node if left out."""
+    keep: bool
+    """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
+    patience: float
+    """RLHFLESS_E2E_PATIENCE: factor of all time limits, for slow clusters."""
+
+    @classmethod
+    def from_environment(cls) -> "Options":
+        """Read the variables."""
+        load = os.environ.get("RLHFLESS_E2E_LOAD")
+        images = (
+            os.environ.get("RLHFLESS_E2E_OPERATOR_IMAGE", ""),
+            os.environ.get("RLHFLESS_E2E_FUNCTIONS_IMAGE", ""),
+        )
+        return cls(
+            load=tuple(shlex.split(load)) if load else None,
+            images=images if all(images) else None,
+            storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
+            keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
+            patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
+        )

@@ -1,0 +1,95 @@
+"""What users do to jobs in mid-run: suspend, resume, delete, run two at once; and who may make a function run."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from harness.chart import Chart
+from harness.jobs import Jobs, short
+from harness.kubectl import Kubectl
+
+KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
+"""Pods stay from step to step, so that a test does not wait for them to start."""
+
+
+@pytest.fixture
+def jobs(chart: Chart, kubectl: Kubectl) -> Jobs:
+    return Jobs(kubectl)
+
+
+def nothing_is_left(jobs: Jobs, name: str) -> None:
+    jobs.kubectl.wait_until(f"nothing of {name} is left", lambda: not jobs.objects(name), 120)
+
+
+def test_a_suspended_job_holds_no_pods_and_goes_on_where_it_was(jobs: Jobs) -> None:
+    jobs.apply(short("suspended", steps=4, **KEPT))
+    before = jobs.wait("suspended", "a step is done", lambda status: status.get("step", 0) >= 1, 400)
+    jobs.patch("suspended", {"suspend": True})
+    jobs.wait("suspended", "suspended", lambda status: status.get("phase") == "Suspended", 120)
+    nothing_is_left(jobs, "suspended")
+    jobs.patch("suspended", {"suspend": False})
+    status = jobs.wait_succeeded("suspended", 600)
+    assert status["uid"] == before["uid"]
+    assert status["step"] == 4
+    jobs.delete("suspended")
+
+
+@pytest.mark.parametrize("stage", ["generation", "preparation", "learning"])
+def test_a_job_that_is_deleted_leaves_nothing(jobs: Jobs, stage: str) -> None:
+    name = f"deleted-in-{stage}"
+    jobs.apply(short(name, steps=20, **KEPT))
+    jobs.kubectl.wait_until(
+        f"{stage} has a pod",
+        lambda: jobs.kubectl.list("pods", **{"rlhfless.io__job": name, "rlhfless.io__stage": stage}),
+        400,
+    )
+    jobs.delete(name)
+    nothing_is_left(jobs, name)
+
+
+def test_two_jobs_run_at_once(jobs: Jobs) -> None:
+    for name in ("one", "two"):
+        jobs.apply(short(name, steps=2, **KEPT))
+    for name in ("one", "two"):
+        assert jobs.wait_succeeded(name, 900)["step"] == 2
+        jobs.delete(name)
+
+
+def test_a_function_runs_for_its_job_alone(jobs: Jobs) -> None:
+    kubectl = jobs.kubectl
+    jobs.apply(short("private", steps=20, **KEPT))
+    jobs.wait("private", "a step is done", lambda status: status.get("step", 0) >= 1, 400)
+    secret = base64.b64decode(kubectl.get("secret", "private-token")["data"]["token"]).decode()
+    ask = (
+        "import sys, urllib.request, urllib.error\n"
+        "request = urllib.request.Request(sys.argv[1], b'{}', {'authorization': 'Bearer ' + sys.argv[2]})\n"
+        "try:\n"
+        "    print(urllib.request.urlopen(request, timeout=60).status)\n"
+        "except urllib.error.HTTPError as error:\n"
+        "    print(error.code)\n"
+    )
+    url = f"http://private-preparation.{kubectl.namespace}.svc.cluster.local/v1/run"
+
+    def answer(token: str) -> str:
+        return kubectl("exec", "storage", "--", "python3", "-c", ask, url, token).strip()
+
+    assert answer("guessed") == "401"
+    # With the token a request is read, and this one is none of the contract.
+    assert answer(secret) == "422"
+    assert secret not in kubectl("get", "rlhfjob", "private", "--output=json")
+    jobs.delete("private")
+
+
+def test_a_document_with_faults_is_refused_or_explained(jobs: Jobs) -> None:
+    with pytest.raises(Exception, match="should be greater than or equal to 1"):
+        jobs.apply(short("refused", steps=0))
+    jobs.apply(short("explained", data={"source": "missing.jsonl"}))
+
+    def explained() -> dict[str, Any] | None:
+        status = jobs.status("explained")
+        return status if status.get("phase") == "Failed" else None
+
+    status = jobs.kubectl.wait_until("the fault is explained", explained, 300)
+    assert "missing.jsonl" in status["message"]
+    jobs.delete("explained")
