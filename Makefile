@@ -9,15 +9,17 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TESTS := tests/test_engine_conformance.py tests/test_engine_choice.py tests/test_engine_vllm.py
+# A cluster for the end-to-end tests, where one comes with the machine.
+CLUSTER := ../shared/cluster/cluster
 # Debian ships Python without venv.
 INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/dev/null; } || \
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm lint types bench docs lock clean
+.PHONY: help run test test-vllm lint types bench docs images e2e lock clean
 
 help: ## say what each target does
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -61,8 +63,10 @@ docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of bot
 images: ## build the container images into dist/images, without Docker (Debian 12, as root)
 	images/build
 
-e2e: $(STAMP) ## run the product on a cluster: KUBECONFIG's, or one that is brought up where that is at hand
-	$(BIN)/pytest e2e --timeout 1800 -v
+e2e: $(STAMP) ## set up, then test on KUBECONFIG's cluster, or on one that is brought up where that is at hand
+	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
+		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" || exit 1; \
+	fi; $(BIN)/pytest e2e --verbose --timeout 1800
 
 lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
