@@ -19,7 +19,8 @@ _UNUSED = (
     "pyarrow/include",
     "pyarrow/*flight*",
     "kubernetes/client/api",
-    "kubernetes/client/models",
+    # The package itself is imported with kubernetes.aio; what is in it only when it is asked for.
+    "kubernetes/client/models/[a-z]*",
 )
 _AWS = {"s3", "sso", "sso-oidc", "sts"}
 """Services of botocore: storage, and what credentials come from."""
