@@ -5,6 +5,7 @@ It needs aiohttp alone. What it is to do is written in the request's `key.part`,
     work=2      seconds until the task is done
     publish=1   seconds that a task which is cut or drained needs to publish what it had
     silent      no line is ever written
+    mute        no line is written after the first, and nothing stops it
     fail        the task ends with a `failed` record
     exit        the process dies at once, after its first line
     truncate    the stream ends in good order without a terminal record, after words of a proxy
@@ -99,13 +100,14 @@ class FakeFunction:
 
     async def _work(self, response: web.StreamResponse, options: dict[str, str], heartbeat: float) -> bool:
         end = time.monotonic() + float(options.get("work") or 0)
-        while (left := end - time.monotonic()) > 0 or "silent" in options:
+        quiet = "silent" in options or "mute" in options
+        while (left := end - time.monotonic()) > 0 or quiet:
             try:
-                await asyncio.wait_for(self._stop.wait(), heartbeat if "silent" in options else min(left, heartbeat))
+                await asyncio.wait_for(self._stop.wait(), heartbeat if quiet else min(left, heartbeat))
                 await asyncio.sleep(float(options.get("publish") or 0))
                 return False
             except TimeoutError:
-                if "silent" not in options:
+                if not quiet:
                     await _say(response, event="heartbeat")
         return True
 

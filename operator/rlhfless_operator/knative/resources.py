@@ -50,8 +50,12 @@ class ResourceClient(Generic[Object]):
         self._kind = kind
         self._field_manager = field_manager
 
-    async def get(self, namespace: str, name: str) -> Object:
-        """The object as it is."""
+    async def get(self, namespace: str | None, name: str) -> Object:
+        """The object as it is.
+
+        Args:
+            namespace: None for an object that lies in none.
+        """
         return self._read(await self._transport.send("get", "GET", self._kind.path(namespace, name)))
 
     async def list(self, namespace: str | None = None, *, label_selector: str = "") -> Listing[Object]:
@@ -70,13 +74,13 @@ class ResourceClient(Generic[Object]):
         """Create the object, or make it what the manifest says, by server-side apply.
 
         Args:
-            manifest: with `apiVersion`, `kind`, `metadata.name` and `metadata.namespace`.
+            manifest: with `apiVersion`, `kind`, `metadata.name` and, where objects lie in one, `metadata.namespace`.
             force: take fields over from other managers.
             dry_run: check only, admission webhooks included.
         """
         metadata = manifest["metadata"]
         query = {"fieldManager": self._field_manager, "force": str(force).lower()}
-        path = self._kind.path(metadata["namespace"], metadata["name"])
+        path = self._kind.path(metadata.get("namespace"), metadata["name"])
         answer = await self._transport.send(
             "apply", "PATCH", path, query=query | _dry(dry_run), body=manifest, content_type=APPLY_PATCH
         )
@@ -87,7 +91,7 @@ class ResourceClient(Generic[Object]):
         answer = await self._transport.send(
             "create",
             "POST",
-            self._kind.path(manifest["metadata"]["namespace"]),
+            self._kind.path(manifest["metadata"].get("namespace")),
             query={"fieldManager": self._field_manager} | _dry(dry_run),
             body=manifest,
             repeat=False,
@@ -95,7 +99,7 @@ class ResourceClient(Generic[Object]):
         return self._read(answer)
 
     async def patch(
-        self, namespace: str, name: str, patch: Mapping[str, Any], *, subresource: str | None = None
+        self, namespace: str | None, name: str, patch: Mapping[str, Any], *, subresource: str | None = None
     ) -> Object:
         """Merge `patch` into the object: None removes a field, lists are replaced.
 
@@ -109,7 +113,7 @@ class ResourceClient(Generic[Object]):
 
     async def delete(
         self,
-        namespace: str,
+        namespace: str | None,
         name: str,
         *,
         uid: str | None = None,

@@ -1,0 +1,46 @@
+"""The pointer file that says what a fresh pod loads before it is ready.
+
+A pod's environment stays the same for the whole job, so it names this file, which the control plane writes anew.
+"""
+
+import logging
+
+from pydantic import ValidationError
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import Message, WeightsReference
+from rlhfless_functions.settings import EngineSettings, ModelSettings
+
+logger = logging.getLogger(__name__)
+
+
+class PreloadPointer(Message):
+    """What to load."""
+
+    model: ModelSettings
+    weights: WeightsReference
+    engine: EngineSettings | None = None
+    """What generates, for an instance of generation."""
+
+
+def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
+    """Say what pods that start from now on load; None for nothing.
+
+    Raises:
+        ArtifactError: it can't be written.
+    """
+    if pointer is None:
+        artifacts.remove(uri)
+    else:
+        artifacts.write_bytes(uri, pointer.model_dump_json().encode())
+
+
+def read_pointer(uri: str) -> PreloadPointer | None:
+    """What to load; None where there is no such file, or none that can be read: the first request names the fault."""
+    try:
+        return PreloadPointer.model_validate_json(artifacts.read_bytes(uri))
+    except artifacts.ArtifactMissingError:
+        return None
+    except (artifacts.ArtifactError, ValidationError, OSError) as error:
+        logger.warning("what to load could not be read from %s: %s", uri, error)
+        return None

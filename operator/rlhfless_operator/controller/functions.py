@@ -1,0 +1,67 @@
+"""Where the functions of the operator's jobs run: Knative Services, watched by one watch."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from kubernetes.aio.client import ApiClient
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.workplace import MakePlatform
+from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.knative import KnativePlatform
+from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.pod_watch import PodWatch
+from rlhfless_operator.pods import PodsSpec, merge_pods
+from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
+
+FIELD_MANAGER = "rlhfless"
+
+
+@asynccontextmanager
+async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
+    """What makes a job's platform, for as long as the context lasts.
+
+    Args:
+        api: of the cluster; whoever makes it closes it.
+    """
+    client = KnativeClient(api, field_manager=FIELD_MANAGER)
+    async with PodWatch(client, settings.namespaces) as watch:
+
+        def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> KnativePlatform:
+            spec = job.spec
+            identity = JobIdentity(resource.namespace, resource.name, resource.uid, API_VERSION, KIND)
+            return KnativePlatform(
+                client,
+                watch,
+                job=identity,
+                functions=functions_of(identity, job, root, settings),
+                settings=settings,
+                keep_alive={
+                    "generation": spec.generation.keep_alive or 0.0,
+                    "preparation": spec.preparation.keep_alive or 0.0,
+                    "learning": spec.learning.keep_alive or 0.0,
+                },
+                stall_seconds=spec.limits.stall,
+                on_state=on_state,
+            )
+
+        yield make
+
+
+def functions_of(
+    identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings
+) -> Mapping[Stage, StageFunction]:
+    """The stages of a job, each with its pods: what the stage says, over what the job says, over the cluster's defaults."""
+    spec = job.spec
+    pods: dict[Stage, PodsSpec] = {
+        "generation": spec.generation.pods,
+        "preparation": spec.preparation.pods,
+        "learning": spec.learning.pods,
+    }
+    return {
+        stage: StageFunction(identity, stage, merge_pods(settings.pods, spec.pods, own), root)
+        for stage, own in pods.items()
+    }

@@ -1,0 +1,346 @@
+"""Functions as Knative Services: pods that a stage holds while it works."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+
+from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
+from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.knative import ApiError, KnativeClient
+from rlhfless_operator.platforms.base import (
+    InstanceLostError,
+    InstanceSilentError,
+    PlatformUnavailableError,
+    Preload,
+    StateListener,
+    TaskFailedError,
+)
+from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
+from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
+from rlhfless_operator.platforms.pod_watch import PodView, PodWatch
+from rlhfless_operator.platforms.stage_pods import StagePods
+from rlhfless_operator.platforms.stage_scaler import StageScaler
+from rlhfless_operator.platforms.stream import open_session, run_task
+
+_REROUTE_SECONDS = 15.0
+"""A request that no pod has taken for this long, while a pod has been idle for as long, is sent anew: with several
+activators it may queue at one that has no pod to give."""
+_TROUBLE_SECONDS = 60.0
+"""How long requests may be refused on their way, as while an activator restarts, before the work counts as lost."""
+_HOPELESS_SECONDS = 30.0
+"""How long all pods of a stage may fail to start before the work counts as lost."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+_PUBLISHED_POLL_SECONDS = 0.02
+_DIRECT_SECONDS = 2.0
+"""For a pod to answer when it is asked directly."""
+_INDIRECT_SECONDS = 60.0
+"""How long pods are not asked directly after one did not answer: a network policy may drop such requests."""
+_EXPLANATION_SECONDS = 2.0
+"""For the watch to tell what has become of a pod whose stream broke."""
+_CLOSING_SECONDS = 10.0
+_SYNC_SECONDS = 30.0
+
+
+class KnativePlatform:
+    """The functions of one job on a cluster.
+
+    `open` comes first. Any number of requests may run at a time; each has a pod to itself.
+
+    Args:
+        client: of the cluster.
+        watch: of all function pods; shared by all jobs.
+        job: whose functions these are.
+        functions: its stages.
+        keep_alive: seconds that a surplus idle pod of each stage is kept.
+        stall_seconds: longest silence of a stream that has begun.
+        on_state: told of every change of a pod's state.
+        on_problem: told what keeps pods from working, whenever that has changed.
+    """
+
+    def __init__(
+        self,
+        client: KnativeClient,
+        watch: PodWatch,
+        *,
+        job: JobIdentity,
+        functions: Mapping[Stage, StageFunction],
+        settings: ClusterSettings,
+        keep_alive: Mapping[Stage, float],
+        stall_seconds: float,
+        on_state: StateListener,
+        on_problem: Callable[[str], None] = lambda problem: None,
+    ) -> None:
+        self._client = client
+        self._watch = watch
+        self._job = job
+        self._functions = functions
+        self._settings = settings
+        self._keep_alive = keep_alive
+        self._stall_seconds = stall_seconds
+        self._on_problem = on_problem
+        self._objects = JobObjects(client, job, list(functions.values()), settings)
+        self._books = {stage: StagePods(stage, on_state, self._noticing(stage)) for stage in functions}
+        self._scalers: dict[Stage, StageScaler] = {}
+        self._endpoints: Mapping[Stage, Endpoint] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._token = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._indirect_until = 0.0
+        self._first = True
+        self._closed = False
+
+    # --- what the controller calls ---
+
+    async def open(self) -> None:
+        """Make what the functions need, and wait until they can be called.
+
+        Raises:
+            PlatformUnavailableError: with the reason and the remedy.
+        """
+        opened = await self._objects.create()
+        try:
+            async with asyncio.timeout(_SYNC_SECONDS):
+                await self._watch.synced()
+        except (ApiError, TimeoutError) as error:
+            raise PlatformUnavailableError(f"the pods of {self._job.namespace} can't be watched: {error}") from error
+        self._token, self._endpoints = opened.token, opened.endpoints
+        self._session = open_session()
+        for stage, function in self._functions.items():
+            self._scalers[stage] = StageScaler(
+                self._client,
+                self._session,
+                self._job.namespace,
+                opened.endpoints[stage],
+                self._books[stage],
+                preload=function.preload,
+                keep_alive=self._keep_alive.get(stage, 0.0),
+                on_problem=self._on_problem,
+            )
+        self._watch.subscribe(self._job.namespace, self._job.name, self)
+        self._first = False
+        self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
+
+    async def close(self) -> None:
+        """Let all pods go. The Services stay: the job may go on. What pods do until they are gone is still told."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                await asyncio.gather(*(scaler.release() for scaler in self._scalers.values()), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        self._forget_when_gone()
+
+    async def remove(self) -> None:
+        """Delete the Services.
+
+        Raises:
+            PlatformUnavailableError: the API server can't be asked now, or refuses.
+        """
+        await self._objects.remove()
+
+    # --- what the training loop calls ---
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        """Want `count` pods of a stage from now on; see `Platform.hold`."""
+        self._books[stage].wanted = count
+        self._scalers[stage].preload(preload)
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        """Carry a task to a free pod of its stage; see `Platform.run`."""
+        book, scaler = self._books[request.key.stage], self._scalers[request.key.stage]
+        book.requests += 1
+        book.sending += 1
+        scaler.notice()
+        instance: str | None = None
+        ended = False
+        events = self._send(request, book, scaler)
+        try:
+            async for event in events:
+                if isinstance(event, Started) and instance is None:
+                    instance = event.instance
+                    book.taken(instance)
+                ended = isinstance(event, Done)
+                yield event
+        except TaskFailedError as error:
+            # An instance whose engine is lost ends by itself.
+            ended = True
+            if error.reason == "engine_lost" and instance is not None:
+                await scaler.remove_pod(instance)
+            raise
+        except InstanceSilentError:
+            ended = True
+            if instance is not None:
+                await scaler.remove_pod(instance)
+            raise
+        except InstanceLostError as error:
+            if instance is None:
+                raise
+            raise InstanceLostError(await self._explained(error, book, instance)) from error
+        finally:
+            await events.aclose()
+            if instance is None:
+                book.sending -= 1
+            elif not ended:
+                await self._published(book, scaler, instance)
+            book.requests -= 1
+            if instance is not None:
+                book.left(instance)
+            scaler.notice()
+
+    # --- what the watch tells ---
+
+    def pod_changed(self, pod: PodView) -> None:
+        """A pod is there, or has changed."""
+        if pod.stage in self._books:
+            self._books[pod.stage].changed(pod, first=self._first)
+
+    def pod_gone(self, pod: PodView) -> None:
+        """A pod is no more."""
+        if pod.stage in self._books:
+            self._books[pod.stage].gone(pod)
+            self._forget_when_gone()
+
+    def replaced(self) -> None:
+        """Another driver has the job; what its pods cost from now on is told there."""
+        for book in self._books.values():
+            book.forget()
+
+    # --- requests ---
+
+    async def _send(self, request: RunRequest, book: StagePods, scaler: StageScaler) -> AsyncGenerator[Event, None]:
+        """The events of the first attempt that a pod takes. Until then it is sent again whenever it is refused on its
+        way: Knative takes a pod for free whose stream has ended, though it still publishes, and sends requests to it.
+
+        Raises:
+            InstanceLostError: no pod takes it, or the one that did is lost.
+            TaskFailedError: the task failed.
+        """
+        assert self._session is not None, "open() comes first"
+        endpoint = self._endpoints[request.key.stage]
+        begun = time.monotonic()
+        refused_since: float | None = None
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            left = begun + self._settings.start_timeout - time.monotonic()
+            events = run_task(
+                self._session,
+                endpoint.url,
+                self._token,
+                request,
+                stall_seconds=self._stall_seconds,
+                start_seconds=max(left, 0.001),
+                host=endpoint.host,
+            )
+            first: Event | None = None
+            try:
+                async with aclosing(events):
+                    first = await self._first_event(events, book)
+                    if first is not None:
+                        yield first
+                        async for event in events:
+                            yield event
+                        return
+                    refused_since = None
+            except TaskFailedError as error:
+                if first is not None or error.reason not in ("busy", "drained"):
+                    raise
+                refused_since = None
+            except InstanceSilentError as error:
+                if first is not None:
+                    raise
+                problem = scaler.problem or "its pods show nothing wrong"
+                seconds = self._settings.start_timeout
+                raise InstanceLostError(f"no {book.stage} pod took the work within {seconds:g} s: {problem}") from error
+            except InstanceLostError as error:
+                if first is not None:
+                    raise
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() > refused_since + _TROUBLE_SECONDS:
+                    problem = scaler.problem
+                    raise InstanceLostError(f"{error}{'; ' if problem else ''}{problem}") from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _first_event(self, events: AsyncGenerator[Event, None], book: StagePods) -> Event | None:
+        """The first event; None if the request should be sent anew.
+
+        Raises:
+            InstanceLostError: no pod will take it, as all fail to start.
+        """
+        sent = time.monotonic()
+        hopeless_since: float | None = None
+        waiting: asyncio.Task[Event] = asyncio.ensure_future(anext(events))
+        try:
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=_LOOK_SECONDS)
+                now = time.monotonic()
+                if waiting.done():
+                    break
+                if now > sent + _REROUTE_SECONDS and book.idle_for(now) > _REROUTE_SECONDS:
+                    return None
+                hopeless_since = (hopeless_since or now) if book.hopeless() else None
+                if hopeless_since is not None and now > hopeless_since + _HOPELESS_SECONDS:
+                    raise InstanceLostError(f"the {book.stage} pods don't start: {book.problem()}")
+            return waiting.result()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+    async def _published(self, book: StagePods, scaler: StageScaler, instance: str) -> None:
+        """Wait until a task that was cut has published what it had, by asking its pod directly. Where pods can't be
+        asked, nobody waits: the pod refuses other requests until it is done."""
+        assert self._session is not None
+        if time.monotonic() < self._indirect_until:
+            return
+        deadline = time.monotonic() + self._stall_seconds
+        timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
+        while (view := book.view(instance)) is not None and view.ip is not None:
+            try:
+                async with self._session.get(f"http://{view.ip}:{PORT}/readyz", timeout=timeout) as response:
+                    answer: Any = await response.json(content_type=None)
+            except TimeoutError:
+                self._indirect_until = time.monotonic() + _INDIRECT_SECONDS
+                return
+            except (aiohttp.ClientError, OSError, ValueError):
+                return
+            if not isinstance(answer, dict) or not answer.get("busy"):
+                return
+            if time.monotonic() > deadline:
+                await scaler.remove_pod(instance)
+                return
+            await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
+
+    async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
+        """The error, with what has become of the pod."""
+        deadline = time.monotonic() + _EXPLANATION_SECONDS
+        while not (problem := book.problem(instance)) and time.monotonic() < deadline:
+            view = book.view(instance)
+            if view is None or view.deleting:
+                problem = f"{instance} was deleted"
+                break
+            await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
+        return f"{error}; {problem}" if problem else str(error)
+
+    # --- the rest ---
+
+    def _noticing(self, stage: Stage) -> Callable[[], None]:
+        def notice() -> None:
+            if not self._closed and stage in self._scalers:
+                self._scalers[stage].notice()
+
+        return notice
+
+    def _forget_when_gone(self) -> None:
+        if self._closed and not any(book.names for book in self._books.values()):
+            self._watch.unsubscribe(self._job.namespace, self._job.name, self)

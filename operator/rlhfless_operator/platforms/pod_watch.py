@@ -1,0 +1,218 @@
+"""One watch of all function pods, shared by the jobs of an operator."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Protocol, Self, cast, get_args
+
+from pydantic import Field
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.knative import Kind, KnativeClient, KubernetesModel, KubernetesObject
+from rlhfless_operator.knative.models import Condition
+from rlhfless_operator.platforms.manifests import DELETION_COST, JOB_LABEL, MANAGED_BY, MANAGER, STAGE_LABEL
+
+logger = logging.getLogger(__name__)
+
+_FATAL_REASONS = frozenset(
+    {
+        "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
+        "ImagePullBackOff", "InvalidImageName", "RunContainerError", "StartError",
+    }
+)  # fmt: skip
+"""Reasons of a container that waits which more waiting does not mend."""
+
+
+class ContainerStatus(KubernetesModel):
+    """How a container is."""
+
+    name: str
+    state: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    last_state: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class PodStatus(KubernetesModel):
+    """How a pod is."""
+
+    phase: str = "Pending"
+    conditions: tuple[Condition, ...] = ()
+    pod_ip: str | None = None
+    reason: str = ""
+    message: str = ""
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(KubernetesObject):
+    """A pod, as far as the platform looks at it."""
+
+    status: PodStatus = PodStatus()
+
+
+PODS = Kind("", "v1", "pods", Pod)
+
+
+@dataclass(frozen=True)
+class PodView:
+    """What a platform knows of one of its pods."""
+
+    name: str
+    uid: str
+    stage: Stage
+    created: datetime
+    ip: str | None
+    ready: bool
+    deleting: bool
+    ended: bool
+    """Whether its containers have ended for good, as an evicted pod's have."""
+    deletion_cost: str | None
+    """Its annotation: of two pods the one with the lower cost goes first."""
+    problem: str
+    """What is wrong with it, with Kubernetes' own reason; empty if nothing is."""
+    fatal: bool
+    """Whether waiting alone does not mend it."""
+
+
+class JobListener(Protocol):
+    """Told of one job's pods."""
+
+    def pod_changed(self, pod: PodView) -> None:
+        """A pod is there, or has changed."""
+
+    def pod_gone(self, pod: PodView) -> None:
+        """A pod is no more."""
+
+    def replaced(self) -> None:
+        """Somebody else listens for the job from now on."""
+
+
+def view_of(pod: Pod) -> PodView | None:
+    """The pod as a platform looks at it; None where it is no function's."""
+    stage = pod.metadata.labels.get(STAGE_LABEL)
+    if stage not in get_args(Stage) or pod.metadata.creation_timestamp is None:
+        return None
+    conditions = {condition.type: condition for condition in pod.status.conditions}
+    ready = conditions.get("Ready")
+    problem, fatal = _problem(pod.status, conditions.get("PodScheduled"))
+    return PodView(
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        stage=cast("Stage", stage),
+        created=pod.metadata.creation_timestamp,
+        ip=pod.status.pod_ip,
+        ready=ready is not None and ready.status == "True",
+        deleting=pod.metadata.deletion_timestamp is not None,
+        ended=pod.status.phase in ("Failed", "Succeeded"),
+        deletion_cost=pod.metadata.annotations.get(DELETION_COST),
+        problem=problem,
+        fatal=fatal,
+    )
+
+
+def _problem(status: PodStatus, scheduled: Condition | None) -> tuple[str, bool]:
+    if scheduled is not None and scheduled.status == "False":
+        return f"{scheduled.reason}: {scheduled.message}", False
+    if status.phase == "Failed":
+        return f"{status.reason or 'Failed'}: {status.message or 'the pod has ended'}", True
+    for container in (*status.init_container_statuses, *status.container_statuses):
+        waiting = container.state.get("waiting", {})
+        ended = container.state.get("terminated") or container.last_state.get("terminated") or {}
+        how = f"{ended.get('reason', 'ended')}, exit code {ended.get('exitCode')}" if ended else ""
+        if waiting.get("reason") in _FATAL_REASONS:
+            details = "; ".join(text for text in (waiting.get("message", ""), how) if text)
+            return f"{waiting['reason']}: container {container.name}: {details}", True
+        if ended.get("exitCode"):
+            return f"container {container.name} ended: {how}", False
+    return "", False
+
+
+class PodWatch:
+    """All function pods of a cluster, or of some namespaces: `async with PodWatch(client) as watch`.
+
+    Args:
+        client: of the cluster.
+        namespaces: to watch; all if empty.
+    """
+
+    def __init__(self, client: KnativeClient, namespaces: Sequence[str] = ()) -> None:
+        self._pods = client.resource(PODS)
+        self._namespaces: list[str | None] = list(namespaces) or [None]
+        self._unsynced = set(self._namespaces)
+        self._synced = asyncio.Event()
+        self._known: dict[tuple[str, str], dict[str, PodView]] = {}
+        self._listeners: dict[tuple[str, str], JobListener] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._follow(namespace)) for namespace in self._namespaces]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def synced(self) -> None:
+        """Wait until the pods that there were at the beginning are known.
+
+        Raises:
+            ApiError: the watch is refused.
+        """
+        waiting = asyncio.ensure_future(self._synced.wait())
+        try:
+            await asyncio.wait([waiting, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        finally:
+            waiting.cancel()
+
+    def subscribe(self, namespace: str, job: str, listener: JobListener) -> None:
+        """Tell `listener` of a job's pods, beginning with those that there are. A job has one listener at a time."""
+        key = (namespace, job)
+        if (before := self._listeners.pop(key, None)) is not None:
+            before.replaced()
+        self._listeners[key] = listener
+        for pod in self._known.get(key, {}).values():
+            listener.pod_changed(pod)
+
+    def unsubscribe(self, namespace: str, job: str, listener: JobListener) -> None:
+        """Tell it no more."""
+        if self._listeners.get((namespace, job)) is listener:
+            del self._listeners[namespace, job]
+
+    async def _follow(self, namespace: str | None) -> None:
+        async for event in self._pods.watch(namespace, label_selector=f"{MANAGED_BY}={MANAGER},{JOB_LABEL}"):
+            if event.object is None:
+                self._unsynced.discard(namespace)
+                if not self._unsynced:
+                    self._synced.set()
+                continue
+            pod = view_of(event.object)
+            if pod is None:
+                continue
+            metadata = event.object.metadata
+            key = (metadata.namespace, metadata.labels[JOB_LABEL])
+            try:
+                self._tell(key, pod, gone=event.type == "deleted")
+            except Exception:
+                logger.exception("a listener of %s/%s failed", *key)
+
+    def _tell(self, key: tuple[str, str], pod: PodView, *, gone: bool) -> None:
+        pods = self._known.setdefault(key, {})
+        listener = self._listeners.get(key)
+        if gone:
+            pods.pop(pod.uid, None)
+            if not pods:
+                del self._known[key]
+            if listener is not None:
+                listener.pod_gone(pod)
+        else:
+            pods[pod.uid] = pod
+            if listener is not None:
+                listener.pod_changed(pod)

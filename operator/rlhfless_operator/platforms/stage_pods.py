@@ -1,0 +1,197 @@
+"""The pods of one stage: what each is doing, as the ledger has it, and what the stage's requests need."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.platforms.base import InstanceState, StateChange, StateListener
+from rlhfless_operator.platforms.pod_watch import PodView
+from rlhfless_operator.platforms.scaling import StageSituation
+
+_LATE_SECONDS = 2.0
+"""Creation times are in whole seconds; news that is later than this is late itself, and the pod's own time counts."""
+_KEPT_PROBLEMS = 8
+_COST_OF_WORK = "1000"
+_COST_OF_KEEPING = "100"
+
+
+@dataclass
+class _Pod:
+    """One pod in the book."""
+
+    state: InstanceState = "starting"
+    view: PodView | None = None
+    """None until the watch has told of it."""
+    idle_since: float = 0.0
+    busy: bool = False
+    """Whether a request of ours is on it, or what it left is still being published."""
+
+
+@dataclass
+class StagePods:
+    """The book of one stage.
+
+    Args:
+        on_state: told of every change of a pod's state.
+        on_change: told that something has changed.
+    """
+
+    stage: Stage
+    on_state: StateListener
+    on_change: Callable[[], None]
+    wanted: int = 0
+    """Pods that are held."""
+    requests: int = 0
+    """Requests under way."""
+    sending: int = 0
+    """Those that no pod has taken yet."""
+    _pods: dict[str, _Pod] = field(default_factory=dict)
+    _ended: dict[str, str] = field(default_factory=dict)
+    """What was wrong with pods that are no more, the newest last."""
+
+    # --- what the watch tells ---
+
+    def changed(self, view: PodView, *, first: bool) -> None:
+        """A pod is there, or has changed.
+
+        Args:
+            first: whether it was there before anybody listened.
+        """
+        if view.ended:
+            self.gone(view)
+            return
+        pod = self._pods.get(view.name)
+        if pod is None:
+            pod = self._pods[view.name] = _Pod()
+            age = (datetime.now(UTC) - view.created).total_seconds()
+            late = not first and age > _LATE_SECONDS
+            self._enter(view.name, pod, "starting", before=age if late else 0.0)
+        pod.view = view
+        self._settle(view.name, pod)
+        self.on_change()
+
+    def gone(self, view: PodView) -> None:
+        """A pod is no more."""
+        pod = self._pods.pop(view.name, None)
+        if pod is not None:
+            if view.problem:
+                self._ended[view.name] = view.problem
+                while len(self._ended) > _KEPT_PROBLEMS:
+                    del self._ended[next(iter(self._ended))]
+            self._enter(view.name, pod, "ended")
+            self.on_change()
+
+    def forget(self) -> None:
+        """Somebody else keeps the book from now on."""
+        for name, pod in list(self._pods.items()):
+            self._enter(name, pod, "ended")
+        self._pods.clear()
+
+    # --- what requests tell ---
+
+    def taken(self, instance: str) -> None:
+        """An instance has taken a request."""
+        self.sending -= 1
+        # A line may come before the watch has told of the pod that says it.
+        pod = self._pods.setdefault(instance, _Pod())
+        pod.busy = True
+        self._settle(instance, pod)
+        self.on_change()
+
+    def left(self, instance: str) -> None:
+        """What an instance had of a request is done or published."""
+        pod = self._pods.get(instance)
+        if pod is not None and pod.busy:
+            pod.busy = False
+            pod.idle_since = time.monotonic()
+            if pod.view is None:
+                # The watch may never tell of it; if it does, the pod is in the book again.
+                del self._pods[instance]
+                self._enter(instance, pod, "ended")
+            else:
+                self._settle(instance, pod)
+        self.on_change()
+
+    # --- what there is ---
+
+    def situation(self) -> StageSituation:
+        """The stage at this moment."""
+        states = [pod.state for pod in self._pods.values()]
+        return StageSituation(
+            wanted=self.wanted,
+            requests=self.requests,
+            sending=self.sending,
+            starting=states.count("starting"),
+            busy=states.count("busy"),
+            idle_since=[pod.idle_since for pod in self._pods.values() if pod.state == "idle"],
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """All pods, those on their way out included."""
+        return list(self._pods)
+
+    @property
+    def there(self) -> int:
+        """Pods that are not on their way out."""
+        return sum(pod.state in ("starting", "idle", "busy") for pod in self._pods.values())
+
+    def view(self, instance: str) -> PodView | None:
+        """A pod as the watch has it."""
+        pod = self._pods.get(instance)
+        return pod.view if pod is not None else None
+
+    def idle_for(self, at: float) -> float:
+        """How long the pod that is idle for longest has been so, in seconds; 0 if none is."""
+        return max((at - pod.idle_since for pod in self._pods.values() if pod.state == "idle"), default=0.0)
+
+    def wrong_costs(self, due_before: float) -> Iterator[tuple[PodView, str | None]]:
+        """Pods whose deletion cost is not as it should be, and what it should be: highest for those at work, and higher
+        for those that are kept a while than for those that have been idle since `due_before`."""
+        for pod in self._pods.values():
+            if pod.view is None or pod.state == "draining":
+                continue
+            kept = pod.state == "idle" and pod.idle_since > due_before
+            cost = _COST_OF_WORK if pod.busy else _COST_OF_KEEPING if kept else None
+            if pod.view.deletion_cost != cost:
+                yield pod.view, cost
+
+    def problem(self, instance: str | None = None) -> str:
+        """What is wrong with a pod, or with the stage's pods; empty if nothing is known."""
+        if instance is not None:
+            view = self.view(instance)
+            found = view.problem if view is not None else self._ended.get(instance, "")
+            return f"{instance}: {found}" if found else ""
+        problems = {name: pod.view.problem for name, pod in self._pods.items() if pod.view and pod.view.problem}
+        return "; ".join(f"{name}: {problem}" for name, problem in (problems or self._ended).items())
+
+    def hopeless(self) -> bool:
+        """Whether there are pods, none works, and all have something that waiting does not mend."""
+        views = [pod.view for pod in self._pods.values() if pod.state != "draining"]
+        return bool(views) and all(view is not None and view.fatal for view in views)
+
+    # --- states ---
+
+    def _settle(self, name: str, pod: _Pod) -> None:
+        """Bring a pod into the state that what is known of it comes to."""
+        view = pod.view
+        state: InstanceState
+        if pod.busy:
+            # What it does in the time that it is given before it ends is work too.
+            state = "busy"
+        elif view is not None and view.deleting:
+            state = "draining"
+        elif view is not None and not view.ready:
+            state = "starting"
+        else:
+            state = "idle"
+        if state != pod.state:
+            if state == "idle" and pod.state == "starting":
+                pod.idle_since = time.monotonic()
+            self._enter(name, pod, state)
+
+    def _enter(self, name: str, pod: _Pod, state: InstanceState, before: float = 0.0) -> None:
+        pod.state = state
+        self.on_state(StateChange(name, self.stage, state, time.monotonic() - before))
