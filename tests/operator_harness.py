@@ -7,18 +7,20 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from control_plane import ApiServer
+from control_plane import ApiServer, control_plane, wait_until
 from emulated_functions import EmulatedPlatform, Emulation
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.workplace import MakePlatform, Pacing
+from rlhfless_operator.crd import crd
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.spec import API_VERSION, RLHFJob
 
@@ -60,6 +62,29 @@ def emulated(emulation: Emulation) -> OpenPlatforms:
         yield make
 
     return open_platforms
+
+
+@contextmanager
+def job_server(assets: str, folder: Path) -> Iterator[ApiServer]:
+    """A control plane with the jobs' definition."""
+    with control_plane(Path(assets), folder) as api:
+        status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
+        assert status == 201, answer
+        wait_until(lambda: api.request("GET", jobs_path()), folder)
+        yield api
+
+
+@contextmanager
+def fresh_namespace(server: ApiServer) -> Iterator["Jobs"]:
+    """A namespace of a test's own; nothing stays in it."""
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    status, answer = server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    assert status == 201, answer
+    jobs = Jobs(server, namespace)
+    try:
+        yield jobs
+    finally:
+        jobs.clear()
 
 
 class RunningOperator:

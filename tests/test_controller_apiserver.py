@@ -4,18 +4,18 @@ import json
 import os
 import re
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from control_plane import ApiServer, control_plane, wait_until
+from control_plane import ApiServer
 from emulated_functions import Emulation
 from operator_harness import (
     Jobs,
     condition,
-    jobs_path,
+    fresh_namespace,
+    job_server,
     operator_process,
     running_operator,
     small_job,
@@ -23,7 +23,6 @@ from operator_harness import (
 )
 from rlhfless_functions.api import Failed, RunRequest
 from rlhfless_operator.controller.leadership import Election
-from rlhfless_operator.crd import crd
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.training.lease import Lease
 
@@ -38,11 +37,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     assert ASSETS is not None
-    folder = tmp_path_factory.mktemp("control-plane")
-    with control_plane(Path(ASSETS), folder) as api:
-        status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
-        assert status == 201, answer
-        wait_until(lambda: api.request("GET", jobs_path()), folder)
+    with job_server(ASSETS, tmp_path_factory.mktemp("control-plane")) as api:
         yield api
 
 
@@ -50,12 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """A namespace of the test's own; KUBECONFIG leads to its server."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    namespace = f"test-{uuid.uuid4().hex[:8]}"
-    status, answer = server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    assert status == 201, answer
-    jobs = Jobs(server, namespace)
-    yield jobs
-    jobs.clear()
+    with fresh_namespace(server) as jobs:
+        yield jobs
 
 
 def test_a_job_that_is_applied_succeeds(jobs: Jobs, tmp_path: Path) -> None:

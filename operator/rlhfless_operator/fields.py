@@ -3,6 +3,7 @@
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator
@@ -51,6 +52,7 @@ class DocumentField:
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
 
+@cache
 def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
     """The fields of one model by their names in a document, in their order."""
     found = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhfless_functions.settings import DataSettings, PythonReward
 from rlhfless_operator.fields import Path as FieldPath
-from rlhfless_operator.paths import is_template_text, is_uri, local_file, local_model
+from rlhfless_operator.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.spec import RLHFJob
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -55,7 +55,7 @@ def _folder(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
     if path is None:
         if not is_uri(name) and not _HUB_NAME.fullmatch(name):
             yield FileFault(field, f"{name} is neither a folder nor a hub name", "begin a path with ./ and check it")
-    elif not path.exists():
+    elif not exists(path):
         yield FileFault(field, f"the folder {path} does not exist", "check the path; it is relative to the job file")
     elif not path.is_dir():
         yield FileFault(field, f"{path} is a file", "name the Hugging Face folder that it is in")
@@ -82,7 +82,7 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
     path = local_file(data.source, base)
     if path is None:
         return
-    if not path.exists():
+    if not exists(path):
         yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
     elif path.is_dir() and not any(path.iterdir()):
         yield FileFault(field, f"the folder {path} is empty", "name a dataset with at least one prompt")
@@ -95,7 +95,7 @@ def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[File
     if path is None:
         return
     if not _is_file(path):
-        message = f"{path} is no file" if path.exists() else f"{path} does not exist"
+        message = f"{path} is no file" if exists(path) else f"{path} does not exist"
         yield FileFault((*field, "file"), message, "check the path; it is relative to the job file")
         return
     try:

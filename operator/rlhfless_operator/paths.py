@@ -19,15 +19,31 @@ def is_template_text(text: str) -> bool:
 
 def local_file(text: str, base: Path) -> Path | None:
     """The local path that names data or code; None for a URI."""
-    return None if is_uri(text) else base.absolute() / Path(text).expanduser()
+    return None if is_uri(text) else base.absolute() / _expanded(text)
 
 
 def local_model(text: str, base: Path) -> Path | None:
     """The local folder that names a model; None for a URI or a name on the hub."""
     path = local_file(text, base)
-    if path is None or text.startswith((".", "/", "~")) or path.exists():
+    if path is None or text.startswith((".", "/", "~")) or exists(path):
         return path
     return None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at `path`; a name that no file can have names nothing."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _expanded(text: str) -> Path:
+    path = Path(text)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # there is no such user
+        return path
 
 
 def resolve_file(text: str, base: Path) -> str:

@@ -132,10 +132,10 @@ class Supervisor:
         except InvalidJobError as invalid:
             await self._enter(conditions.failed(Reason.INVALID_SPEC, describe_faults(invalid)), resource)
             return
-        job = resolved(job, self._place.files)
-        folder = JobFolder(root_of(job, self._place.artifacts))
         error: BaseException | None
         try:
+            job = resolved(job, self._place.files)
+            folder = JobFolder(root_of(job, self._place.artifacts))
             if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
                 return
@@ -153,8 +153,10 @@ class Supervisor:
         except FolderTakenError as taken:
             await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
             return
-        except (artifacts.ArtifactError, ValueError) as unreadable:
-            error = unreadable
+        except (SupersededError, ResourceGoneError):
+            raise
+        except Exception as unforeseen:
+            error = unforeseen
         if error is not None:
             await self._follow(outcome_of(error), resource)
 
