@@ -1,4 +1,4 @@
-"""The command line: `rlhfless run | validate | report | compare | sample | simulate | preflight | operator |
+"""The command line: `rlhfless run | validate | report | compare | sample | plan | simulate | preflight | operator |
 crd | reference`."""
 
 import asyncio
@@ -109,6 +109,57 @@ def sample(
     # The control plane has no torch; the answer is made in a process of the functions.
     command = [sys.executable, "-m", "rlhfless_functions.sample", model, prompt, str(count), str(temperature)]
     raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
+
+
+@app.command()
+def plan(
+    job_file: JobFile,
+    gpu: Annotated[str | None, typer.Option("--gpu", "--device", help="H100, H200, A100 or L40S.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", "--tensor-parallel", help="GPUs of an instance, with tensor parallelism.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or name, instead of model.source.")] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Lengths of an earlier run: its folder, or a trace in Parquet.")
+    ] = None,
+    median_tokens: Annotated[
+        float | None, typer.Option(help="Median response, without a trace; a quarter of the longest if left out.")
+    ] = None,
+    startup: Annotated[str | None, typer.Option(help="Start-up of an instance, such as 30s.")] = None,
+    instance_hour: Annotated[str | None, typer.Option(help="Price of an instance for an hour.")] = None,
+    weights: Annotated[
+        list[float] | None, typer.Option("--lambda", help="Weight of cost against time; several may be given.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Longest time of a step, such as 90s: the cheapest plan.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Most money for a step: the fastest plan.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Forecast a job before paying for it: actors, seconds and money of a step, the front, and the lower bound."""
+    from rich.console import Console
+
+    from rlhfless_operator.simulator.forecast import WEIGHTS
+    from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of, view
+
+    job = load_job(job_file).resolve_paths(job_file.parent)
+    question = Question(
+        gpu=gpu,
+        gpus=gpus,
+        model=model,
+        trace=trace,
+        median_tokens=median_tokens,
+        startup_seconds=duration_of("startup", startup),
+        instance_hour=money_of("instance_hour", instance_hour),
+        weights=weights or sorted({*WEIGHTS, job.spec.planning.cost_weight}),
+        deadline=duration_of("deadline", deadline),
+        budget=money_of("budget", budget),
+    )
+    found = forecast_job(job, question)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        Console().print(view(found))
 
 
 @app.command()

@@ -1,6 +1,7 @@
-"""Before money is spent: what a step's generation will take and cost at several weights of cost against time."""
+"""Before money is spent: what a typical step will take and cost, at several weights of cost against time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -8,53 +9,150 @@ import numpy as np
 
 from rlhfless_operator.policy.latency import InstanceProfile
 from rlhfless_operator.policy.loads import SampleLoad
-from rlhfless_operator.policy.planning import Limits, Plan, Planner
-from rlhfless_operator.simulator.traces import LengthStatistics, generate
+from rlhfless_operator.policy.planning import InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def forecast(
-    instance: InstanceProfile,
-    lengths: LengthStatistics,
+@dataclass(frozen=True)
+class Others:
+    """What a step takes besides generation."""
+
+    seconds: float = 0.0
+    """After generation: learning and the publication of the weights. Preparation goes on beside it."""
+    instance_seconds: float = 0.0
+    """Of preparation and learning."""
+
+
+def typical_step(
+    lengths: LengthStatistics | Trace | RecordedTrace,
     *,
-    prompts_per_step: int,
-    samples_per_prompt: int,
-    limits: Limits,
-    instance_hour: Decimal,
-    weights: Sequence[float] = WEIGHTS,
+    prompts: int,
+    samples: int,
+    longest: int,
     seed: int = 0,
-) -> dict[str, Any]:
-    """Generation of a typical step, planned at each weight, and the front between time and cost.
+) -> list[SampleLoad]:
+    """The groups of a step: generated, or drawn from the last visits of a trace.
 
     Args:
-        lengths: what is expected of the responses.
+        samples: of a group; where the trace has another number, they are drawn from the group's.
+        longest: tokens at which responses are truncated.
+    """
+    random = np.random.default_rng(seed)
+    if isinstance(lengths, LengthStatistics):
+        trace = generate(lengths, epochs=1, prompts=prompts, samples=samples, seed=seed)
+        groups = [(int(trace.prompt_tokens[row]), trace.response_tokens[0, row].tolist()) for row in range(prompts)]
+    else:
+        last = {prompt: group for step in _steps(lengths) for prompt, group in step.items()}
+        drawn = random.choice(sorted(last), size=prompts, replace=prompts > len(last)).tolist()
+        groups = [(int(lengths.prompt_tokens[prompt]), last[prompt]) for prompt in drawn]
+    return [
+        SampleLoad(number, index, prompt_tokens, float(min(longest, tokens)))
+        for number, (prompt_tokens, group) in enumerate(groups)
+        for index, tokens in enumerate(group if len(group) == samples else random.choice(group, size=samples).tolist())
+    ]
+
+
+def _steps(trace: Trace | RecordedTrace) -> list[dict[int, list[int]]]:
+    if isinstance(trace, RecordedTrace):
+        return [step.lengths for step in trace.recorded]
+    return [dict(enumerate(trace.response_tokens[-1].tolist()))]
+
+
+class Forecast:
+    """The plans that a step may have. Seconds and costs are of the whole step.
+
+    Args:
+        samples: what is to be generated.
         instance_hour: price of an instance for an hour.
 
-    Returns:
-        `{"plans": [{"cost_weight", "actors", "seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}],
-        "front": [the same without "cost_weight"]}`; money is a decimal string.
+    Raises:
+        ValueError: for no samples, a negative length or a prompt that fits no instance.
     """
-    trace = generate(lengths, epochs=1, prompts=prompts_per_step, samples=samples_per_prompt, seed=seed)
-    samples = [
-        SampleLoad(
-            int(prompt), int(index), int(trace.prompt_tokens[prompt]), float(trace.response_tokens[0, prompt, index])
-        )
-        for prompt, index in np.ndindex(prompts_per_step, samples_per_prompt)
-    ]
-    planner = Planner(samples, instance.latency, limits, instance.startup_seconds + instance.weight_load_seconds)
 
-    def row(plan: Plan) -> dict[str, Any]:
-        hours = Decimal(repr(plan.expected_instance_seconds)) / 3600
+    def __init__(
+        self,
+        samples: Sequence[SampleLoad],
+        instance: InstanceProfile,
+        limits: Limits,
+        *,
+        instance_hour: Decimal,
+        others: Others | None = None,
+    ) -> None:
+        self._others = others or Others()
+        self._instance_hour = instance_hour
+        self._limits = limits
+        self._planner = Planner(
+            samples, instance.latency, limits, instance.startup_seconds + instance.weight_load_seconds
+        )
+
+    def weighted(self, weight: float) -> dict[str, Any]:
+        """The plan at a weight of cost against time.
+
+        Raises:
+            ValueError: for a weight outside 0 to 1, naming the nearest.
+        """
+        if not 0 <= weight <= 1:
+            raise ValueError(
+                f"lambda is {weight}: it is between 0, for time alone, and 1, for cost alone;"
+                f" the nearest is {min(1, max(0, weight))}"
+            )
+        others = self._others
+        plan = self._planner.weighted(
+            weight, other_seconds=others.seconds, other_instance_seconds=others.instance_seconds
+        )
+        return {"cost_weight": weight, **self._row(plan)}
+
+    def within_deadline(self, seconds: float) -> dict[str, Any]:
+        """The cheapest plan whose step takes no longer.
+
+        Raises:
+            InfeasibleError: naming the shortest step.
+        """
+        least = self._planner.least_seconds + self._others.seconds
+        if seconds < least:
+            raise InfeasibleError(
+                f"deadline is {seconds:g} s: the fastest plan on {self._limits.max_instances} instances takes"
+                f" {least:.1f} s a step, which is the nearest; or raise generation.instances.max"
+            )
+        return self._row(self._planner.within_deadline(seconds - self._others.seconds))
+
+    def within_budget(self, money: Decimal) -> dict[str, Any]:
+        """The fastest plan whose step costs no more.
+
+        Raises:
+            InfeasibleError: naming the cheapest step.
+            ValueError: if instances cost nothing.
+        """
+        if self._instance_hour <= 0:
+            raise ValueError("budget is given and instances cost nothing: give --instance-hour or prices.instanceHour")
+        least = self._cost(self._planner.least_instance_seconds + self._others.instance_seconds)
+        if money < least:
+            raise InfeasibleError(
+                f"budget is {money:f}: the cheapest plan costs {least:f} a step, which is the nearest"
+            )
+        hours = money / self._instance_hour
+        # Rounding must not make the cheapest plan too dear.
+        seconds = max(
+            float(hours) * 3600 - self._others.instance_seconds, self._planner.least_instance_seconds * (1 + 1e-9)
+        )
+        return self._row(self._planner.within_budget(seconds))
+
+    def front(self) -> list[dict[str, Any]]:
+        """Plans from the fastest to the cheapest, none of which is beaten in both."""
+        return [self._row(plan) for plan in self._planner.front()]
+
+    def _row(self, plan: Plan) -> dict[str, Any]:
+        seconds = plan.expected_instance_seconds + self._others.instance_seconds
         return {
             "actors": len(plan.shares),
-            "seconds": plan.expected_seconds,
-            "instance_seconds": plan.expected_instance_seconds,
-            "lower_bound_instance_seconds": plan.lower_bound_instance_seconds,
-            "cost": str((hours * instance_hour).quantize(Decimal("0.0001"))),
+            "seconds": plan.expected_seconds + self._others.seconds,
+            "generation_seconds": plan.expected_seconds,
+            "instance_seconds": seconds,
+            "lower_bound_instance_seconds": plan.lower_bound_instance_seconds + self._others.instance_seconds,
+            "cost": f"{self._cost(seconds):f}",
         }
 
-    return {
-        "plans": [{"cost_weight": weight, **row(planner.weighted(weight))} for weight in weights],
-        "front": [row(plan) for plan in planner.front()],
-    }
+    def _cost(self, instance_seconds: float) -> Decimal:
+        return (Decimal(repr(instance_seconds)) / 3600 * self._instance_hour).quantize(Decimal("0.0001"))

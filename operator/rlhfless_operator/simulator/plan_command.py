@@ -1,0 +1,210 @@
+"""`rlhfless plan job.yaml`: what a step will take and cost, from the job, the GPUs that it is to run on and lengths."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from rlhfless_functions.settings.base import parse_duration, parse_money
+from rlhfless_operator.devices import (
+    find_profile,
+    find_shape,
+    is_measured,
+    learning_token_seconds,
+    preparation_token_seconds,
+)
+from rlhfless_operator.formatting import format_money
+from rlhfless_operator.policy.planning import Limits
+from rlhfless_operator.simulator.command import GPU_HOUR
+from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
+from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
+from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.requests import RequestBuilder
+
+UPDATE_SECONDS = 0.5
+"""The optimizer's step and the publication of the weights."""
+STARTUP_SECONDS = 30.0
+"""From asking for an instance to its being ready: the least of a full start, which takes 30 to 135 s."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a forecast is asked besides the job; None is what the job's `rehearsal` says, or a default."""
+
+    gpu: str | None = None
+    gpus: int | None = None
+    model: str | None = None
+    trace: str | None = None
+    median_tokens: float | None = None
+    """Of responses, where there is no trace; a quarter of the longest if left out."""
+    startup_seconds: float | None = None
+    instance_hour: Decimal | None = None
+    weights: Sequence[float] = ()
+    deadline: float | None = None
+    budget: Decimal | None = None
+
+
+def duration_of(option: str, text: str | None) -> float | None:
+    """Seconds of an option such as `90s`.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    return None if text is None else _parsed(option, text, parse_duration)
+
+
+def money_of(option: str, text: str | None) -> Decimal | None:
+    """Money of an option such as `2.50`.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    return None if text is None else _parsed(option, text, parse_money)
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
+
+
+def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
+    """The forecast.
+
+    Returns:
+        `{"job", "model", "gpu", "gpus", "measured", "lengths", "currency", "instance_hour", "steps", "plans": [{
+        "cost_weight", "actors", "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds",
+        "cost"}], "front", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a
+        decimal string.
+
+    Raises:
+        ValueError: naming what can't be forecast, and the nearest that can.
+    """
+    spec, rehearsal = job.spec, job.spec.rehearsal
+    gpu = question.gpu or (rehearsal.gpu if rehearsal else None)
+    if gpu is None:
+        raise ValueError("gpu is missing: give --gpu, one of A100, H100, H200, L40S")
+    gpus = question.gpus
+    if gpus is None:
+        gpus = rehearsal.gpus if rehearsal else 1
+    startup = question.startup_seconds
+    if startup is None:
+        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
+    named = question.model or (rehearsal.model if rehearsal else None)
+    shape = find_shape(named or spec.model.source, "model" if named else "model.source")
+    instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
+    price, priced_by = _price(job, question, gpu, gpus)
+    longest, batch = spec.sampling.max_response_tokens, spec.batch
+    lengths, told = _lengths(job, question)
+    samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
+    requests = RequestBuilder(job, JobFolder(""), "")
+    tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
+    passes = requests.has_reference + (requests.updates_per_step > 1) + requests.has_critic
+    preparation = tokens * preparation_token_seconds(shape, gpu, gpus, passes)
+    learning = tokens * learning_token_seconds(shape, gpu, gpus, 1 + requests.has_critic) * requests.algorithm.epochs
+    instances = spec.generation.instances
+    kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
+    forecast = Forecast(
+        samples,
+        instance,
+        Limits(instances.min, instances.max, kv_tokens, 256),
+        instance_hour=price,
+        others=Others(learning + UPDATE_SECONDS, preparation + learning + UPDATE_SECONDS),
+    )
+    return {
+        "job": job.metadata.name,
+        "model": shape.name,
+        "gpu": gpu,
+        "gpus": gpus,
+        "measured": is_measured(shape, gpu, gpus),
+        "startup_seconds": startup,
+        "lengths": told,
+        "currency": spec.prices.currency,
+        "instance_hour": f"{price:f}",
+        "priced_by": priced_by,
+        "steps": spec.steps,
+        "learning_seconds": learning,
+        "preparation_seconds": preparation,
+        "plans": [forecast.weighted(weight) for weight in question.weights],
+        "front": forecast.front(),
+        "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
+        "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
+    }
+
+
+def _price(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Decimal, str]:
+    if question.instance_hour is not None:
+        return question.instance_hour, "--instance-hour"
+    if job.spec.prices.instance_hour > 0:
+        return job.spec.prices.instance_hour, "prices.instanceHour"
+    if gpu not in GPU_HOUR:
+        raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
+    return Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}"), f"{gpus} × {gpu} of AWS on demand"
+
+
+def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
+    place = question.trace or (job.spec.rehearsal.trace if job.spec.rehearsal else None)
+    sampling = job.spec.sampling
+    if place is not None:
+        trace = read_trace(place)
+        return trace, f"those of {place}, {trace.prompts} prompts"
+    median = question.median_tokens
+    if median is None:
+        median = sampling.max_response_tokens / 4
+    if not 0 < median <= sampling.max_response_tokens:
+        raise ValueError(
+            f"median_tokens is {median:g}: it is above 0 and at most sampling.maxResponseTokens,"
+            f" {sampling.max_response_tokens}, which is the nearest"
+        )
+    prompt_median = min(150.0, sampling.max_prompt_tokens / 2)
+    statistics = LengthStatistics(
+        median=median,
+        longest=sampling.max_response_tokens,
+        prompt_median=prompt_median,
+        prompt_longest=sampling.max_prompt_tokens,
+    )
+    told = f"assumed: a median response of {median:g} tokens, 2 % truncated; a median prompt of {prompt_median:g}"
+    return statistics, told
+
+
+def view(found: dict[str, Any]) -> Group:
+    """A forecast for the terminal."""
+    source = "measured" if found["measured"] else "computed from the data sheet"
+    currency = found["currency"]
+    head = (
+        f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
+        f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
+        f"lengths {found['lengths']}\n"
+        f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
+        f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
+    )
+    plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
+    plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
+    parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
+    parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
+    return Group(*parts)
+
+
+def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("plan")
+    for heading in ("actors", "seconds", "generation", "instance-seconds", "of the bound", "a step", "the job"):
+        table.add_column(heading, justify="right")
+    for name, row in rows:
+        cost = Decimal(row["cost"])
+        table.add_row(
+            name,
+            str(row["actors"]),
+            f"{row['seconds']:.1f}",
+            f"{row['generation_seconds']:.1f}",
+            f"{row['instance_seconds']:.0f}",
+            f"{row['lower_bound_instance_seconds'] / row['instance_seconds']:.0%}",
+            format_money(cost, found["currency"]),
+            format_money(cost * found["steps"], found["currency"]) if found["steps"] else "",
+        )
+    return table

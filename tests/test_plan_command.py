@@ -1,0 +1,135 @@
+"""`rlhfless plan`: the forecast of a job, and what it says of what cannot be."""
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rlhfless_operator import cli
+from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
+
+MakeJob = Callable[..., Path]
+
+
+@pytest.fixture
+def job(tiny_job: MakeJob) -> Path:
+    """A GRPO job of 32 prompts of 8 samples on up to eight instances."""
+    return tiny_job(
+        model={"source": "Qwen/Qwen2.5-7B-Instruct"},
+        sampling={"maxPromptTokens": 1024, "maxResponseTokens": 2048},
+        batch={"promptsPerStep": 32, "samplesPerPrompt": 8, "minibatchSamples": 256},
+        generation={"instances": {"min": 1, "max": 8}},
+        prices={"instanceHour": "4.00"},
+        steps=100,
+    )
+
+
+def forecast(job: Path, *options: str) -> dict[str, Any]:
+    made = CliRunner().invoke(cli.app, ["plan", str(job), *options, "--json"])
+    assert made.exit_code == 0, (made.output, made.exception)
+    result: dict[str, Any] = json.loads(made.stdout)
+    return result
+
+
+def refusal(job: Path, *options: str) -> str:
+    made = CliRunner().invoke(cli.app, ["plan", str(job), *options])
+    assert isinstance(made.exception, ValueError), made.output
+    return str(made.exception)
+
+
+def test_a_step_is_forecast_at_several_weights(job: Path) -> None:
+    found = forecast(job, "--gpu", "L40S")
+    assert [row["cost_weight"] for row in found["plans"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert (found["model"], found["measured"], found["instance_hour"]) == ("Qwen2.5-7B", True, "4.00")
+    for row in [*found["plans"], *found["front"]]:
+        assert 1 <= row["actors"] <= 8
+        assert row["lower_bound_instance_seconds"] <= row["instance_seconds"]
+        assert Decimal(row["cost"]) == pytest.approx(Decimal(row["instance_seconds"]) * 4 / 3600, abs=Decimal("1e-4"))
+    seconds = [row["seconds"] for row in found["plans"]]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+
+
+def test_a_better_gpu_is_faster_and_more_of_them_too(job: Path) -> None:
+    fastest = {
+        options: forecast(job, *options)["plans"][0]["seconds"]
+        for options in (("--device", "L40S"), ("--device", "H100"), ("--gpu", "H100", "--tensor-parallel", "2"))
+    }
+    assert sorted(fastest.values(), reverse=True) == list(fastest.values())
+
+
+def test_a_deadline_and_a_budget_are_kept(job: Path) -> None:
+    front = forecast(job, "--gpu", "L40S")["front"]
+    middle = front[len(front) // 2]
+    found = forecast(job, "--gpu", "L40S", "--deadline", f"{middle['seconds']:.3f}s", "--budget", middle["cost"])
+    assert found["within_deadline"]["seconds"] <= middle["seconds"] + 0.001
+    assert Decimal(found["within_budget"]["cost"]) <= Decimal(middle["cost"])
+
+
+def test_lengths_are_those_of_an_earlier_run(job: Path, tmp_path: Path) -> None:
+    for name, median in (("short", 50), ("long", 800)):
+        lengths = LengthStatistics(median=median, longest=2048)
+        write_trace(tmp_path / f"{name}.parquet", generate(lengths, epochs=1, prompts=40, samples=8, seed=0))
+    short, long = (
+        forecast(job, "--gpu", "L40S", "--trace", str(tmp_path / f"{name}.parquet")) for name in ("short", "long")
+    )
+    assert short["plans"][-1]["instance_seconds"] < long["plans"][-1]["instance_seconds"]
+    assert "short.parquet, 40 prompts" in short["lengths"]
+
+
+def test_a_rehearsal_says_what_to_forecast(job: Path, tmp_path: Path) -> None:
+    lengths = LengthStatistics(median=50, longest=100)
+    write_trace(job.parent / "trace.parquet", generate(lengths, epochs=1, prompts=40, samples=8, seed=0))
+    text = job.read_text()
+    job.write_text(f"{text}  rehearsal: {{trace: trace.parquet, gpu: H100, gpus: 2, startup: 5s}}\n")
+    found = forecast(job)
+    assert (found["gpu"], found["gpus"], found["startup_seconds"]) == ("H100", 2, 5.0)
+    assert "trace.parquet" in found["lengths"]
+
+
+def test_the_tables_name_everything(job: Path) -> None:
+    made = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "A100", "--deadline", "10m"], env={"COLUMNS": "160"})
+    assert made.exit_code == 0, made.exception
+    for text in ("Qwen2.5-7B on 1 × A100", "λ = 0.5", "within the deadline", "From the fastest to the cheapest", "USD"):
+        assert text in made.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "gpu is missing: give --gpu, one of A100, H100, H200, L40S"),
+        (("--gpu", "B300"), "gpu is 'B300': choose one of L40S, A100, H100, H200"),
+        (("--gpu", "L40S", "--gpus", "0"), "gpus is 0: an instance has at least 1"),
+        (("--gpu", "L40S", "--model", "Llama-2-70B"), "does not fit 1 × L40S; use at least 4"),
+        (("--gpu", "L40S", "--model", "nobody/model"), "model is 'nobody/model', which is no folder here"),
+        (
+            ("--gpu", "L40S", "--lambda", "1.5"),
+            "lambda is 1.5: it is between 0, for time alone, and 1, for cost alone;",
+        ),
+        (("--gpu", "L40S", "--lambda", "-1"), "the nearest is 0"),
+        (("--gpu", "L40S", "--deadline", "1s"), "deadline is 1 s: the fastest plan on 8 instances takes"),
+        (("--gpu", "L40S", "--deadline", "soon"), "deadline: 'soon' is no duration"),
+        (("--gpu", "L40S", "--budget", "0.0001"), "budget is 0.0001: the cheapest plan costs"),
+        (("--gpu", "L40S", "--budget", "much"), "budget: 'much' is no price"),
+        (("--gpu", "L40S", "--median-tokens", "5000"), "median_tokens is 5000: it is above 0 and at most"),
+        (("--gpu", "L40S", "--trace", "nowhere"), "nowhere holds no trace"),
+    ],
+)
+def test_what_cannot_be_forecast_is_named(job: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in refusal(job, *options)
+
+
+@pytest.mark.parametrize(
+    ("responses", "message"), [([], "is empty: a trace has a row for each response"), ([-3], "response_tokens in")]
+)
+def test_a_bad_trace_is_named(job: Path, tmp_path: Path, responses: list[int], message: str) -> None:
+    columns = {name: [0] * len(responses) for name in ("prompt", "epoch", "sample", "prompt_tokens")}
+    columns["response_tokens"] = responses
+    table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert message in refusal(job, "--gpu", "L40S", "--trace", str(tmp_path / "t.parquet"))
