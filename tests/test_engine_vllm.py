@@ -43,7 +43,7 @@ from rlhfless_functions.generation import Generator
 from rlhfless_functions.rollouts import Prompt, Rollout, read_rollouts, write_prompts
 from rlhfless_functions.settings import EngineSettings, LoraSettings, ModelSettings, SamplingSettings, VllmSettings
 from rlhfless_functions.task import TaskContext, TaskError
-from rlhfless_functions.weights import publish_weights
+from rlhfless_functions.weights import load_policy, publish_adapter, publish_weights
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
@@ -203,11 +203,48 @@ def test_a_model_that_vllm_cannot_load_is_named_and_the_engine_is_usable_afterwa
     assert generate(engine, share(1, 1))
 
 
-def test_adapters_are_left_to_transformers(folder: Path) -> None:
+def adapter(folder: Path, to: Path, rank: int = 4) -> Path:
+    """A published adapter that does something."""
+    model = settings_of(folder, lora=LoraSettings(rank=rank))
+    policy = load_policy(model, version(folder))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    publish_adapter(str(to), policy)
+    return to
+
+
+def test_the_next_version_of_an_adapter_takes_the_place_of_the_last(folder: Path, tmp_path: Path) -> None:
+    """With long prompts, whose prefixes are kept: those of one version are not another's."""
     model = settings_of(folder, lora=LoraSettings(rank=4))
-    assert choose_engine(EngineSettings(), model).name == "transformers"
-    with pytest.raises(TaskError, match=r"set generation.engine to transformers"):
-        VllmEngine().load(model, version(folder))
+    published = str(adapter(folder, tmp_path / "adapter"))
+    tasks = [SequenceTask(prompt, 0, long_prompt(prompt, 100), seed=prompt) for prompt in range(4)]
+    engine, reference = VllmEngine(), TransformersEngine()
+    wanted = {}
+    for named in (None, published):
+        reference.load(model, version(folder, 0, named))
+        wanted[named] = generate(reference, tasks)
+    for number, named in enumerate([None, published, None, published]):
+        engine.load(model, version(folder, number, named))
+        assert_same(generate(engine, tasks), wanted[named])
+
+
+def test_an_adapter_of_another_backbone_or_rank_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "other", folder, seed=7, max_position_embeddings=1024)
+    model = settings_of(folder, lora=LoraSettings(rank=4))
+    engine = VllmEngine()
+    with pytest.raises(TaskError, match="is an adapter of another backbone"):
+        engine.load(model, version(folder, 1, str(adapter(other, tmp_path / "foreign"))))
+    with pytest.raises(TaskError, match=r"large cannot be loaded .* give an adapter of the job's own model, rank"):
+        engine.load(model, version(folder, 1, str(adapter(folder, tmp_path / "large", rank=32))))
+    with pytest.raises(TaskError, match=r"model.lora.rank \(1000\) is more than vLLM's 512"):
+        engine.load(settings_of(folder, lora=LoraSettings(rank=1000)), version(folder))
+    with pytest.raises(TaskError, match=r"model.lora is not set"):
+        engine.load(settings_of(folder), version(folder, 1, str(tmp_path / "large")))
+    engine.load(model, version(folder))
+    assert generate(engine, share(1, 1))
 
 
 def test_vllm_is_chosen_where_it_is_installed_and_says_why(folder: Path) -> None:

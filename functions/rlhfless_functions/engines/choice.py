@@ -70,8 +70,6 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
         return EngineChoice("vllm", f"{release}; generation.engine says so")
     if not release:
         return EngineChoice("transformers", "vLLM is not installed")
-    if model.lora is not None:
-        return EngineChoice("transformers", "model.lora is set, and vLLM does not generate with adapters here")
     if obstacle := _device_obstacle(package):
         return EngineChoice("transformers", obstacle)
     return EngineChoice("vllm", f"{release} is installed, and the device can")

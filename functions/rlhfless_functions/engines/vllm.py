@@ -16,10 +16,12 @@ from transformers import GenerationConfig, PretrainedConfig
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import SequenceTask
 from rlhfless_functions.engines.stop_strings import StopStrings
+from rlhfless_functions.engines.vllm_adapters import Adapters
 from rlhfless_functions.engines.vllm_arguments import engine_arguments, prepare_environment
 from rlhfless_functions.engines.vllm_run import VllmRun
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.tensors import MismatchError, layout, layout_difference, safetensors_files
 from rlhfless_functions.weights.tokenizers import load_tokenizer
@@ -43,6 +45,10 @@ class _Loaded:
     """Shape of each tensor of the checkpoint."""
     tokenizer: Any
     end_tokens: list[int]
+    backbone: str
+    """Where the weights came from that it began with."""
+    adapters: Adapters | None
+    """Where the job trains an adapter: the backbone then stays as it is."""
 
 
 class VllmEngine:
@@ -76,10 +82,19 @@ class VllmEngine:
         """
         held, self._usable = self._loaded, False
         self._abandon()
-        if held is None or held.settings != model:
+        if weights.adapter is not None and model.lora is None:
+            raise TaskError(
+                "bad_request", f"{weights.adapter} is given as an adapter, but model.lora is not set: set it"
+            )
+        if held is None or held.settings != model or (held.adapters is not None and held.backbone != weights.uri):
             self._start_engine(model, weights)
         elif held.weights != weights:
-            self._replace(held, weights)
+            held.weights = None
+            if held.adapters is not None:
+                held.adapters.use(weights)
+            else:
+                self._replace(held, weights)
+            held.weights = weights
         self._usable = True
 
     def _replace(self, held: _Loaded, weights: WeightsReference) -> None:
@@ -89,13 +104,11 @@ class VllmEngine:
             files = safetensors_files(folder)
             if difference := layout_difference(held.tensors, layout(files), tied=_tied(held.config)):
                 raise MismatchError(difference)
-        held.weights = None
         # Checksums take as long as the tensors do, and a core of their own: what does not match is never sampled from.
         with ThreadPoolExecutor(max_workers=1) as checking:
             checked = checking.submit(weights_folder, weights.uri, revision=revision)
             self._take_over(held, weights, files)
             checked.result()
-        held.weights = weights
 
     def _take_over(self, held: _Loaded, weights: WeightsReference, files: Sequence[Path]) -> None:
         try:
@@ -112,10 +125,6 @@ class VllmEngine:
             ) from error
 
     def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
-        if model.lora is not None:
-            raise TaskError(
-                "model_unloadable", "vLLM does not generate with adapters here: set generation.engine to transformers"
-            )
         folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
         config = read_config(folder, weights.uri)
         tokenizer = load_tokenizer(model, weights)
@@ -134,11 +143,15 @@ class VllmEngine:
         try:
             with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
                 engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            adapters = None if model.lora is None else Adapters(engine, fingerprint(folder))
+            end_tokens = _end_tokens(folder, config, tokenizer)
             self._loaded = _Loaded(
-                engine, model, config, weights, tensors, tokenizer, _end_tokens(folder, config, tokenizer)
+                engine, model, config, weights, tensors, tokenizer, end_tokens, weights.uri, adapters
             )
             engine.collective_rpc("install_sampler")
             self._warm_up()
+            if adapters is not None:
+                adapters.use(weights)
         except BaseException:
             self.close()
             raise
@@ -196,7 +209,9 @@ class VllmEngine:
                 " lower sampling.maxResponseTokens",
             )
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
-        self._run = VllmRun(self._loaded.engine, tasks, sampling, self._loaded.end_tokens, strings, slots)
+        held = self._loaded
+        adapter = held.adapters.request if held.adapters is not None else None
+        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, slots, adapter)
         return self._run
 
     def _abandon(self) -> None:

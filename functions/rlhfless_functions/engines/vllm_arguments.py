@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlhfless_functions.engines.memory import free_kv_tokens, kv_bytes_per_token
+from rlhfless_functions.engines.vllm_adapters import adapter_arguments
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.policy import torch_dtype
@@ -40,6 +41,9 @@ _OURS = {
     "revision": "model.revision",
     "dtype": "model.dtype",
     "enable_lora": "model.lora",
+    "max_loras": "model.lora",
+    "max_cpu_loras": "model.lora",
+    "max_lora_rank": "model.lora.rank",
     "seed": "seed",
     "tensor_parallel_size": "generation.vllm.tensorParallelSize",
     "gpu_memory_utilization": "generation.vllm.gpuMemoryUtilization",
@@ -110,6 +114,8 @@ def engine_arguments(
     }
     if device.type == "cpu":
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "max_num_seqs": CPU_SEQUENCES}
+    if model.lora is not None:
+        arguments |= adapter_arguments(model.lora)
     extra = {name.lstrip("-").replace("-", "_"): value for name, value in given.extra_args.items()}
     _check(extra, known)
     arguments |= extra

@@ -52,6 +52,7 @@ class VllmRun:
         end_tokens: tokens that end a response.
         stop_strings: strings that end a response, if any.
         slots: most sequences in vLLM at a time.
+        adapter: what requests name as their adapter, if any.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class VllmRun:
         end_tokens: Sequence[int],
         stop_strings: StopStrings | None,
         slots: int,
+        adapter: Any = None,
     ) -> None:
         self._engine = engine
         self._sampling = sampling
         self._end_tokens = list(end_tokens)
         self._stop_strings = stop_strings
         self._slots = slots
+        self._adapter = adapter
         self._waiting = deque(tasks)
         self._running: dict[str, _Running] = {}
         self._done_prompt_tokens = 0
@@ -162,7 +165,7 @@ class VllmRun:
             },
         )
         tokens = tokens_input([*task.prompt_tokens, *task.response_tokens])
-        name = self._engine.add_request(key, tokens, parameters)
+        name = self._engine.add_request(key, tokens, parameters, lora_request=self._adapter)
         self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name])
 
     def _finish(self, output: Any) -> SequenceResult:

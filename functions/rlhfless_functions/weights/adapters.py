@@ -71,7 +71,7 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
         return
     folder = weights_folder(uri)
     with unloadable(uri, "give an adapter of the job's own model, rank and target modules"):
-        _check_backbone(policy, folder, uri)
+        check_backbone(folder, uri, _backbones.get(policy))
         tensors = load_file(folder / _FILE)
         own = _state(policy)
         for name in sorted(own.keys() | tensors.keys()):
@@ -141,8 +141,18 @@ def _adaptable(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D)
 
 
-def _check_backbone(policy: PeftModel, folder: Path, uri: str) -> None:
-    ours, file = _backbones.get(policy), folder / _BACKBONE
+def check_backbone(folder: Path, uri: str, ours: str | None) -> None:
+    """Refuse an adapter that was trained on another backbone.
+
+    Args:
+        folder: the adapter's, a copy of `uri`.
+        uri: for the message.
+        ours: fingerprint of the backbone that is loaded, if it is known.
+
+    Raises:
+        TaskError: `model_unloadable`.
+    """
+    file = folder / _BACKBONE
     theirs = json.loads(file.read_text())["fingerprint"] if file.is_file() else None
     if None not in (ours, theirs) and ours != theirs:
         raise TaskError(
