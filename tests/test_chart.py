@@ -169,6 +169,7 @@ def test_it_passes_lint() -> None:
         ("pods.sharedMemoryy=1Gi", "sharedMemoryy"),
         ("pools.a.gpu=1", "gpu"),
         ("artifacts.uri=/artifacts", "give artifacts.existingClaim or artifacts.hostPath"),
+        ("artifacts.uri=/a,artifacts.hostPath=/data", "list them in namespaces"),
         ("artifacts.hostPath=/data", "remove artifacts.existingClaim and artifacts.hostPath"),
         ("files.hostPath=/a,files.existingClaim=b", "files.existingClaim and files.hostPath are both given"),
         ("monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "disable one"),
@@ -209,7 +210,10 @@ def test_the_operator_understands_its_environment(case: Path) -> None:
         (
             "host-path",
             {
-                "artifacts": ({"hostPath": {"path": "/var/lib/rlhfless/artifacts", "type": "Directory"}}, "/artifacts"),
+                "artifacts": (
+                    {"persistentVolumeClaim": {"claimName": "training-rlhfless-artifacts", "readOnly": False}},
+                    "/artifacts",
+                ),
                 "files": ({"hostPath": {"path": "/var/lib/rlhfless/files", "type": "Directory"}}, "/files"),
             },
         ),
@@ -243,6 +247,19 @@ def test_storage_is_mounted_in_the_operator_and_in_every_function(
         assert mounts[volume]["readOnly"] == given[volume].read_only == read_only
         assert given[volume].claim == source.get("persistentVolumeClaim", {}).get("claimName")
         assert given[volume].host_path == source.get("hostPath", {}).get("path")
+
+
+@needs_helm
+def test_a_folder_of_the_nodes_is_given_by_a_claim_in_each_namespace() -> None:
+    manifests = case("host-path")
+    claims = {claim["metadata"]["namespace"]: claim for claim in of_kind(manifests, "PersistentVolumeClaim")}
+    volumes = {volume["metadata"]["name"]: volume["spec"] for volume in of_kind(manifests, "PersistentVolume")}
+    assert set(claims) == {"default", "kube-public"} and len(volumes) == 2
+    for namespace, claim in claims.items():
+        volume = volumes[claim["spec"]["volumeName"]]
+        assert volume["claimRef"] == {"namespace": namespace, "name": claim["metadata"]["name"]}
+        assert volume["hostPath"]["path"] == "/var/lib/rlhfless/artifacts"
+        assert volume["persistentVolumeReclaimPolicy"] == "Retain"
 
 
 @needs_helm

@@ -33,6 +33,7 @@ from rlhfless_operator.preflight.checks import (
     check_quota,
     check_timeouts,
     check_version,
+    check_volumes,
     quantity,
 )
 from rlhfless_operator.preflight.cluster import check_store, pod_spec_of
@@ -199,6 +200,14 @@ def test_settings_that_only_make_jobs_worse_are_warnings() -> None:
     assert patch_of(check_deployment(half)) == {"default-affinity-type": "none"}
 
 
+def test_a_folder_of_the_node_that_is_to_be_written_to_is_told() -> None:
+    folder = {"hostPath": "/data", "mountPath": "/data"}
+    finding = check_volumes(pods(volumes=[folder]))
+    assert finding.verdict == "warning" and "/data" in finding.message
+    assert check_volumes(pods(volumes=[folder | {"readOnly": True}])).verdict == "ok"
+    assert check_volumes(pods(volumes=[{"claim": "data", "mountPath": "/data"}])).verdict == "ok"
+
+
 # --- room ---
 
 
@@ -353,6 +362,7 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
     settings = SETTINGS.model_copy(update=update)
     findings = await ask(server.kubeconfig, settings)
     assert {check: finding.verdict for check, finding in findings.items()} == {
+        "volumes": "ok",
         "knative/version": "ok",
         "knative/config-features": "error",
         "knative/config-autoscaler": "error",
@@ -384,9 +394,9 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
     anonymous = tmp_path / "kubeconfig"
     anonymous.write_text(yaml.safe_dump(content))
     findings = await ask(anonymous, SETTINGS)
-    assert {check: finding.verdict for check, finding in findings.items() if check != "artifacts"} == dict.fromkeys(
-        ("knative", "capacity", "quota of default", "permissions", "definition"), "unknown"
-    )
+    assert {
+        check: found.verdict for check, found in findings.items() if check not in ("artifacts", "volumes")
+    } == dict.fromkeys(("knative", "capacity", "quota of default", "permissions", "definition"), "unknown")
 
 
 def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

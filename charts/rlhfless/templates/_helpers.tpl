@@ -46,6 +46,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else if or $artifacts.existingClaim $artifacts.hostPath -}}
 {{- fail (printf "artifacts.uri is an object store, %s: remove artifacts.existingClaim and artifacts.hostPath" $artifacts.uri) -}}
 {{- end -}}
+{{- if and $artifacts.hostPath (not .Values.namespaces) -}}
+{{- fail "artifacts.hostPath is given to function pods by a claim in each namespace with jobs: list them in namespaces" -}}
+{{- end -}}
 {{- range $name := list "artifacts" "files" -}}
 {{- with index $.Values $name -}}
 {{- if and .existingClaim .hostPath -}}
@@ -58,14 +61,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Name of the claim by which the artifacts' folder is mounted; empty for an object store. */ -}}
+{{- define "rlhfless.artifactsClaim" -}}
+{{- if .Values.artifacts.hostPath -}}
+{{- printf "%s-artifacts" (include "rlhfless.fullname" .) -}}
+{{- else -}}
+{{- .Values.artifacts.existingClaim -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* What is mounted in the operator and in every function pod, as a YAML list of {name, mountPath, claim | hostPath, readOnly}. */ -}}
 {{- define "rlhfless.mounts" -}}
 {{- $mounts := list -}}
-{{- range $mount := list (dict "name" "artifacts" "mountPath" .Values.artifacts.uri "from" .Values.artifacts "readOnly" false) (dict "name" "files" "mountPath" .Values.files.path "from" .Values.files "readOnly" true) -}}
-{{- $kind := ternary "claim" "hostPath" (ne $mount.from.existingClaim "") -}}
-{{- with coalesce $mount.from.existingClaim $mount.from.hostPath -}}
-{{- $mounts = append $mounts (dict "name" $mount.name "mountPath" $mount.mountPath $kind . "readOnly" $mount.readOnly) -}}
+{{- with include "rlhfless.artifactsClaim" . -}}
+{{- $mounts = append $mounts (dict "name" "artifacts" "mountPath" $.Values.artifacts.uri "claim" . "readOnly" false) -}}
 {{- end -}}
+{{- with .Values.files.existingClaim -}}
+{{- $mounts = append $mounts (dict "name" "files" "mountPath" $.Values.files.path "claim" . "readOnly" true) -}}
+{{- end -}}
+{{- with .Values.files.hostPath -}}
+{{- $mounts = append $mounts (dict "name" "files" "mountPath" $.Values.files.path "hostPath" . "readOnly" true) -}}
 {{- end -}}
 {{- toYaml $mounts -}}
 {{- end -}}

@@ -80,6 +80,22 @@ def check_features(knative: Knative, pod_specs: Sequence[Mapping[str, Any]]) -> 
     return Finding(check, "error", f"off, and needed: {fields}", remedy)
 
 
+def check_volumes(stages: Sequence[StagePods]) -> Finding:
+    """Whether pods can write to the volumes that they are to write to: Knative mounts all but claims read only."""
+    paths = sorted(
+        {
+            volume.mount_path
+            for stage in stages
+            for volume in stage.pods.volumes or []
+            if volume.host_path is not None and not volume.read_only
+        }
+    )
+    if not paths:
+        return Finding("volumes", "ok", "pods can write to the volumes that are not read only")
+    message = f"{', '.join(paths)}: Knative mounts folders of the node read only"
+    return Finding("volumes", "warning", message, "Use a claim to write to, or say readOnly: true.")
+
+
 def check_autoscaler(knative: Knative, initial_scale: int) -> Finding:
     """Whether functions may begin with, and go down to, no pods."""
     check, name = "knative/config-autoscaler", "config-autoscaler"

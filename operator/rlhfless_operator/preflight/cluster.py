@@ -25,6 +25,7 @@ from rlhfless_operator.preflight.checks import (
     check_quota,
     check_timeouts,
     check_version,
+    check_volumes,
 )
 from rlhfless_operator.preflight.findings import Finding
 from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission, check_permissions
@@ -69,7 +70,7 @@ async def preflight(
         _definition(transport),
         _store(settings.artifacts),
     )
-    return [finding for part in parts for finding in part]
+    return [check_volumes(stages), *(finding for part in parts for finding in part)]
 
 
 def stages_of(settings: ClusterSettings, job: RLHFJob | None) -> list[StagePods]:
