@@ -43,8 +43,11 @@ class Scripted:
     stopped_by: list[str | None] = field(default_factory=list)
     fault: Exception | None = None
     preloaded: list[WeightsReference] = field(default_factory=list)
+    unloadable: bool = False
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        if self.unloadable:
+            raise TaskError("model_unloadable", f"{weights.uri} has no weights")
         self.preloaded.append(weights)
 
     def run(self, request: ExportRequest, context: TaskContext) -> Message:
@@ -245,3 +248,9 @@ async def test_ready_only_when_the_model_is_loaded() -> None:
         await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
         assert (await client.status("/readyz"))[0] == 200
     assert [weights.version for weights in function.preloaded] == [4]
+
+
+async def test_an_instance_whose_model_cannot_be_loaded_is_ready_without_it() -> None:
+    async with serving(Scripted(unloadable=True), start=False) as client:
+        await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
+        assert (await client.status("/readyz"))[0] == 200

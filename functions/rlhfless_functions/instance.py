@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from rlhfless_functions import logs
 from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.preload import read_pointer
 from rlhfless_functions.server import Function, Instance, serve
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
@@ -124,6 +125,8 @@ def main() -> None:
     for field, annotation in annotations.items():
         if text := environment.get(f"RLHFLESS_{field.upper()}"):
             values[field] = annotation.model_validate_json(text)
+    if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
+        values |= {"model": pointer.model, "weights": pointer.weights, "engine": pointer.engine}
     run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
 
 

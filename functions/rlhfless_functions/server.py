@@ -93,10 +93,18 @@ class Instance:
             self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
 
     async def start(self, model: ModelSettings | None, weights: WeightsReference | None) -> None:
-        """Load what the instance was started for, in the worker thread, and become ready."""
+        """Load what the instance was started for, in the worker thread, and become ready.
+
+        Where that fails the instance is ready without it: a request that needs it meets the fault too, and names it,
+        while a process that ended would be started again for ever.
+        """
         loaded_from = time.monotonic()
         if model is not None and weights is not None:
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._function.preload, model, weights)
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._worker, self._function.preload, model, weights)
+            except Exception:
+                logger.exception("%s could not be loaded before the first request", weights.uri)
         load_seconds = time.monotonic() - loaded_from
         self._cold_start = ColdStart(process=self._process_seconds, load=load_seconds)
         self.ready = True
@@ -295,14 +303,6 @@ async def serve(
     )
     server = InstanceServer(config, instance, on_listening)
     loading = asyncio.create_task(instance.start(model, weights))
-    loading.add_done_callback(lambda task: _exit_unless_loaded(task, server))
     await server.serve()
     await instance.idle()
-    if loading.done() and not loading.cancelled():
-        loading.result()
-
-
-def _exit_unless_loaded(task: "asyncio.Task[None]", server: uvicorn.Server) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("the model could not be loaded: %s", task.exception())
-        server.should_exit = True
+    loading.cancel()
