@@ -615,3 +615,26 @@ def test_a_file_may_be_replaced_while_the_store_is_swept(tmp_path: Path) -> None
             artifacts.write_bytes(status, str(number).encode())
         sweeping.result()
     assert artifacts.read_bytes(status) == b"49"
+
+
+def test_a_sweep_takes_nothing_that_is_just_being_written(tmp_path: Path) -> None:
+    """Between its creation and its lock a temporary looks like one that a crash left."""
+    kept = tmp_path / "kept"
+    ended = threading.Event()
+
+    def sweep_on_and_on() -> None:
+        while not ended.is_set():
+            artifacts.sweep(str(tmp_path), [str(kept)])
+
+    with ThreadPoolExecutor(3) as threads:
+        sweeping = [threads.submit(sweep_on_and_on) for _ in range(2)]
+        try:
+            for number in range(80):
+                artifacts.write_bytes(str(kept / "sinks" / "part"), b"x")
+                with artifacts.publish(str(kept / "versions" / str(number))) as folder:
+                    (folder / "weights").write_text("x")
+        finally:
+            ended.set()
+        for task in sweeping:
+            task.result()
+    assert all(artifacts.is_published(str(kept / "versions" / str(number))) for number in range(80))

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -224,35 +224,82 @@ def held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def make_held_beside(target: Path) -> tuple[Path, int]:
+    """A new temporary folder, and the descriptor that holds it. One that was taken for abandoned before it was held
+    is made anew."""
+    while True:
+        folder = beside(target)
+        folder.mkdir(parents=True)
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            _lock(descriptor)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
+
+
 def _lock(descriptor: int) -> None:
     with suppress(OSError):  # Some network file systems cannot lock a folder.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def is_held(path: Path) -> bool:
     """Whether a process is at work on a temporary; where locks do not work, whether it is younger than an hour."""
+    with _opened(path) as descriptor:
+        return descriptor is not None and _is_locked(descriptor)
+
+
+def discard(path: Path) -> None:
+    """Remove a temporary file or an empty temporary folder, unless a process is at work on it.
+
+    It is locked meanwhile, so that a process that is about to begin work on it sees that it is gone.
+    """
+    with _opened(path) as descriptor:
+        if descriptor is not None and not _is_locked(descriptor):
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return False
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether somebody else has it locked; locks it otherwise."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return time.time() - path.stat().st_mtime < 3600
-    finally:
-        os.close(descriptor)
+        return time.time() - os.fstat(descriptor).st_mtime < 3600
     return False
+
+
+def _locked_beside(path: Path) -> tuple[Path, BinaryIO]:
+    """A new, locked temporary file. One that was taken for abandoned before it was locked is made anew."""
+    while True:
+        temporary = beside(path)
+        file = temporary.open("wb")
+        _lock(file.fileno())
+        if os.fstat(file.fileno()).st_nlink:
+            return temporary, file
+        file.close()
 
 
 @contextmanager
 def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = beside(path)
+    temporary, file = _locked_beside(path)
     try:
-        with temporary.open("wb") as file:
-            _lock(file.fileno())
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -11,12 +11,12 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rlhfless_functions.artifacts.errors import no_space, unwritable, writing
-from rlhfless_functions.artifacts.files import beside, create_exclusive, held, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import create_exclusive, join, local_path, make_held_beside, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, entries, is_published
 
 # Files that are flushed together share one commit of the file system's journal: three times faster than in a row.
@@ -34,29 +34,27 @@ def publish(uri: str) -> Iterator[Path]:
         ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
     """
     target = local_path(uri)
-    with writing(uri):
-        if target is None:
-            folder = Path(tempfile.mkdtemp(prefix="rlhfless-publish-"))
-        else:
-            folder = beside(target)
-            folder.mkdir(parents=True)
-    try:
-        with held(folder):
-            try:
-                yield folder
-            except OSError as error:
-                if no_space(error):
-                    raise unwritable(uri, error) from error
-                raise
-            with writing(uri):
-                if is_published(uri):
-                    return
-                if target is None:
-                    _upload(folder, uri)
-                else:
-                    _move(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as cleaning:
+        with writing(uri):
+            if target is None:
+                folder = Path(tempfile.mkdtemp(prefix="rlhfless-publish-"))
+            else:
+                folder, holding = make_held_beside(target)
+                cleaning.callback(os.close, holding)
+        cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield folder
+        except OSError as error:
+            if no_space(error):
+                raise unwritable(uri, error) from error
+            raise
+        with writing(uri):
+            if is_published(uri):
+                return
+            if target is None:
+                _upload(folder, uri)
+            else:
+                _move(folder, target)
 
 
 def _move(folder: Path, target: Path) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from rlhfless_functions.artifacts.errors import writing
-from rlhfless_functions.artifacts.files import TEMPORARY, is_held, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import TEMPORARY, discard, is_held, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST
 
 
@@ -40,7 +40,7 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
                 filesystem.rm([join(path, name) for name in chosen])
         else:
             for name in (*manifests, *others):
-                Path(base, name).unlink(missing_ok=True)
+                _remove(Path(base, name))
             _remove_empty_folders(base, kept)
     return [join(root, name) for name in doomed]
 
@@ -68,4 +68,13 @@ def _remove_empty_folders(base: PurePosixPath, kept: set[PurePosixPath]) -> None
         place = PurePosixPath(folder)
         if place != base and place not in to_kept and not _stays(base, place.relative_to(base), kept):
             with suppress(OSError):  # It is not empty.
-                Path(folder).rmdir()
+                _remove(Path(folder))
+
+
+def _remove(path: Path) -> None:
+    if TEMPORARY.fullmatch(path.name):
+        discard(path)
+    elif path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)

@@ -36,7 +36,8 @@ def kept(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> dic
             *(folder.batches(step, "training") for step in since_checkpoint),
             folder.batches(running, "evaluation"),
         ],
-        "results": [*(folder.results(step) for step in since_checkpoint), folder.results(0)],
+        # The newest step's results have its export, too.
+        "results": [*(folder.results(step) for step in (0, status.step, *since_checkpoint))],
         "progress": [folder.progress(status.step), folder.progress(running)],
     }
 
