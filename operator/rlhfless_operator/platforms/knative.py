@@ -42,8 +42,8 @@ _DIRECT_SECONDS = 2.0
 """For a pod to answer when it is asked directly."""
 _INDIRECT_SECONDS = 60.0
 """How long pods are not asked directly after one did not answer: a network policy may drop such requests."""
-_EXPLANATION_SECONDS = 2.0
-"""For the watch to tell what has become of a pod whose stream broke."""
+_NEWS_SECONDS = 2.0
+"""For the watch to tell of a pod that said something, or what has become of one whose stream broke."""
 _CLOSING_SECONDS = 10.0
 _SYNC_SECONDS = 30.0
 
@@ -303,27 +303,34 @@ class KnativePlatform:
         assert self._session is not None
         if time.monotonic() < self._indirect_until:
             return
-        deadline = time.monotonic() + self._stall_seconds
         timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
-        while (view := book.view(instance)) is not None and view.ip is not None:
-            try:
-                async with self._session.get(f"http://{view.ip}:{PORT}/readyz", timeout=timeout) as response:
-                    answer: Any = await response.json(content_type=None)
-            except TimeoutError:
-                self._indirect_until = time.monotonic() + _INDIRECT_SECONDS
-                return
-            except (aiohttp.ClientError, OSError, ValueError):
-                return
-            if not isinstance(answer, dict) or not answer.get("busy"):
-                return
-            if time.monotonic() > deadline:
-                await scaler.remove_pod(instance)
-                return
+        begun = time.monotonic()
+        while instance in book.names:
+            now = time.monotonic()
+            view = book.view(instance)
+            if view is None or view.ip is None:
+                # A line may come before the watch has told of the pod that says it.
+                if now > begun + _NEWS_SECONDS:
+                    return
+            else:
+                try:
+                    async with self._session.get(f"http://{view.ip}:{PORT}/readyz", timeout=timeout) as response:
+                        answer: Any = await response.json(content_type=None)
+                except TimeoutError:
+                    self._indirect_until = now + _INDIRECT_SECONDS
+                    return
+                except (aiohttp.ClientError, OSError, ValueError):
+                    return
+                if not isinstance(answer, dict) or not answer.get("busy"):
+                    return
+                if now > begun + self._stall_seconds:
+                    await scaler.remove_pod(instance)
+                    return
             await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
 
     async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
         """The error, with what has become of the pod."""
-        deadline = time.monotonic() + _EXPLANATION_SECONDS
+        deadline = time.monotonic() + _NEWS_SECONDS
         while not (problem := book.problem(instance)) and time.monotonic() < deadline:
             view = book.view(instance)
             if view is None or view.deleting:
