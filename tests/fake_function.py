@@ -84,6 +84,7 @@ class FakeFunction:
                 await _say(response, event="started", protocol="1.0", instance=self.name)
             if "exit" in options:
                 self.exit()
+                await asyncio.sleep(3600)
             if "truncate" in options:
                 await response.write(b"activator request timeout")
                 return response

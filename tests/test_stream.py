@@ -85,6 +85,12 @@ async def test_a_proxys_own_words_are_no_events() -> None:
             await events_of(url)
 
 
+async def test_a_proxys_words_need_no_line_of_their_own() -> None:
+    async with answering(writing(STARTED, b"activator request timeout")) as url:
+        with pytest.raises(InstanceLostError, match="activator request timeout"):
+            await events_of(url)
+
+
 async def test_a_broken_connection_is_a_lost_instance() -> None:
     async def script(response: web.StreamResponse) -> None:
         await response.write(STARTED)

@@ -48,6 +48,10 @@ _CLOSING_SECONDS = 10.0
 _SYNC_SECONDS = 30.0
 
 
+class _PodsFailError(InstanceLostError):
+    """All pods of a stage fail to start."""
+
+
 class KnativePlatform:
     """The functions of one job on a cluster.
 
@@ -262,7 +266,7 @@ class KnativePlatform:
                 seconds = self._settings.start_timeout
                 raise InstanceLostError(f"no {book.stage} pod took the work within {seconds:g} s: {problem}") from error
             except InstanceLostError as error:
-                if first is not None:
+                if first is not None or isinstance(error, _PodsFailError):
                     raise
                 refused_since = refused_since or time.monotonic()
                 if time.monotonic() > refused_since + _TROUBLE_SECONDS:
@@ -275,7 +279,8 @@ class KnativePlatform:
         """The first event; None if the request should be sent anew.
 
         Raises:
-            InstanceLostError: no pod will take it, as all fail to start.
+            InstanceLostError: from the stream.
+            _PodsFailError: no pod will take it.
         """
         sent = time.monotonic()
         hopeless_since: float | None = None
@@ -290,7 +295,7 @@ class KnativePlatform:
                     return None
                 hopeless_since = (hopeless_since or now) if book.hopeless() else None
                 if hopeless_since is not None and now > hopeless_since + _HOPELESS_SECONDS:
-                    raise InstanceLostError(f"the {book.stage} pods don't start: {book.problem()}")
+                    raise _PodsFailError(f"the {book.stage} pods don't start: {book.problem()}")
             return waiting.result()
         finally:
             if not waiting.done():

@@ -83,6 +83,8 @@ async def _lines(
             chunk = await content.readany()
         patience = stall_seconds
         if not chunk:
+            if pending:
+                yield bytes(pending)
             return
         pending += chunk
         if b"\n" in chunk:
