@@ -125,7 +125,8 @@ def test_rules_hold_at_their_edges(spec: dict[str, Any]) -> None:
 
 
 def test_all_broken_rules_are_found_at_once() -> None:
-    broken = {"epochs": 1, "rewards": TWO + LONG, "checkpoints": {"best": True}, "batch": {"samplesPerPrompt": 1}}
+    large = {"promptsPerStep": 10**5, "samplesPerPrompt": 1}
+    broken = {"epochs": 1, "rewards": TWO + LONG, "checkpoints": {"best": True}, "batch": large}
     with pytest.raises(ValidationError) as caught:
         job(**broken, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2}})
     (error,) = caught.value.errors()

@@ -56,6 +56,10 @@ class Rule:
     """The same for the API server."""
 
 
+_MOST_SAMPLES = 65536
+"""Of a step. One job must not keep the operator of all the others busy."""
+
+
 def _one_length(spec: "RLHFJobSpec") -> str | None:
     if spec.steps is not None and spec.epochs is not None:
         return "steps and epochs are both given; remove one"
@@ -74,6 +78,13 @@ def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
     advantage = spec.algorithm.resolved().advantage
     if advantage in ("group", "leave_one_out") and spec.batch.samples_per_prompt < 2:
         return f"{spec.algorithm.name} compares the samples of a prompt (advantage: {advantage}); write 2 or more"
+    return None
+
+
+def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
+    samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
+    if samples > _MOST_SAMPLES:
+        return f"a step of {samples} samples is more than can be planned, {_MOST_SAMPLES}; lower one of the two"
     return None
 
 
@@ -132,6 +143,15 @@ SPEC_RULES = (
             f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])",
             "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
             " (advantage: group or leave_one_out)",
+        ),
+    ),
+    Rule(
+        "batch.samplesPerPrompt",
+        ("batch.promptsPerStep", "batch.samplesPerPrompt"),
+        _step_is_plannable,
+        CelRule(
+            f"self.batch.promptsPerStep * self.batch.samplesPerPrompt <= {_MOST_SAMPLES}",
+            f"batch.promptsPerStep × batch.samplesPerPrompt is at most {_MOST_SAMPLES}",
         ),
     ),
     Rule(

@@ -128,7 +128,7 @@ class EvaluationSpec(Settings):
     """The prompts to evaluate on."""
     every_steps: int | None = Field(default=None, ge=1)
     """Steps from one evaluation to the next; only before the first and after the last step if left out."""
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Responses sampled for each prompt."""
 
 
