@@ -24,6 +24,7 @@ from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavaila
 from rlhfless_operator.platforms.job_objects import POLICIES, SECRETS
 from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
 from rlhfless_operator.platforms.pod_watch import PODS, PodWatch
+from server_door import ServerDoor
 
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 
@@ -442,6 +443,33 @@ async def open_for(client: KnativeClient, admin: KnativeClient, folder: Path) ->
     settings = ClusterSettings(functions_image="any")
     async with job_under_test(client, owner, settings, root=str(folder), watch=PodWatch(admin)):
         pass
+
+
+# --- restarts of the API server ---
+
+
+async def test_pods_that_went_while_the_api_server_was_away_are_accounted_for(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    door = ServerDoor(server)
+    await door.open()
+    async with a_world(server, tmp_path) as world, api_client(server) as api:
+        api.configuration.host = f"https://127.0.0.1:{door.port}"
+        client = KnativeClient(api, field_manager="tests")
+        owner = await world.owner()
+        settings = ClusterSettings(functions_image="any", ingress=world.knative.url)
+        async with job_under_test(client, owner, settings, root=str(tmp_path)) as job:
+            await job.platform.hold("generation", 2)
+            first = await job.until(2, "idle")
+            await door.shut()
+            # Streams do not pass through the API server.
+            assert isinstance((await job.run("work=0.1"))[-1], Done)
+            await world.knative.crash(min(first))
+            await job.platform.hold("generation", 3)
+            await door.open()
+            await job.until(3, "idle")
+            assert job.now("ended") == {min(first)}
+        await door.shut()
 
 
 # --- several jobs ---

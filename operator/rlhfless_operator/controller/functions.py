@@ -16,6 +16,7 @@ from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodWatch
 from rlhfless_operator.pods import PodsSpec, merge_pods
 from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
+from rlhfless_operator.training.rehearsal import emulation_of
 
 FIELD_MANAGER = "rlhfless"
 
@@ -54,7 +55,13 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
 def functions_of(
     identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings
 ) -> Mapping[Stage, StageFunction]:
-    """The stages of a job, each with its pods: what the stage says, over what the job says, over the cluster's defaults."""
+    """The stages of a job, each with its pods: what the stage says over what the job says over the cluster's defaults.
+
+    Raises:
+        ValueError: a rehearsal's model is not known or fits no such GPU.
+    """
+    emulation = emulation_of(job)
+    env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
     spec = job.spec
     pods: dict[Stage, PodsSpec] = {
         "generation": spec.generation.pods,
@@ -62,6 +69,6 @@ def functions_of(
         "learning": spec.learning.pods,
     }
     return {
-        stage: StageFunction(identity, stage, merge_pods(settings.pods, spec.pods, own), root)
+        stage: StageFunction(identity, stage, merge_pods(settings.pods, spec.pods, own), root, env)
         for stage, own in pods.items()
     }
