@@ -44,6 +44,7 @@ from rlhfless_functions.settings import (
     RewardSettings,
     SamplingSettings,
 )
+from rlhfless_functions.shared_prompts import SharedPrompts
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.weights import attach_adapter, load_critic, publish_adapter, publish_critic, publish_weights
 
@@ -392,6 +393,34 @@ def test_log_probs_are_those_of_each_row_alone_at_the_sampling_temperature(
         distance += sum(math.exp(r - p) - 1 - (r - p) for p, r in zip(old, reference, strict=True))
     assert result.metrics["kl/reference/sum"] == pytest.approx(distance, rel=1e-3)
     assert result.metrics["kl/reference/count"] == result.metrics["lengths/sum"]
+
+
+def test_a_groups_prompt_is_computed_once_and_the_numbers_do_not_depend_on_the_chunk(
+    place: Workplace, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.materialize([{"prompt": "1+2*3-4;" * 7, "answer": "2"}, {"prompt": "7" * 60, "answer": "4"}])
+    place.generate({0: ["2", "3", "2 2 2", "7", "88"], 1: ["5", "4", "44444", "6", ""]})
+    made: list[int] = []
+    init = SharedPrompts.__init__
+
+    def counted(self: SharedPrompts, body: Any, prompts: list[list[int]]) -> None:
+        made.append(len(prompts))
+        init(self, body, prompts)
+
+    monkeypatch.setattr(SharedPrompts, "__init__", counted)
+    settings = {"old_log_probs": True, "reference": place.initial, "algorithm": AlgorithmSettings(kl=KL).resolved()}
+    _, shared = place.prepare(**settings)
+    assert made == [1, 1, 1, 1], "of each group, for the policy and for the reference"
+    for sample in shared:
+        expected = log_probs_alone(tiny_model, sample)
+        assert sample.old_log_probs == pytest.approx(expected, abs=1e-5)
+        assert sample.reference_log_probs == pytest.approx(expected, abs=1e-5)
+    for number, tasks in enumerate([place.tasks[:5], place.tasks[5:]]):
+        sink = str(place.folder / f"chunk-{number}.parquet")
+        assert place.prepare(**settings, samples=tasks, sink=sink)[1] == shared[5 * number :][:5]
+    made.clear()
+    place.prepare(**settings, share_prompts=False)
+    assert made == []
 
 
 def test_without_a_penalty_no_reference_is_asked(two_groups: Workplace, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_functions.passes import Block
 from rlhfless_functions.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.settings import AlgorithmSettings
+from rlhfless_functions.shared_prompts import ResponseBatch
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.training_batch import TrainingBatch, read_batch
 
@@ -20,6 +22,8 @@ torch.set_num_threads(1)
 GRPO = AlgorithmSettings(name="grpo").resolved()
 WHITENED = AlgorithmSettings(name="reinforce_plus_plus").resolved()
 CPU = torch.device("cpu")
+WHOLE = Block(prompts=[], runs=[])
+"""Of a batch whose samples are passed whole."""
 
 
 def sample(prompt: int, index: int, length: int, **given: Any) -> PreparedSample:
@@ -67,7 +71,7 @@ def test_a_sample_in_no_part_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_numbers_stand_where_their_tokens_do() -> None:
     batch = TrainingBatch(SAMPLES, GRPO, 3)
     rows = [5, 0, 7]
-    micro_batch = batch.select(rows, CPU)
+    micro_batch = batch.select(WHOLE, rows, CPU)
     assert micro_batch.numbers.keys() == {"log_probs", "advantages"}
     for place, row in enumerate(rows):
         length = len(SAMPLES[row].response_tokens)
@@ -83,7 +87,8 @@ def test_whitening_is_over_all_tokens_of_the_step_that_are_in_the_loss() -> None
     batch = TrainingBatch(samples, WHITENED, 3)
     tokens = torch.tensor([value for one in SAMPLES for value in one.advantages or []], dtype=torch.float64)
     whitened = [
-        batch.select([row], CPU).numbers["advantages"][0, : batch.lengths[row]].double() for row in range(len(SAMPLES))
+        batch.select(WHOLE, [row], CPU).numbers["advantages"][0, : batch.lengths[row]].double()
+        for row in range(len(SAMPLES))
     ]
     torch.testing.assert_close(torch.cat(whitened), (tokens - tokens.mean()) / tokens.std(), rtol=1e-5, atol=1e-6)
 
@@ -91,9 +96,10 @@ def test_whitening_is_over_all_tokens_of_the_step_that_are_in_the_loss() -> None
 def test_masked_samples_cost_nothing_and_count_nothing() -> None:
     samples = [*SAMPLES[:2], sample(8, 0, 500, mask=False, reward=None, advantages=None)]
     batch = TrainingBatch(samples, GRPO, 3)
-    assert sorted(row for run in batch.micro_batches([0, 1, 2], 10_000) for row in run) == [0, 1]
+    (block,) = batch.passes([0, 1, 2], 10_000, share_prompts=True)
+    assert sorted(row for run in block.runs for row in run) == [0, 1]
     assert batch.normalizer([0, 1, 2], 500) == 3  # tokens of the two others
-    assert batch.micro_batches([2], 10_000) == []
+    assert batch.passes([2], 10_000, share_prompts=True) == []
 
 
 def test_samples_in_the_loss_need_their_numbers() -> None:
@@ -122,3 +128,13 @@ def test_other_seeds_steps_and_epochs_give_other_orders() -> None:
     places = [(seed, step, epoch) for seed in range(3) for step in range(1, 4) for epoch in range(3)]
     assert len({str(batch.minibatches(2, *place)) for place in places}) == len(places)
     assert batch.minibatches(None, 0, 1, 0) == [list(range(8))]
+
+
+def test_where_a_prompt_is_shared_the_responses_stand_alone() -> None:
+    batch = TrainingBatch(SAMPLES, GRPO, 3)
+    block = Block(prompts=[4, 0], runs=[[5, 0, 4]])
+    micro_batch = batch.select(block, block.runs[0], CPU)
+    assert isinstance(micro_batch.tokens, ResponseBatch)
+    assert micro_batch.tokens.prompts.tolist() == [0, 1, 0]
+    assert micro_batch.tokens.response_ids[0].tolist() == SAMPLES[5].response_tokens
+    assert torch.equal(micro_batch.numbers["advantages"], batch.select(WHOLE, block.runs[0], CPU).numbers["advantages"])

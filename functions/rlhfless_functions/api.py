@@ -156,6 +156,8 @@ class PrepareRequest(BaseRequest):
     """Weights of the value model."""
     microbatch_tokens: int = Field(ge=1)
     """Tokens of one forward pass."""
+    share_prompts: bool = True
+    """Whether a group's prompt may be computed once for all of its samples."""
     sink: str
     """URI of the Parquet file to write."""
     trace: str | None = None

@@ -49,6 +49,7 @@ METRICS: dict[str, str] = {
     "weights/bytes": "Bytes of the published version: with an adapter, of the adapter alone.",
     "weights/full_bytes": "Bytes that all of the model's weights have in the published format.",
     "tokens": "Prompt and response tokens that learning passed through the model.",
+    "tokens/shared": "Prompt tokens that it did not, since samples of a group were passed with one prompt.",
     "seconds": "The whole request.",
     "seconds/load": "Loading models and checkpoint, where they were not in memory.",
     "seconds/replay": "Taking steps again that were lost with another learner.",
@@ -102,4 +103,5 @@ def step_metrics(report: StepReport, batch: TrainingBatch) -> dict[str, float]:
         "batch/masked_samples": float(sum(not sample.mask for sample in batch.samples)),
         "batch/zero_variance_groups": float(sum(len(rewards) == 1 for rewards in groups.values())),
         "tokens": float(report.tokens),
+        "tokens/shared": float(report.shared_tokens),
     }

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from rlhfless_functions.output_head import causal_model, token_log_probs
+from rlhfless_functions.shared_prompts import ResponseBatch, SharedPrompts
 from rlhfless_functions.weights.critic import CriticModel
 
 PASS_OVERHEAD_TOKENS = 128
@@ -63,6 +65,20 @@ def collate(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     return RaggedBatch(input_ids, response_ids, response_mask, (first[:, None] + steps)[response_mask])
 
 
+def collate_responses(prompts: Sequence[int], responses: Sequence[Sequence[int]], pad_id: int) -> ResponseBatch:
+    """Right-pad responses into one batch.
+
+    Args:
+        prompts: number of each response's prompt among those that are shared.
+        responses: token ids of each response; may be empty.
+        pad_id: any token id of the vocabulary; no result depends on it.
+    """
+    lengths = torch.tensor([len(response) for response in responses])
+    response_ids = _right_pad(responses, pad_id)
+    mask = torch.arange(response_ids.shape[1]) < lengths[:, None]
+    return ResponseBatch(torch.tensor(list(prompts)), response_ids, mask)
+
+
 def _right_pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
     width = max(map(len, rows), default=0)
     return torch.from_numpy(
@@ -102,11 +118,17 @@ def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]
     return runs
 
 
+def cost_of(runs: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    """Tokens that runs of `micro_batches` compute, padding included, with what a pass costs besides."""
+    return sum(len(run) * max(1, *(lengths[index] for index in run)) + PASS_OVERHEAD_TOKENS for run in runs)
+
+
 def response_log_probs(
     model: nn.Module,
-    batch: RaggedBatch,
+    batch: RaggedBatch | ResponseBatch,
     temperature: float,
     *,
+    prompts: SharedPrompts | None = None,
     entropy: bool = False,
     entropy_gradient: bool = False,
     chunk_tokens: int | None = None,
@@ -117,6 +139,7 @@ def response_log_probs(
         model: a causal language model of transformers, with or without a peft adapter.
         batch: on the model's device.
         temperature: divides the float32 logits; above 0.
+        prompts: of the model's body, where the batch holds responses alone.
         entropy: whether to return the distributions' entropy as well.
         entropy_gradient: whether gradients flow through it.
         chunk_tokens: tokens whose logits over the whole vocabulary are held at once; from the vocabulary's size if
@@ -127,7 +150,7 @@ def response_log_probs(
     """
     log_probs, entropies = token_log_probs(
         model,
-        _hidden_before_responses(causal_model(model).base_model, batch),
+        _hidden_before_responses(causal_model(model).base_model, batch, prompts),
         batch.response_ids[batch.response_mask],
         temperature,
         entropy=entropy,
@@ -137,24 +160,37 @@ def response_log_probs(
     return _unflatten(log_probs, batch), None if entropies is None else _unflatten(entropies, batch)
 
 
-def response_values(critic: CriticModel, batch: RaggedBatch) -> torch.Tensor:
+def response_values(
+    critic: CriticModel, batch: RaggedBatch | ResponseBatch, prompts: SharedPrompts | None = None
+) -> torch.Tensor:
     """The critic's value of the state before each response token, float32 [n, R], with autograd; 0 on padding.
 
     Args:
         critic: the body and its head.
         batch: on the critic's device.
+        prompts: of the critic's body, where the batch holds responses alone.
     """
-    hidden = _hidden_before_responses(critic.body, batch)
+    hidden = _hidden_before_responses(critic.body, batch, prompts)
     with torch.autocast(hidden.device.type, enabled=False):
         values = critic.score(hidden.float())
     return _unflatten(values.squeeze(-1), batch)
 
 
-def _hidden_before_responses(body: nn.Module, batch: RaggedBatch) -> torch.Tensor:
+def body_of(model: nn.Module) -> PreTrainedModel:
+    """The transformer below a policy's or a critic's head."""
+    return model.body if isinstance(model, CriticModel) else causal_model(model).base_model
+
+
+def _hidden_before_responses(
+    body: nn.Module, batch: RaggedBatch | ResponseBatch, prompts: SharedPrompts | None
+) -> torch.Tensor:
+    if isinstance(batch, ResponseBatch):
+        assert prompts is not None, "responses alone need their prompts"
+        return prompts.hidden_before(batch)
     hidden = body(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, batch.positions)
 
 
-def _unflatten(flat: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+def _unflatten(flat: torch.Tensor, batch: RaggedBatch | ResponseBatch) -> torch.Tensor:
     zeros = torch.zeros(batch.response_mask.shape, dtype=flat.dtype, device=flat.device)
     return zeros.masked_scatter(batch.response_mask, flat)

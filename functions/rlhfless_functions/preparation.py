@@ -8,13 +8,14 @@ is left to the learner. Token ids come from the rollouts; text is made from them
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhfless_functions import rollouts
 from rlhfless_functions.algorithms.advantages import estimate_advantages
@@ -29,13 +30,22 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.dataset_files import read_table
 from rlhfless_functions.datasets import make_prompts
-from rlhfless_functions.modeling import RaggedBatch, collate, micro_batches, response_log_probs, response_values
+from rlhfless_functions.modeling import (
+    RaggedBatch,
+    body_of,
+    collate,
+    collate_responses,
+    response_log_probs,
+    response_values,
+)
+from rlhfless_functions.passes import plan_passes, prompt_numbers
 from rlhfless_functions.preparation_metrics import chunk_metrics
 from rlhfless_functions.preparation_models import PreparationModels
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.shared_prompts import ResponseBatch, SharedPrompts, can_share_prompts
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.traces import trace_rows, write_trace_rows
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
@@ -45,6 +55,9 @@ _EXAMPLE_PROMPTS = 8
 
 CPU_PASS_TOKENS = 2048
 """Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
+
+_Compute = Callable[[RaggedBatch | ResponseBatch, SharedPrompts | None], torch.Tensor]
+"""What a model says of each response token [n, R]."""
 
 
 class Preparer:
@@ -156,23 +169,28 @@ class Preparer:
             if scoring.done() and (error := scoring.exception()) is not None:
                 raise error
 
-        def ask(compute: Callable[[RaggedBatch], torch.Tensor]) -> list[list[float]]:
+        def ask(model: nn.Module, compute: _Compute) -> list[list[float]]:
             budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if device.type == "cpu" else sys.maxsize)
-            return _ask(samples, budget, pad, device, compute, check)
+            body = body_of(model)
+            share = request.share_prompts and can_share_prompts(body)
+            return _ask(samples, body, share, budget, pad, device, compute, check)
+
+        def ask_log_probs(model: nn.Module) -> list[list[float]]:
+            return ask(model, lambda batch, prompts: response_log_probs(model, batch, temperature, prompts=prompts)[0])
 
         if request.old_log_probs:
-            policy = self._models.policy(request.policy)
-            answers = ask(lambda batch: response_log_probs(policy, batch, temperature)[0])
+            answers = ask_log_probs(self._models.policy(request.policy))
             for sample, numbers in zip(samples, answers, strict=True):
                 sample.old_log_probs = numbers
         if request.reference is not None and kl is not None and kl.coefficient > 0:
             with self._models.reference(request.reference) as reference:
-                answers = ask(lambda batch: response_log_probs(reference, batch, temperature)[0])
+                answers = ask_log_probs(reference)
             for sample, numbers in zip(samples, answers, strict=True):
                 sample.reference_log_probs = numbers
         if request.critic is not None:
             critic = self._models.critic(request.critic)
-            for sample, numbers in zip(samples, ask(lambda batch: response_values(critic, batch)), strict=True):
+            answers = ask(critic, lambda batch, prompts: response_values(critic, batch, prompts))
+            for sample, numbers in zip(samples, answers, strict=True):
                 sample.values = numbers
         elif request.algorithm.resolved().advantage == "gae":
             # Before the first step the critic's head is zero.
@@ -246,10 +264,12 @@ def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase)
 
 def _ask(
     samples: Sequence[Rollout],
+    body: PreTrainedModel,
+    share: bool,
     budget_tokens: int,
     pad: int,
     device: torch.device,
-    compute: Callable[[RaggedBatch], torch.Tensor],
+    compute: _Compute,
     check: Callable[[], None],
 ) -> list[list[float]]:
     """What a model says of each response token.
@@ -258,23 +278,27 @@ def _ask(
     depend on which groups happened to be complete when the chunk was sent.
     """
     answers: list[list[float]] = [[] for _ in samples]
-    for rows in _micro_batches_of_groups(samples, budget_tokens):
-        check()
-        chosen = [samples[row] for row in rows]
-        batch = collate([row.prompt_tokens for row in chosen], [row.response_tokens for row in chosen], pad)
-        with torch.inference_mode():
-            numbers = compute(batch.to(device)).cpu().tolist()
-        for row, line in zip(rows, numbers, strict=True):
-            answers[row] = line[: len(samples[row].response_tokens)]
-    return answers
-
-
-def _micro_batches_of_groups(samples: Sequence[Rollout], budget_tokens: int) -> Iterator[list[int]]:
     for _, numbered in groupby(enumerate(samples), key=lambda pair: pair[1].prompt):
-        rows = [row for row, _ in numbered]
-        lengths = [len(samples[row].prompt_tokens) + len(samples[row].response_tokens) for row in rows]
-        for chosen in micro_batches(lengths, budget_tokens):
-            yield [rows[number] for number in chosen]
+        group = [row for row, _ in numbered]
+        for block in plan_passes(samples, group, budget_tokens, share=share):
+            shared = None
+            if block.prompts:
+                check()
+                with torch.inference_mode():
+                    shared = SharedPrompts(body, [samples[row].prompt_tokens for row in block.prompts])
+            for rows in block.runs:
+                check()
+                responses = [samples[row].response_tokens for row in rows]
+                batch: RaggedBatch | ResponseBatch
+                if shared is None:
+                    batch = collate([samples[row].prompt_tokens for row in rows], responses, pad)
+                else:
+                    batch = collate_responses(prompt_numbers(samples, block, rows), responses, pad)
+                with torch.inference_mode():
+                    numbers = compute(batch.to(device), shared).cpu().tolist()
+                for row, line in zip(rows, numbers, strict=True):
+                    answers[row] = line[: len(samples[row].response_tokens)]
+    return answers
 
 
 def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) -> list[ExampleSample]:

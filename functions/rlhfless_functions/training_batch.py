@@ -9,9 +9,11 @@ import torch
 from rlhfless_functions.algorithms.advantages import normalize_batch
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.api import BatchReference
-from rlhfless_functions.modeling import RaggedBatch, collate, micro_batches
+from rlhfless_functions.modeling import RaggedBatch, collate, collate_responses
+from rlhfless_functions.passes import Block, plan_passes, prompt_numbers
 from rlhfless_functions.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.settings import AlgorithmSettings
+from rlhfless_functions.shared_prompts import ResponseBatch
 from rlhfless_functions.task import TaskError
 
 _PER_TOKEN = ("log_probs", "old_log_probs", "reference_log_probs", "values", "advantages", "returns")
@@ -40,7 +42,7 @@ def read_batch(reference: BatchReference) -> list[PreparedSample]:
 class MicroBatch:
     """What one forward and backward pass needs; tensors are [n, R], right-padded, on the model's device."""
 
-    tokens: RaggedBatch
+    tokens: RaggedBatch | ResponseBatch
     """Every token of its responses is in the loss."""
     numbers: dict[str, torch.Tensor]
     """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), and those of `old_log_probs`,
@@ -108,19 +110,19 @@ class TrainingBatch:
         counted = [self.counted[index] for index in minibatch]
         return normalizer(counted, self._algorithm.aggregation, longest_response)
 
-    def micro_batches(self, minibatch: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    def passes(self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool) -> list[Block]:
         """Cut a minibatch; samples without a token in the loss are left out, and cost nothing."""
-        chosen = sorted(index for index in minibatch if self.counted[index])
-        lengths = [len(self.samples[index].prompt_tokens) + self.lengths[index] for index in chosen]
-        return [[chosen[place] for place in run] for run in micro_batches(lengths, budget_tokens)]
+        chosen = [index for index in minibatch if self.counted[index]]
+        return plan_passes(self.samples, chosen, budget_tokens, share=share_prompts)
 
-    def select(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The tensors of some samples."""
-        tokens = collate(
-            [self.samples[row].prompt_tokens for row in rows],
-            [self.samples[row].response_tokens for row in rows],
-            pad_id=0,
-        ).to(device)
+    def select(self, block: Block, rows: Sequence[int], device: torch.device) -> MicroBatch:
+        """The tensors of one of a block's runs."""
+        responses = [self.samples[row].response_tokens for row in rows]
+        tokens: RaggedBatch | ResponseBatch
+        if block.prompts:
+            tokens = collate_responses(prompt_numbers(self.samples, block, rows), responses, pad_id=0).to(device)
+        else:
+            tokens = collate([self.samples[row].prompt_tokens for row in rows], responses, pad_id=0).to(device)
         where = torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
         padding = torch.zeros(tokens.response_mask.shape, device=device)
         numbers = {

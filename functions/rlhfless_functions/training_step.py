@@ -5,16 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
 
 from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, summarize
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
-from rlhfless_functions.modeling import response_log_probs, response_values
+from rlhfless_functions.modeling import body_of, response_log_probs, response_values
 from rlhfless_functions.optimizers import ModelOptimizer, NonFiniteGradientError, schedule_factor
+from rlhfless_functions.passes import Block
 from rlhfless_functions.settings import CriticSettings
+from rlhfless_functions.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.training_batch import MicroBatch, TrainingBatch
 from rlhfless_functions.training_state import TrainingState, autocast
+from rlhfless_functions.weights import CriticModel
 
 
 @dataclass
@@ -38,6 +43,16 @@ class StepReport:
     """Over all epochs and micro-batches."""
     tokens: int = 0
     """Tokens that went through a forward and backward pass of the policy or, while it is frozen, of the critic."""
+    shared_tokens: int = 0
+    """Prompt tokens that did not, because another sample of the group had brought them."""
+
+    def count(self, batch: TrainingBatch, block: Block) -> None:
+        """Take note of what a block's passes compute."""
+        rows = [row for run in block.runs for row in run]
+        whole = sum(len(batch.samples[row].prompt_tokens) for row in rows)
+        prompts = sum(len(batch.samples[row].prompt_tokens) for row in block.prompts) if block.prompts else whole
+        self.tokens += prompts + sum(batch.lengths[row] for row in rows)
+        self.shared_tokens += whole - prompts
 
     def summary(self) -> dict[str, float]:
         """The statistics' summary."""
@@ -70,27 +85,38 @@ def train_step(
     factor = schedule_factor(request.optimizer, step, request.total_steps)
     critic_warmup = (algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
     report = StepReport(learning_rate=0.0 if step <= critic_warmup else request.optimizer.learning_rate * factor)
+    share = request.learning.share_prompts and can_share_prompts(body_of(state.policy))
     # Only the dropout of an adapter draws from it; a replay must draw the same.
     torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
     for minibatch in minibatches:
-        runs = batch.micro_batches(minibatch, settings.microbatch_tokens)
-        if not runs:
+        blocks = batch.passes(minibatch, settings.microbatch_tokens, share_prompts=share)
+        if not blocks:
             continue
         scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
         policy_total = torch.zeros((), device=state.device)
         critic_total = torch.zeros((), device=state.device)
-        for rows in runs:
-            check()
-            micro_batch = batch.select(rows, state.device)
-            report.tokens += sum(len(batch.samples[row].prompt_tokens) + batch.lengths[row] for row in rows)
-            if step > critic_warmup:
-                with autocast(request, state.policy):
-                    loss = _policy_loss(state, micro_batch, request)
-                policy_total += _backward(loss, scale, report)
-            if state.critic is not None:
-                with autocast(request, state.critic):
-                    loss = _critic_loss(state, micro_batch, request)
-                critic_total += _backward(loss, scale, report)
+        for block in blocks:
+            prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
+            report.count(batch, block)
+            policy_prompts = critic_prompts = None
+            if prompts and step > critic_warmup:
+                policy_prompts = _shared(request, state.policy, prompts)
+            if prompts and state.critic is not None:
+                critic_prompts = _shared(request, state.critic, prompts)
+            for rows in block.runs:
+                check()
+                micro_batch = batch.select(block, rows, state.device)
+                if step > critic_warmup:
+                    with autocast(request, state.policy):
+                        loss = _policy_loss(state, micro_batch, request, policy_prompts)
+                    policy_total += _backward(loss, scale, report)
+                if state.critic is not None:
+                    with autocast(request, state.critic):
+                        loss = _critic_loss(state, micro_batch, request, critic_prompts)
+                    critic_total += _backward(loss, scale, report)
+            for shared in (policy_prompts, critic_prompts):
+                if shared is not None:
+                    shared.backward()
         if step > critic_warmup:
             _update(
                 state.policy_optimizer,
@@ -126,11 +152,19 @@ def _check_numbers(batch: TrainingBatch, state: TrainingState, updates: int, ste
             )
 
 
-def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest) -> Loss:
+def _shared(
+    request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, prompts: Sequence[Sequence[int]]
+) -> SharedPrompts:
+    with autocast(request, model):
+        return SharedPrompts(body_of(model), prompts)
+
+
+def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
     log_probs, entropy = response_log_probs(
         state.policy,
         batch.tokens,
         request.sampling.temperature,
+        prompts=prompts,
         entropy=True,
         entropy_gradient=request.algorithm.entropy_coefficient > 0,
         chunk_tokens=request.learning.logits_chunk_tokens,
@@ -147,11 +181,11 @@ def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest)
     )
 
 
-def _critic_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest) -> Loss:
+def _critic_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
     assert state.critic is not None
     return critic_loss(
         request.algorithm,
-        values=response_values(state.critic, batch.tokens),
+        values=response_values(state.critic, batch.tokens, prompts),
         old_values=batch.numbers["values"],
         returns=batch.numbers["returns"],
         mask=batch.tokens.response_mask,

@@ -151,6 +151,7 @@ class RequestBuilder:
             reference=self.initial if training and self.has_reference else None,
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
+            share_prompts=self._spec.learning.share_prompts,
             sink=join(folder, f"{part}.parquet"),
             trace=self._folder.trace(step, part) if training else None,
             visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},

@@ -1,0 +1,73 @@
+"""How samples are cut into forward passes: whole, or their prompts once and their responses in micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhfless_functions.modeling import PASS_OVERHEAD_TOKENS, cost_of, micro_batches
+from rlhfless_functions.rollouts import Rollout
+
+KEYS_PER_TOKEN = 8
+"""Keys and values of so many prompt tokens, copied to a response, cost about what a token of its own does."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Micro-batches that go through a model together."""
+
+    prompts: list[int]
+    """A sample of each distinct prompt that is computed once, before the runs; none where samples are passed whole."""
+    runs: list[list[int]]
+    """Samples of each micro-batch."""
+
+
+def plan_passes(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool) -> list[Block]:
+    """Cut samples so that the fewest tokens are computed; the result depends on the arguments alone.
+
+    Samples of a group are passed with a shared prompt where that costs less than passing them whole, padding and the
+    additional pass included.
+
+    Args:
+        samples: among which are the chosen ones.
+        chosen: indices into `samples`.
+        budget_tokens: most tokens of a pass, padding included; a longer sample is passed alone. Of a block, half may be
+            its prompts, whose activations are kept while the responses pass.
+        share: whether the model can share prompts.
+    """
+    chosen = sorted(chosen)
+    lengths = [len(samples[row].prompt_tokens) + len(samples[row].response_tokens) for row in chosen]
+    whole = micro_batches(lengths, budget_tokens)
+    plain = [Block([], [[chosen[place] for place in run] for run in whole])] if whole else []
+    if not share or not plain:
+        return plain
+    blocks, cost = _shared(samples, chosen, budget_tokens)
+    return blocks if cost < cost_of(whole, lengths) else plain
+
+
+def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int]) -> list[int]:
+    """Which of a block's prompts each sample of a run has."""
+    numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
+    return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
+
+
+def _shared(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int) -> tuple[list[Block], int]:
+    members: dict[tuple[int, ...], list[int]] = {}
+    for row in chosen:
+        members.setdefault(tuple(samples[row].prompt_tokens), []).append(row)
+    groups = sorted(members.values(), key=lambda rows: (len(samples[rows[0]].prompt_tokens), rows[0]))
+    blocks: list[list[list[int]]] = []
+    for group in groups:
+        width = len(samples[group[0]].prompt_tokens)  # they ascend: the newest is the widest
+        if blocks and (len(blocks[-1]) + 1) * width <= budget_tokens // 2:
+            blocks[-1].append(group)
+        else:
+            blocks.append([group])
+    # The widest first, so that the peak of memory comes at the start.
+    planned, cost = [], 0
+    for block in reversed(blocks):
+        width = len(samples[block[-1][0]].prompt_tokens)
+        rows = sorted(row for group in block for row in group)
+        lengths = [len(samples[row].response_tokens) + width // KEYS_PER_TOKEN for row in rows]
+        runs = micro_batches(lengths, max(1, budget_tokens - len(block) * width))
+        cost += len(block) * width + PASS_OVERHEAD_TOKENS + cost_of(runs, lengths)
+        planned.append(Block([group[0] for group in block], [[rows[place] for place in run] for run in runs]))
+    return planned, cost
