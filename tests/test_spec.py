@@ -36,7 +36,7 @@ def test_a_model_data_a_reward_and_a_length_are_enough() -> None:
     spec = job().spec
     assert spec.algorithm.name == "grpo"
     assert (spec.generation.instances.min, spec.generation.instances.max) == (1, 1)
-    assert (spec.generation.keep_alive, spec.preparation.keep_alive, spec.learning.keep_alive) == (0, 600, 3600)
+    assert (spec.generation.keep_alive, spec.preparation.keep_alive, spec.learning.keep_alive) == (None, None, None)
     assert (spec.planning.policy, spec.planning.cost_weight) == ("cost", 0.5)
     assert (spec.prices.instance_hour, spec.prices.currency) == (Decimal(0), "USD")
     assert (spec.checkpoints.every_steps, spec.checkpoints.keep, spec.artifacts.uri) == (10, 2, "runs")

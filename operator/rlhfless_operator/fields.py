@@ -10,12 +10,18 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from rlhfless_functions.settings.base import parse_bytes, parse_duration, parse_money
+from rlhfless_operator.keep_alive import parse_keep_alive
 
 Path = tuple[str | int, ...]
 """Keys and list positions from the top of a document."""
 
 Unit = Literal["duration", "bytes", "money"]
-_UNITS: dict[Any, Unit] = {parse_duration: "duration", parse_bytes: "bytes", parse_money: "money"}
+_UNITS: dict[Any, Unit] = {
+    parse_duration: "duration",
+    parse_keep_alive: "duration",
+    parse_bytes: "bytes",
+    parse_money: "money",
+}
 
 
 @dataclass(frozen=True)

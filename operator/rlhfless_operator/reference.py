@@ -131,6 +131,8 @@ def _default(model: type[BaseModel], field: DocumentField) -> str:
     if isinstance(value, BaseModel):
         return "its defaults"
     if value is None:
+        if (written := _plain(model, field)) != "None":
+            return f"`{written}`"
         filled_in = model is AlgorithmSettings and field.name in _composed()
         return _BY_NAME if filled_in else "none"
     return f"`{_plain(model, field)}`"

@@ -26,6 +26,7 @@ from rlhfless_functions.settings import (
     Settings,
     VllmSettings,
 )
+from rlhfless_operator.keep_alive import KeepAlive
 from rlhfless_operator.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.pods import PodsSpec
 from rlhfless_operator.rehearsal import RehearsalSpec
@@ -49,8 +50,8 @@ class GenerationSpec(Settings):
 
     instances: InstanceRange = InstanceRange()
     """How many instances a step may use; the planning policy chooses in this range."""
-    keep_alive: DurationOrZero = 0.0
-    """How long an instance without work is kept."""
+    keep_alive: KeepAlive = None
+    """How long an instance without work is kept; `auto` weighs waiting against starting anew."""
     engine: Literal["auto", "vllm", "transformers"] = "auto"
     """What generates; `auto` is vLLM where it is installed and the device can, and transformers elsewhere."""
     vllm: VllmSettings = VllmSettings()
@@ -66,8 +67,8 @@ class GenerationSpec(Settings):
 class PreparationSpec(Settings):
     """The instance that prepares: rewards, reference log-probabilities, values and advantages."""
 
-    keep_alive: DurationOrZero = 600.0
-    """How long the instance without work is kept."""
+    keep_alive: KeepAlive = None
+    """How long the instance without work is kept; `auto` weighs waiting against starting anew."""
     pods: PodsSpec = PodsSpec()
     """Pods of preparation on a cluster; `rlhfless run` ignores them."""
 
@@ -75,8 +76,9 @@ class PreparationSpec(Settings):
 class LearningSpec(LearningSettings):
     """The instance that learns."""
 
-    keep_alive: DurationOrZero = 3600.0
-    """How long the instance without work, which holds the optimizer's state in memory, is kept."""
+    keep_alive: KeepAlive = None
+    """How long the instance without work, which holds the optimizer's state in memory, is kept; `auto` weighs waiting
+    against starting anew, loading the checkpoint and taking the steps since then again."""
     pods: PodsSpec = PodsSpec()
     """Pods of learning on a cluster; `rlhfless run` ignores them."""
 

@@ -72,9 +72,9 @@ class PooledPlatform:
                 priority=spec.priority,
                 gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
                 keep_alive={
-                    "generation": spec.generation.keep_alive,
-                    "preparation": spec.preparation.keep_alive,
-                    "learning": spec.learning.keep_alive,
+                    "generation": spec.generation.keep_alive or 0.0,
+                    "preparation": spec.preparation.keep_alive or 0.0,
+                    "learning": spec.learning.keep_alive or 0.0,
                 },
             )
         except ValueError as error:

@@ -43,6 +43,12 @@ class LengthEstimate:
         location, scale = math.log(self.mean) - variance / 2, math.sqrt(variance)
         return [math.exp(location + scale * deviate) for deviate in _deviates(count)]
 
+    def group(self, count: int, longest: int) -> list[float]:
+        """Lengths, longest first, to expect of a group of `count` responses that are truncated at `longest`."""
+        runaways = round(count * self.runaways)
+        ended = [min(float(longest), length) for length in self.quantiles(count - runaways)]
+        return [float(longest)] * runaways + ended
+
     def remaining(self, tokens: int, longest: int) -> float:
         """Tokens that a response that has `tokens` and has not ended still has to go.
 

@@ -32,6 +32,10 @@ class Training:
     """From asking for a GPU to its working."""
     update_seconds: float
     """The optimizer's step and the publication of the weights."""
+    own_gpus: int = 0
+    """GPUs that do nothing else, all the step long; where there are some, instances leave none to training."""
+    afterwards_seconds: float = 0.0
+    """What those do once all groups are done, where it can't begin under the tail."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ class _Forecast:
     ) -> tuple[TrainerPlan, float, float]:
         """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
         gpus = self._profile.gpus
+        if training.own_gpus:
+            return self._trained_apart(work, training)
         free = free_gpus(self._ends, training.gpus, gpus)
         trainer = plan_trainer(
             self.completions,
@@ -172,6 +178,18 @@ class _Forecast:
         )
         late = self._profile.startup_seconds if run.gpus > training.gpus - instances * gpus else 0.0
         return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
+
+    def _trained_apart(self, work: Floats, training: Training) -> tuple[TrainerPlan, float, float]:
+        trainer = TrainerPlan(training.own_gpus, 0.0)
+        run = run_trainer(
+            self.completions,
+            work,
+            np.zeros(training.own_gpus),
+            trainer,
+            start_seconds=0.0,
+            update_seconds=training.update_seconds + training.afterwards_seconds,
+        )
+        return trainer, run.end, self.gpu_seconds + run.gpu_seconds
 
 
 def _delayed(

@@ -15,7 +15,7 @@ def charts(run: Run) -> str:
         return '<p class="none">No step is finished yet.</p>'
     figures = [_reward(run)]
     figures += [
-        _metric_chart(run, names, title, note)
+        metric_chart(run, names, title, note)
         for names, title, note in (
             ((("kl/reference", "KL"),), "KL to the reference", "Mean per token, in nats."),
             ((("lengths/mean", "mean"), ("lengths/max", "longest")), "Response length", "Tokens, EOS included."),
@@ -80,7 +80,8 @@ def _reward(run: Run) -> str:
     return line_chart(xs, series, title="Reward", note=note, marks=marks)
 
 
-def _metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
+def metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
+    """The courses of some metrics, (name, label) each; steps without one are gaps."""
     xs = [float(record.step) for record in run.trained]
     series = [
         Series(label, [record.metric(name) for record in run.trained], f"c{number}")

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.formatting import format_clock, format_money, format_number
-from rlhfless_operator.report import learning, resources
+from rlhfless_operator.report import learning, planning, resources
 from rlhfless_operator.report.run import Run, read_run
 from rlhfless_operator.report.samples import samples_section
 
@@ -36,6 +36,7 @@ def report(run: Run) -> str:
         ("Time", resources.time(run)),
         ("Instances", resources.instances(run)),
         ("Cost", resources.cost(run)),
+        ("Planning", planning.charts(run)),
         ("Samples", samples_section(run.samples)),
         ("All metrics", learning.all_metrics(run)),
         ("Configuration", _configuration(run)),

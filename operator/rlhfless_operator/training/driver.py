@@ -84,6 +84,7 @@ async def drive(
             await _leave(run, "Failed", str(error))
             raise
         finally:
+            await run.holding.close()
             await run.platform.close()
             await asyncio.to_thread(run.tracking.close, run.status.phase)
             await asyncio.to_thread(_write_summary, run)

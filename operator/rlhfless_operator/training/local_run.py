@@ -83,9 +83,9 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     def make_platform(on_state: StateListener) -> LocalPlatform:
         return LocalPlatform(
             keep_alive={
-                "generation": job.spec.generation.keep_alive,
-                "preparation": job.spec.preparation.keep_alive,
-                "learning": job.spec.learning.keep_alive,
+                "generation": job.spec.generation.keep_alive or 0.0,
+                "preparation": job.spec.preparation.keep_alive or 0.0,
+                "learning": job.spec.learning.keep_alive or 0.0,
             },
             threads=threads_of(job, options.threads),
             log_path=log_path,

@@ -30,6 +30,7 @@ async def train(run: TrainingRun) -> None:
         run.progress.begin_step(step, run.samples_per_step)
         await run.update_status(stage="generation")
         step_batch = await roll_out(run, step)
+        run.experience.measured(step_batch.lengths)
         await run.update_status(stage="learning")
         learned = await learn(run, step_batch.batch)
         evaluation = await evaluate(run, step, learned.weights) if run.evaluation_due(step) else None
@@ -47,12 +48,13 @@ async def open_data(run: TrainingRun) -> None:
     for purpose in purposes:
         if not artifacts.is_published(run.folder.data(purpose)):
             run.progress.stage("data")
-            await run.platform.hold("preparation", 1)
+            await run.holding.use("preparation", 1)
             await run_to_end(
                 run.platform,
                 lambda attempt, purpose=purpose: run.requests.materialize(purpose, attempt),  # type: ignore[misc]
                 retries=run.spec.limits.retries,
             )
+            await run.holding.use("preparation", 0)
     run.open_position()
 
 
@@ -60,7 +62,7 @@ async def export(run: TrainingRun) -> None:
     """Publish the trained model as a Hugging Face folder with a model card."""
     run.progress.stage("export")
     weights = run.requests.weights(run.status.weights)
-    await run.platform.hold("learning", 1)
+    await run.holding.use("learning", 1)
     await run_to_end(
         run.platform,
         lambda attempt: run.requests.export(weights, model_card_of(run), attempt),

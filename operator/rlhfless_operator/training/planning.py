@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from rlhfless_functions.api import SampleTask
 from rlhfless_operator.policy.calibration import Calibration, Observation
-from rlhfless_operator.policy.latency import LinearLatency
+from rlhfless_operator.policy.history import History
+from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.policy.loads import SampleLoad
 from rlhfless_operator.policy.planning import Limits, Plan, plan
+from rlhfless_operator.policy.step_planning import Training, plan_step
 from rlhfless_operator.spec import RLHFJobSpec
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
@@ -24,6 +26,8 @@ class GenerationPlan:
     """Predicted lengths as they were when the step was planned."""
     time_price: float
     """Instance-seconds that a second of the step is worth at the job's λ."""
+    expected_step_seconds: float
+    """To the new weights."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -63,34 +67,52 @@ def plan_generation(
     prompt_tokens: Sequence[int],
     predictor: LengthPredictor,
     latency: LinearLatency,
-    *,
-    start_seconds: float,
+    history: History,
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
+    The `cost` policy plans the whole step: generation, the preparation that goes on beside it, and learning after it.
+
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
-        start_seconds: what an instance spends before it works.
+        history: what the stages have taken so far.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
-    longest = float(spec.sampling.max_response_tokens)
+    longest = spec.sampling.max_response_tokens
     loads = [
-        SampleLoad(prompt, index, prompt_tokens[prompt], min(longest, tokens))
+        SampleLoad(prompt, index, prompt_tokens[prompt], tokens)
         for prompt in prompts
-        for index, tokens in enumerate(estimates[prompt].quantiles(samples_per_prompt))
+        for index, tokens in enumerate(estimates[prompt].group(samples_per_prompt, longest))
     ]
     instances = spec.generation.instances
     limits = Limits(instances.min, instances.max, kv_tokens=spec.generation.kv_budget_tokens)
-    made = plan(
-        spec.planning.policy,
-        loads,
-        latency,
-        limits,
-        cost_weight=spec.planning.cost_weight,
-        startup_seconds=start_seconds,
-    )
+    start_seconds = history.mean("startup/generation")
+    surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
+    if spec.planning.policy == "cost":
+        step = plan_step(
+            loads,
+            InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, 0.0),
+            limits,
+            Training(
+                gpus=1,
+                token_gpu_seconds=history.mean("preparation/token"),
+                start_seconds=0.0,
+                update_seconds=0.0,
+                own_gpus=1,
+                afterwards_seconds=history.mean("learning"),
+            ),
+            cost_weight=spec.planning.cost_weight,
+            # Instances are awaited where they are not warm yet, but most are.
+            ready_seconds=0.0,
+            tail_tokens=longest if surprise else 0.0,
+            runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
+        )
+        made, seconds, price = step.generation, step.expected_seconds, step.time_price
+    else:
+        made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
+        seconds = made.expected_seconds + history.mean("learning")
+        weight = max(spec.planning.cost_weight, 1e-3)
+        price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    weight = max(spec.planning.cost_weight, 1e-3)
-    price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
-    return GenerationPlan(made, tasks, estimates, price)
+    return GenerationPlan(made, tasks, estimates, price, seconds)

@@ -1,6 +1,7 @@
 """The preparation stage: complete groups are prepared while the tail still decodes."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class PreparationOutcome:
     """Metrics of all chunks, added up."""
     examples: list[ExampleSample] = field(default_factory=list)
     """Samples for people to read."""
+    seconds: float = 0.0
+    """How long requests were under way."""
 
     def add(self, result: PrepareResult) -> None:
         """Take in a chunk."""
@@ -96,7 +99,9 @@ async def prepare(
             chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
             part = f"chunk-{driver}-{chunk_number:04d}"
             chunk_number += 1
+            began = time.monotonic()
             result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+            outcome.seconds += time.monotonic() - began
             outcome.add(PrepareResult.model_validate(result))
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
 from rlhfless_operator.platforms.base import Preload
-from rlhfless_operator.policy.lengths import assess
+from rlhfless_operator.policy.lengths import PredictionReport, assess
 from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.journal import PlanRecord, StepBatch, mean_metrics
@@ -51,7 +51,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
             break
         run.progress.note(f"round {round_number + 1}: {len(flat)} groups had equal rewards")
     assert first_plan is not None
-    run.learn_speed(generated, "training")
+    run.experience.generated(generated, prepared, run.prompt_tokens("training"))
     # Where the rounds are used up, groups that teach nothing fill the batch.
     chosen = kept + flat[: batch_settings.prompts_per_step - len(kept)]
     lengths: dict[int, list[int]] = {}
@@ -63,6 +63,13 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
     metrics["generation/lost_instances"] = float(generated.lost)
     metrics["generation/cuts"] = float(generated.cuts)
     metrics["generation/moved_samples"] = float(generated.moved)
+    generation_seconds = time.monotonic() - started - preparation_seconds
+    metrics["generation/seconds"] = generation_seconds
+    metrics["planning/expected_seconds"] = first_plan.plan.expected_seconds
+    bound = run.experience.lower_bound(generated, run.prompt_tokens("training"), generation_seconds)
+    if bound is not None:
+        metrics["planning/lower_bound_instance_seconds"] = bound
+    metrics |= prediction_metrics(report)
     step_batch = StepBatch(
         batch=BatchReference(
             step=step,
@@ -86,7 +93,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
             relative_error=report.relative_error,
         ),
         seconds={
-            "generation": time.monotonic() - started - preparation_seconds,
+            "generation": generation_seconds,
             "preparation": preparation_seconds,
         },
     )
@@ -107,13 +114,15 @@ async def generate_and_prepare(
     """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
     critic = run.requests.weights(run.status.critic) if run.status.critic else None
     preload = Preload(run.spec.model, weights, run.requests.engine)
-    await run.platform.hold("generation", len(plan.shares), preload)
-    await run.platform.hold("preparation", 1)
+    await run.holding.use("generation", len(plan.shares), preload)
+    await run.holding.use("preparation", 1)
+    if purpose == "training":
+        run.holding.expect("learning", 1, run.learner_preload, time_price=plan.time_price)
     run.progress.stage("generation" if purpose == "training" else purpose, actors=len(plan.shares))
     generated_at = time.monotonic()
 
     async def hold(actors: int) -> None:
-        await run.platform.hold("generation", actors, preload)
+        await run.holding.use("generation", actors)
 
     async def groups() -> AsyncGenerator[CompleteGroup, None]:
         nonlocal generated_at
@@ -130,7 +139,7 @@ async def generate_and_prepare(
                 retries=run.spec.limits.retries,
                 prompt_tokens=run.prompt_tokens(purpose).__getitem__,
             ),
-            migration=run.open_migration(plan),
+            migration=run.experience.open_migration(plan),
             on_event=run.progress.event,
             on_actors=hold,
         ):
@@ -155,7 +164,20 @@ async def generate_and_prepare(
         driver=run.lease.number,
         retries=run.spec.limits.retries,
     )
+    await run.holding.use("preparation", 0)
     return time.monotonic() - generated_at
+
+
+def prediction_metrics(report: PredictionReport) -> dict[str, float]:
+    """How good a step's predicted lengths were, as metrics; what is not defined is left out."""
+    numbers = {
+        "seen_share": report.seen / report.prompts if report.prompts else None,
+        "rank_correlation": report.rank_correlation,
+        "prompt_rank_correlation": report.prompt_rank_correlation,
+        "relative_error": report.relative_error,
+        "bias": report.bias,
+    }
+    return {f"prediction/{name}": value for name, value in numbers.items() if value is not None}
 
 
 def _sinks_before(folder: str) -> list[str]:

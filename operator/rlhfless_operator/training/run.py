@@ -4,26 +4,21 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult, Purpose, WeightsReference
-from rlhfless_operator.platforms.base import Platform, StateChange
-from rlhfless_operator.policy.calibration import Calibration
-from rlhfless_operator.policy.latency import LinearLatency
-from rlhfless_operator.policy.lengths import LengthPredictor
-from rlhfless_operator.policy.migration import Migration
+from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
+from rlhfless_operator.training.experience import Experience
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
-from rlhfless_operator.training.generated import GenerationOutcome
+from rlhfless_operator.training.holding import STAGES, Holding
 from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.ledger import Account, Ledger
-from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
-from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
@@ -35,11 +30,6 @@ from rlhfless_operator.training.status import (
     WeightsStatus,
 )
 from rlhfless_operator.training.tracking import Tracking
-
-_UNKNOWN_DEVICE = LinearLatency(
-    step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
-)
-"""Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
@@ -82,11 +72,11 @@ class TrainingRun:
         self.status = status
         self.progress = progress
         self.ledger = Ledger()
-        self.platform = make_platform(self.ledger.observe)
+        self.experience = Experience(job.spec)
+        self.platform = make_platform(self._on_state)
+        keep_alive = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
+        self.holding = Holding(self.platform, keep_alive, self.experience.history)
         self.requests = RequestBuilder(job, folder, status.uid)
-        longest = job.spec.sampling.max_response_tokens
-        self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
-        self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
         """Told of every status once it is written."""
@@ -94,8 +84,7 @@ class TrainingRun:
         self.total_steps = 0
         self.records: list[StepRecord] = []
         self._prompt_tokens: dict[Purpose, list[int]] = {}
-        self._start_seconds = _Mean()
-        self._pause_seconds = _Mean(UNKNOWN_PAUSE_SECONDS)
+        self._ahead: tuple[list[int], GenerationPlan] | None = None
         self._clock_offset = status.seconds - time.monotonic()
         self.committed_at = time.monotonic()
         self._background: set[asyncio.Task[None]] = set()
@@ -125,8 +114,7 @@ class TrainingRun:
         if self.status.step:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
-            self.predictor = LengthPredictor.from_state(saved["predictor"])
-            self.calibration = Calibration.from_state(saved["calibration"])
+            self.experience.restore(saved)
         metrics = self.folder.file("metrics.jsonl")
         self.records = committed_records(self.folder, self.status)
         self._metrics = JsonLines(metrics, [record.model_dump(mode="json") for record in self.records])
@@ -136,20 +124,34 @@ class TrainingRun:
 
     def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
         """The plan for these prompts."""
-        return plan_generation(
-            self.spec,
-            prompts,
-            samples_per_prompt,
-            self._prompt_tokens[purpose],
-            # Evaluation prompts are rows of another dataset: what is known of their lengths is the prior.
-            self.predictor if purpose == "training" else LengthPredictor(default_tokens=self.predictor.prior().mean),
-            self.calibration.latency,
-            start_seconds=self._start_seconds.value,
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and purpose == "training" and ahead[0] == prompts:
+            return ahead[1]
+        return self.experience.plan(
+            prompts, samples_per_prompt, self._prompt_tokens[purpose], known=purpose == "training"
         )
 
-    def open_migration(self, plan: GenerationPlan) -> Migration:
-        """What decides, while a plan is carried out, which samples to move."""
-        return open_migration(self.spec, plan, self.calibration.latency, pause_seconds=self._pause_seconds.value)
+    def look_ahead(self, step: int) -> None:
+        """While step `step` is learnt, plan what is generated next, and have its instances ready in time."""
+        evaluation = self.spec.evaluation
+        if evaluation is not None and self.evaluation_due(step):
+            prompts = list(range(self.open_data("evaluation")))
+            plan = self.plan(prompts, evaluation.samples_per_prompt, "evaluation")
+        elif step < self.total_steps:
+            cursor = self.cursor.restored(self.cursor.state())
+            prompts = cursor.draw(self.spec.batch.prompts_per_step)
+            plan = self.plan(prompts, self.spec.batch.samples_per_prompt, "training")
+            self._ahead = prompts, plan
+        else:
+            return
+        # The next weights are not there yet; into a model that is loaded they are swapped at once.
+        preload = Preload(self.spec.model, self.requests.initial, self.requests.engine)
+        self.holding.expect("generation", len(plan.shares), preload, time_price=plan.time_price)
+
+    @property
+    def learner_preload(self) -> Preload:
+        """What a fresh learner starts from, before it reads a checkpoint."""
+        return Preload(self.spec.model, self.requests.initial)
 
     def prompt_tokens(self, purpose: Purpose) -> Sequence[int]:
         """Tokens of every prompt of a dataset, by row."""
@@ -171,12 +173,6 @@ class TrainingRun:
     def checkpoint_due(self, step: int) -> bool:
         """Whether a checkpoint is written after `step`."""
         return step == self.total_steps or step % self.spec.checkpoints.every_steps == 0
-
-    def learn_speed(self, outcome: GenerationOutcome, purpose: Purpose) -> None:
-        """Calibrate the latency model by what the actors of a step did."""
-        observe(self.calibration, outcome, self._prompt_tokens[purpose])
-        for pause in outcome.pauses:
-            self._pause_seconds.add(pause)
 
     # --- committing ---
 
@@ -202,19 +198,21 @@ class TrainingRun:
             stages["learning"] = learned.metrics.get("seconds", 0.0)
         stages["overhead"] = max(0.0, seconds - sum(stages.values()))
         price = self.spec.prices.instance_hour
+        metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
+        bound = metrics.get("planning/lower_bound_instance_seconds")
+        # An evaluation's generation is in the account, too.
+        if bound is not None and evaluation is None and (held := account.total("generation")):
+            metrics["planning/lower_bound_share"] = bound / held
         record = StepRecord(
             step=step,
             seconds=seconds,
             stages=stages,
-            metrics={**(batch.metrics if batch else {}), **(learned.metrics if learned else {})},
+            metrics=metrics,
             ledger={**account.by_stage(price)},
             plan=batch.plan.model_dump() if batch else None,
             evaluation=evaluation,
             finished_at=time.time(),
         )
-        if batch:
-            for prompt, lengths in batch.lengths.items():
-                self.predictor.observe(prompt, lengths)
         changes = self._progress_of(step, record, account, learned, evaluation)
         await asyncio.to_thread(self._write_records, step, record)
         await self.update_status(**changes)
@@ -268,9 +266,6 @@ class TrainingRun:
         self.lease.check()
         self._metrics.append(record.model_dump(mode="json"))
         spans = self.ledger.take_spans()
-        for span in spans:
-            if span.stage == "generation" and span.state == "starting":
-                self._start_seconds.add(span.end - span.start)
         offset = self._clock_offset
         self._spans.append(
             *(
@@ -286,12 +281,12 @@ class TrainingRun:
         )
         artifacts.write_json(
             self.folder.progress(step),
-            {
-                "cursor": self.cursor.state(),
-                "predictor": self.predictor.state(),
-                "calibration": self.calibration.state(),
-            },
+            {"cursor": self.cursor.state(), **self.experience.state()},
         )
+
+    def _on_state(self, change: StateChange) -> None:
+        self.ledger.observe(change)
+        self.experience.instance_changed(change)
 
     def _write_status(self) -> None:
         self.lease.check()
@@ -303,18 +298,6 @@ class TrainingRun:
         )
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-@dataclass
-class _Mean:
-    """A running mean, the given value before the first."""
-
-    value: float = 0.0
-    count: int = field(default=0)
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / self.count
 
 
 def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
