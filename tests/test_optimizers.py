@@ -71,6 +71,45 @@ def test_adamw_takes_the_paper_s_step() -> None:
         torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_in_the_host_s_memory_is_the_same_step(name: Any) -> None:
+    models = {offload: Tiny() for offload in (False, True)}
+    states = {}
+    for offload, model in models.items():
+        optimizer = ModelOptimizer(model, settings(name=name, weight_decay=0.1, offload=offload))
+        for round_ in (1, 2):
+            set_gradients(model, round_)
+            optimizer.update(0.5)
+            assert all(parameter.grad is None for parameter in model.parameters())
+        states[offload] = optimizer.state()
+    resumed = Tiny()
+    resumed.load_state_dict(models[True].state_dict())
+    optimizer = ModelOptimizer(resumed, settings(name=name, weight_decay=0.1, offload=True))
+    optimizer.restore(states[False])
+    other = ModelOptimizer(models[False], settings(name=name, weight_decay=0.1))
+    other.restore(states[True])
+    for model, its in ((resumed, optimizer), (models[False], other)):
+        set_gradients(model, 3)
+        its.update(1.0)
+    for value, expected in zip(values(resumed).values(), values(models[False]).values(), strict=True):
+        assert torch.equal(value, expected)
+
+
+def test_the_host_s_copy_follows_parameters_that_were_restored() -> None:
+    trained, fresh = Tiny(), Tiny()
+    optimizer = ModelOptimizer(trained, settings(offload=True))
+    set_gradients(trained)
+    optimizer.update(1.0)
+    other = ModelOptimizer(fresh, settings(offload=True))
+    fresh.load_state_dict(trained.state_dict())
+    other.restore(copy.deepcopy(optimizer.state()))
+    for model, its in ((trained, optimizer), (fresh, other)):
+        set_gradients(model, 2)
+        its.update(1.0)
+    for value, expected in zip(values(fresh).values(), values(trained).values(), strict=True):
+        assert torch.equal(value, expected)
+
+
 def test_norms_biases_embeddings_and_heads_do_not_decay() -> None:
     model = Tiny()
     before = values(model)

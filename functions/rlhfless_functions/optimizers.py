@@ -42,22 +42,24 @@ class ModelOptimizer:
     arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024) and is scaled to AdamW's
     update size (arXiv 2502.16982), so that one learning rate serves both.
 
+    With `settings.offload` moments and a copy of the parameters are in the host's memory, 12 bytes a parameter, and
+    steps are taken there; the accelerator keeps weights and gradients alone.
+
     Args:
         model: float32; parameters that need no gradient are left alone.
         settings: of the job.
     """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
-        trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        outside = _embedding_parameters(model)
-        matrices = [p for p in trainable.values() if p.ndim >= 2 and id(p) not in outside]
-        muon = [p for p in matrices if p.ndim == 2] if settings.name == "muon" else []
-        with_muon = {id(p) for p in muon}
-        decayed = [p for p in matrices if id(p) not in with_muon]
-        matrix_ids = {id(p) for p in matrices}
-        plain = [p for p in trainable.values() if id(p) not in matrix_ids]
-        self._parameters = list(trainable.values())
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._stepped = [_host_copy(p) for p in self._parameters] if settings.offload else self._parameters
         self._settings = settings
+        embeddings = _embedding_parameters(model)
+        pairs = list(zip(self._parameters, self._stepped, strict=True))
+        muon = [own for p, own in pairs if p.ndim == 2 and id(p) not in embeddings and settings.name == "muon"]
+        with_muon = {id(own) for own in muon}
+        decayed = [own for p, own in pairs if p.ndim >= 2 and id(p) not in embeddings and id(own) not in with_muon]
+        plain = [own for p, own in pairs if p.ndim < 2 or id(p) in embeddings]
         self._optimizers: list[torch.optim.Optimizer] = []
         groups = [
             {"params": parameters, "weight_decay": decay}
@@ -96,16 +98,24 @@ class ModelOptimizer:
         if not math.isfinite(norm):
             self.clear()
             raise NonFiniteGradientError(f"the gradient's norm is {norm}")
+        if self._settings.offload:
+            for parameter, own in zip(self._parameters, self._stepped, strict=True):
+                own.grad = None if parameter.grad is None else parameter.grad.to(own.device)
+                parameter.grad = None
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self._settings.learning_rate * factor
             optimizer.step()
+        if self._settings.offload:
+            with torch.no_grad():
+                for parameter, own in zip(self._parameters, self._stepped, strict=True):
+                    parameter.copy_(own)
         self.clear()
         return norm
 
     def clear(self) -> None:
         """Forget the accumulated gradients."""
-        for parameter in self._parameters:
+        for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None
 
     def state(self) -> list[dict[str, Any]]:
@@ -113,7 +123,7 @@ class ModelOptimizer:
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take over a state that the same model's optimizer had.
+        """Take over a state that the same model's optimizer had, once the model has the parameters that went with it.
 
         Raises:
             ValueError: if the state is another optimizer's, or another model's.
@@ -122,6 +132,14 @@ class ModelOptimizer:
             raise ValueError("the optimizer state is of another optimizer")
         for optimizer, saved in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(saved)
+        if self._settings.offload:
+            with torch.no_grad():
+                for parameter, own in zip(self._parameters, self._stepped, strict=True):
+                    own.copy_(parameter)
+
+
+def _host_copy(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("cpu", copy=True))
 
 
 def _embedding_parameters(model: nn.Module) -> set[int]:

@@ -28,6 +28,9 @@ class OptimizerSettings(Settings):
     """Training steps over which the learning rate rises linearly from zero."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)
     """Share of the peak learning rate that a linear or cosine schedule ends at."""
+    offload: bool = False
+    """Keep the optimizer's state and a copy of the weights in the host's memory and take the steps there, for an
+    accelerator that has no room for them."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
 
