@@ -225,6 +225,8 @@ def test_the_panels_tell_what_the_run_did(watched: Prometheus) -> None:
     cost, seconds = last("sum(rlhfless_cost_total)"), last("sum(rlhfless_gpu_seconds_total)")
     assert cost == pytest.approx(seconds * 10 / 3600, rel=0.01)
     assert last("rlhfless_cost_forecast_total") > 0
+    planned = {kind: last(f'rlhfless_cost_plan_total{{kind="{kind}"}}') for kind in ("bound", "cheapest", "chosen")}
+    assert 0 < planned["bound"] <= planned["chosen"] * 1.001 and 0 < planned["cheapest"] <= planned["chosen"] * 1.001
 
 
 def test_dashboards_have_names_of_their_own_and_lead_to_each_other() -> None:

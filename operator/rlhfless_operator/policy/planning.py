@@ -68,6 +68,8 @@ class Plan:
     """Time of the slowest share, with a tail if any share may hold one."""
     expected_instance_seconds: float
     """Sum over the shares, each instance being released when its share is done."""
+    cheapest_instance_seconds: float
+    """What the cheapest plan would cost, whatever its time."""
     lower_bound_instance_seconds: float
     """The least with which anyone could be done in the same time (`bounds.lower_bound`)."""
 
@@ -292,6 +294,7 @@ class Planner:
             ),
             expected_seconds=slowest,
             expected_instance_seconds=math.fsum(seconds),
+            cheapest_instance_seconds=self.least_instance_seconds,
             lower_bound_instance_seconds=lower_bound(
                 loads.length,
                 loads.context,

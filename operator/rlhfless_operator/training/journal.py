@@ -18,6 +18,8 @@ class PlanRecord(BaseModel):
     actors: int
     expected_seconds: float
     expected_instance_seconds: float
+    cheapest_instance_seconds: float | None = None
+    """What the cheapest plan would have cost, whatever its time; None in records of before it was written down."""
     lower_bound_instance_seconds: float
     rank_correlation: float | None = None
     """Spearman's ρ between predicted and actual lengths."""

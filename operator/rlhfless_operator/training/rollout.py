@@ -88,6 +88,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
             actors=len(first_plan.shares),
             expected_seconds=first_plan.plan.expected_seconds,
             expected_instance_seconds=first_plan.plan.expected_instance_seconds,
+            cheapest_instance_seconds=first_plan.plan.cheapest_instance_seconds,
             lower_bound_instance_seconds=first_plan.plan.lower_bound_instance_seconds,
             rank_correlation=report.rank_correlation,
             relative_error=report.relative_error,
