@@ -256,7 +256,7 @@ def test_progress_counts_to_the_end():
 
 def test_ablations_and_sweeps_have_the_form_of_results():
     found = ablate(dataclasses.replace(SMALL, steps_per_epoch=1), [0])
-    assert next(row["policy"] for row in found["policies"]) == "all"
+    assert next(row["policy"] for row in found["policies"]) == "none"
     swept = sweep(SMALL, "lengths.runaways", [0.0, 0.05], [0], policies=["static"])
     assert [each["value"] for each in swept] == [0.0, 0.05]
     assert [each["value"] for each in sweep(SMALL, "startup_seconds", [1.0], [0], policies=["static"])] == [1.0]

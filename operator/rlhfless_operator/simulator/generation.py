@@ -1,7 +1,6 @@
 """One generation stage in discrete events: shares, cuts, failures, and who held what for how long."""
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import numpy as np
 from rlhfless_operator.policy.latency import InstanceProfile
 from rlhfless_operator.policy.migration import Key, Migration, Move, Rule
 from rlhfless_operator.simulator.instance import Instance, Response
+from rlhfless_operator.simulator.world import World
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Held:
     begin: float
     end: float
     busy: float
+    spot: bool = False
+    """Whether on spot capacity."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class GenerationRun:
     """Responses that were moved by choice."""
     lost: int = 0
     """Instances that were lost."""
+    reclaimed: int = 0
+    """Instances that were taken back with notice."""
 
 
 def run_generation(
@@ -67,6 +71,8 @@ def run_generation(
     *,
     max_batch: int,
     random: np.random.Generator | None = None,
+    world: World | None = None,
+    kv_gigabytes_per_token: float = 0.0,
 ) -> GenerationRun:
     """Run the shares, one instance each.
 
@@ -74,8 +80,10 @@ def run_generation(
         shares: responses in the order of admission; they are used up.
         outlook: (sample, tokens so far) → response tokens still expected and the chance of a runaway, for the rule.
         random: for failures.
+        world: what the instances live in.
+        kv_gigabytes_per_token: of keys and values, where prefixes are sent.
     """
-    return _Stage(shares, profile, outlook, handling, max_batch, random).run()
+    return _Stage(shares, profile, outlook, handling, max_batch, random, world or World(), kv_gigabytes_per_token).run()
 
 
 class _Stage:
@@ -87,16 +95,22 @@ class _Stage:
         handling: Handling,
         max_batch: int,
         random: np.random.Generator | None,
+        world: World,
+        kv_gigabytes_per_token: float,
     ) -> None:
+        self._world = world
+        self._kv_gigabytes_per_token = kv_gigabytes_per_token
         self._profile, self._handling, self._max_batch, self._random = profile, handling, max_batch, random
         self._start = profile.startup_seconds + profile.weight_load_seconds
         self._migration = Migration(handling.rule, outlook, max_moves=handling.max_moves)
         self._instances: dict[str, Instance] = {}
         self._begun: dict[str, float] = {}
         self._events: list[tuple[float, int, str]] = []
-        self._failures: list[tuple[float, str]] = []
+        self._mishaps: list[tuple[float, str, str]] = []
+        self._nodes: dict[str, str] = {}
+        self._spot: set[str] = set()
+        self._opened = 0
         self._version: dict[str, int] = {}
-        self._names = (f"actor-{k}" for k in itertools.count())
         self._result = GenerationRun()
         for share in shares:
             name = self._open(list(share), handling.ready_seconds)
@@ -107,10 +121,10 @@ class _Stage:
         tick = handling.ready_seconds + handling.tick_seconds if handling.rule is not None else math.inf
         while self._instances:
             end = self._events[0][0]
-            failure = self._failures[0][0] if self._failures else math.inf
-            now = min(end, tick, failure)
-            if now == failure:
-                self._fail(now, heapq.heappop(self._failures)[1])
+            mishap = self._mishaps[0][0] if self._mishaps else math.inf
+            now = min(end, tick, mishap)
+            if now == mishap:
+                self._befall(*heapq.heappop(self._mishaps))
             elif now == end:
                 _, version, name = heapq.heappop(self._events)
                 if self._version.get(name) == version:
@@ -122,18 +136,50 @@ class _Stage:
         return self._result
 
     def _open(self, responses: list[Response], ready: float) -> str:
-        name = next(self._names)
+        """An instance that is ready at `ready`, unless its start is a cold one."""
+        name, world = f"actor-{self._opened}", self._world
+        cold = max(0.0, world.cold_seconds - self._profile.startup_seconds) if self._by_chance(world.cold_share) else 0
+        shared = world.shared_prefix_tokens if world.prefixes != "computed" else 0
         instance = Instance(
-            name, self._profile.latency, ready, max_batch=self._max_batch, kv_tokens=self._profile.kv_tokens
+            name,
+            self._profile.latency,
+            ready + cold,
+            max_batch=self._max_batch,
+            kv_tokens=self._profile.kv_tokens,
+            shared_tokens=shared,
+            shared_seconds=world.prefix_seconds(
+                self._profile.latency.prefill_token_seconds if shared else 0.0,
+                self._kv_gigabytes_per_token,
+                first=self._opened == 0,
+            ),
         )
         instance.add(responses)
         self._instances[name] = instance
         self._begun[name] = ready - self._start
-        if self._handling.failures_per_hour > 0 and self._random is not None:
-            at = ready + self._random.exponential(3600 / self._handling.failures_per_hour)
-            heapq.heappush(self._failures, (at, name))
+        self._expose(name, instance.now)
+        self._opened += 1
         self._schedule(name)
         return name
+
+    def _expose(self, name: str, ready: float) -> None:
+        """Draw when an instance, and a node that is new with it, will come to grief."""
+        world = self._world
+        self._threaten(ready, self._handling.failures_per_hour, "instance", name)
+        if self._by_chance(world.spot_share):
+            self._spot.add(name)
+            self._threaten(ready, world.reclaims_per_hour, "reclaim", name)
+        if world.node_instances:
+            node = f"node-{self._opened // world.node_instances}"
+            if node not in self._nodes.values():
+                self._threaten(ready, world.node_failures_per_hour, "node", node)
+            self._nodes[name] = node
+
+    def _threaten(self, since: float, per_hour: float, kind: str, name: str) -> None:
+        if per_hour > 0 and self._random is not None:
+            heapq.heappush(self._mishaps, (since + self._random.exponential(3600 / per_hour), kind, name))
+
+    def _by_chance(self, share: float) -> bool:
+        return share > 0 and self._random is not None and bool(self._random.random() < share)
 
     def _schedule(self, name: str) -> None:
         instance = self._instances.get(name)
@@ -157,7 +203,8 @@ class _Stage:
     def _close(self, name: str, now: float) -> None:
         instance = self._instances.pop(name)
         self._version.pop(name, None)
-        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy))
+        self._nodes.pop(name, None)
+        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy, name in self._spot))
 
     def _tick(self, now: float) -> None:
         for name in list(self._instances):
@@ -184,7 +231,25 @@ class _Stage:
         if source.empty:
             self._close(move.source, now)
 
+    def _befall(self, now: float, kind: str, name: str) -> None:
+        if kind == "instance":
+            self._fail(now, name)
+        elif kind == "node":
+            for instance, node in list(self._nodes.items()):
+                if node == name:
+                    self._fail(now, instance)
+        elif kind == "reclaim" and name in self._instances:
+            # It works on while its successor starts, as far as the notice allows.
+            until = now + min(self._world.notice_seconds, self._start)
+            heapq.heappush(self._mishaps, (until, "reclaimed", name))
+        elif kind == "reclaimed":
+            self._succeed(name, now, ready=now + max(0.0, self._start - self._world.notice_seconds), lose=False)
+
     def _fail(self, now: float, name: str) -> None:
+        self._succeed(name, now, ready=now + self._start, lose=True)
+
+    def _succeed(self, name: str, now: float, *, ready: float, lose: bool) -> None:
+        """An instance is gone: a new one goes on with what it held."""
         if name not in self._instances:
             return
         self._follow(name, now)
@@ -195,12 +260,14 @@ class _Stage:
         assert move is not None
         running = max(1, len(instance.tokens()))
         responses = instance.remove(set(move.samples))
-        context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
-        # On average half of the time between two flushes is lost.
-        gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
-        for response in responses:
-            response.tokens = max(0.0, response.tokens - gone)
+        if lose:
+            context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
+            # On average half of the time between two flushes is lost.
+            gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
+            for response in responses:
+                response.tokens = max(0.0, response.tokens - gone)
         self._close(name, now)
-        self._result.lost += 1
-        successor = self._open(responses, now + self._start)
+        self._result.lost += lose
+        self._result.reclaimed += not lose
+        successor = self._open(responses, ready)
         self._migration.resumed(successor, {each.key: (each.prompt_tokens, int(each.tokens)) for each in responses})

@@ -1,6 +1,6 @@
 """What is simulated: hardware, model, workload and the assumptions where nothing is published."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlhfless_operator.policy.latency import InstanceProfile
@@ -17,6 +17,7 @@ from rlhfless_operator.policy.roofline import (
     roofline,
 )
 from rlhfless_operator.simulator.traces import LengthStatistics
+from rlhfless_operator.simulator.world import World
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Scenario:
     cost_weight: float = 0.5
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
+    world: World = field(default_factory=World)
+    """Nodes, spot capacity, cold starts, the network, shared prefixes: all off."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_weight <= 1:
@@ -84,8 +87,13 @@ class Scenario:
             self.gpus_per_instance,
             kv_tokens(self.model, self.gpu, self.gpus_per_instance),
             self.startup_seconds,
-            self.weight_load_seconds,
+            self.loading_seconds(self.instances),
         )
+
+    def loading_seconds(self, instances: int) -> float:
+        """How long it takes until so many instances have new weights."""
+        gigabytes = 2 * self.model.parameters / self.gpus_per_instance / 1e9
+        return self.world.weight_load_seconds(self.weight_load_seconds, gigabytes, instances)
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Forward passes of the old and the reference policy, and of PPO's critic."""

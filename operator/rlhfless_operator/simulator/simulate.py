@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from rich.table import Table
 
-from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings
+from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings, with_ratio
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.steps import StepResult, run_policy
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace, generate
@@ -64,18 +64,23 @@ def simulate(
 
 
 def ablate(scenario: str | Scenario, seeds: Sequence[int], *, progress: Progress | None = None) -> dict[str, Any]:
-    """What each of our own means brings: ours without each of them, and with none. The form is that of `simulate`."""
+    """What each of our own means brings: ours without each of them, with each alone, and with none. The form is that of
+    `simulate`; `none` comes first."""
     found = find_scenario(scenario) if isinstance(scenario, str) else scenario
     ours = POLICIES["rlhfless"]
     none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False)
     variants = {
+        "none": none,
+        "only migration": replace(none, rule=ours.rule),
+        "only warming": replace(none, warms=True),
+        "only overlapped preparation": replace(none, overlaps_preparation=True),
+        "only overlapped preparation and learning": replace(none, overlaps_preparation=True, overlaps_learning=True),
         "all": ours,
         "without overlapped learning": replace(ours, overlaps_learning=False),
         "without any overlap": replace(ours, overlaps_learning=False, overlaps_preparation=False),
         "without migration": replace(ours, rule=None),
         "without warming": replace(ours, warms=False),
         "receivers compute again": replace(ours, restarts_receiver=True),
-        "none": none,
     }
     return _simulate(found, seeds, variants, None, progress)
 
@@ -102,6 +107,17 @@ def sweep(
             changed = replace(found, **{field: value})
         results.append({"field": field, "value": value, **simulate(changed, seeds, policies=policies)})
     return results
+
+
+def sweep_ratio(scenario: str | Scenario, policy: str, ratios: Sequence[float], seeds: Sequence[int]) -> dict[str, Any]:
+    """A system whose rule has a ratio τ, at each of several; the form is that of `simulate`, after static actors.
+
+    Args:
+        policy: `paper` or `rlhfuse`.
+    """
+    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
+    variants = {"static": POLICIES["static"]} | {f"τ = {ratio:g}": with_ratio(policy, ratio) for ratio in ratios}
+    return _simulate(found, seeds, variants, None, None)
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -178,7 +194,7 @@ def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
     return {
         "seconds": fmean(step.seconds for step in steps),
         "gpu_seconds": held,
-        "cost": held / 3600 * scenario.gpu_hour,
+        "cost": fmean(step.paid_gpu_seconds for step in steps) / 3600 * scenario.gpu_hour,
         "idle_share": 1 - fmean(step.busy_gpu_seconds for step in steps) / held,
         "lower_bound_share": fmean(step.bound_gpu_seconds for step in steps) / held,
         "generation_seconds": fmean(step.generation_seconds for step in steps),

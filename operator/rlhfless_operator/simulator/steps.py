@@ -36,6 +36,8 @@ class StepResult:
     bound_gpu_seconds: float
     """Lower bound of generation in the same time, and of preparation and learning within the step."""
     generation_bound_gpu_seconds: float
+    paid_gpu_seconds: float
+    """GPU-seconds at full price that cost as much."""
     instances: int
     moves: int
     lost: int
@@ -63,7 +65,7 @@ class Run:
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
         responses = [
-            Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
+            Response(prompt, index, int(trace.prompt_tokens[prompt]) + scenario.world.shared_prefix_tokens, length)
             for prompt in prompts
             for index, length in enumerate(lengths[prompt])
         ]
@@ -88,6 +90,7 @@ class Run:
             busy_gpu_seconds=busy,
             bound_gpu_seconds=bound + self._training_bound(float(work.sum()), end),
             generation_bound_gpu_seconds=bound,
+            paid_gpu_seconds=total - self._discount(generation),
             instances=len(division),
             moves=generation.moves,
             lost=generation.lost,
@@ -169,7 +172,8 @@ class Run:
         estimates: dict[int, LengthEstimate],
         price: float,
     ) -> GenerationRun:
-        scenario, settings, profile = self._scenario, self._settings, self._profile
+        scenario, settings = self._scenario, self._settings
+        profile = replace(self._profile, weight_load_seconds=scenario.loading_seconds(len(division)))
         longest = scenario.lengths.longest
 
         truth = {each.key: each.length for each in responses} if settings.lengths == "known" else None
@@ -195,7 +199,19 @@ class Run:
             failures_per_hour=scenario.failures_per_hour,
         )
         shares = [[responses[i] for i in chosen] for chosen in division]
-        return run_generation(shares, profile, outlook, handling, max_batch=scenario.max_batch, random=self._random)
+        return run_generation(
+            shares,
+            profile,
+            outlook,
+            handling,
+            max_batch=scenario.max_batch,
+            random=self._random,
+            # What is held all the time is neither started nor reclaimed.
+            world=replace(scenario.world, cold_share=0.0, spot_share=0.0)
+            if settings.holds_everything
+            else scenario.world,
+            kv_gigabytes_per_token=scenario.model.kv_bytes / 1e9,
+        )
 
     def _groups(
         self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
@@ -207,7 +223,8 @@ class Run:
         )
         tokens = np.array(
             [
-                float(self._trace.prompt_tokens[prompt]) * len(lengths[prompt]) + sum(lengths[prompt])
+                float(self._trace.prompt_tokens[prompt] + scenario.world.shared_prefix_tokens) * len(lengths[prompt])
+                + sum(lengths[prompt])
                 for prompt in prompts
             ]
         )
@@ -244,6 +261,11 @@ class Run:
         ends = np.full(len(work), after)
         return run_trainer(ends, work, np.zeros(every), afterwards, start_seconds=start, update_seconds=update)
 
+    def _discount(self, generation: GenerationRun) -> float:
+        """GPU-seconds at full price that spot capacity saves."""
+        spot = sum(each.end - each.begin for each in generation.held if each.spot)
+        return spot * self._scenario.gpus_per_instance * (1 - self._scenario.world.spot_price)
+
     def _free(self, generation: GenerationRun) -> Floats:
         scenario = self._scenario
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
@@ -262,7 +284,9 @@ class Run:
             profile.latency,
             # Start-ups may be hidden from the time, but are always charged.
             seconds + profile.startup_seconds,
-            prefill_tokens=float(sum(prompts.values())),
+            prefill_tokens=float(
+                sum(prompts.values()) - (len(prompts) - 1) * self._scenario.world.shared_prefix_tokens
+            ),
             start_seconds=profile.startup_seconds + profile.weight_load_seconds,
             max_batch=self._scenario.max_batch,
         )

@@ -1,0 +1,111 @@
+"""A study's results as Markdown, between the marks of a page."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Result = Mapping[str, Any]
+
+_MARKS = "<!-- {name} -->\n", "<!-- end of {name} -->"
+
+
+def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> None:
+    """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->` for each section of the results.
+
+    Raises:
+        ValueError: if the page has no such marks.
+    """
+    text = page.read_text()
+    makers = {"scenarios": scenario_tables, "options": option_table, "sensitivity": sensitivity_tables}
+    for name, section in results.items():
+        begin, end = (mark.format(name=name) for mark in _MARKS)
+        if begin not in text or end not in text:
+            raise ValueError(f"{page} has no marks {begin.strip()} and {end}: put them where the tables belong")
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{makers[name](section)}\n{end}{rest.partition(end)[2]}"
+    page.write_text(text)
+
+
+def scenario_tables(section: Mapping[str, Result]) -> str:
+    """A table for each scenario, each policy beside the first."""
+    return "\n".join(_scenario_table(result) for result in section.values())
+
+
+def option_table(section: Mapping[str, Result]) -> str:
+    """What each means brings alone, and what is lost without it."""
+    lines = ["| means | seconds | GPU-seconds | idle | of the bound |", "|---|--:|--:|--:|--:|"]
+    for result in section.values():
+        lines += [
+            f"| {row['policy']} | {row['seconds']:.1f} | {row['gpu_seconds']:,.0f} | {row['idle_share']:.0%} |"
+            f" {row['lower_bound_share']:.0%} |"
+            for row in result["policies"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def sensitivity_tables(section: Mapping[str, Result]) -> str:
+    """The systems with a ratio at each, and all that are compared at each value of what was swept."""
+    ratios, swept = [], []
+    for name, result in section.items():
+        static = result["policies"][0]
+        if "field" not in result:
+            ratios += [
+                f"| {name.removeprefix('τ of ')} | {row['policy'].removeprefix('τ = ')} | {_beside(row, static)} |"
+                for row in result["policies"][1:]
+            ]
+            continue
+        cells = " | ".join(f"{row['seconds']:.1f} s, {row['gpu_seconds']:,.0f}" for row in result["policies"])
+        ours = result["policies"][-1]
+        swept.append(
+            f"| {_FIELDS.get(result['field'], result['field'])} | {result['value']:g} | {cells} |"
+            f" {static['seconds'] / ours['seconds']:.2f}× | {1 - ours['gpu_seconds'] / static['gpu_seconds']:.0%} |"
+            f" {ours['lower_bound_share']:.0%} |"
+        )
+    head = "| what | value | static | rlhfuse | paper | rlhfless | speed | cheaper by | of the bound |\n"
+    tables = [
+        head + "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n" + "\n".join(swept) + "\n" if swept else "",
+        "| policy | τ | seconds | GPU-seconds | speed | cheaper by |\n|---|--:|--:|--:|--:|--:|\n"
+        + "\n".join(ratios)
+        + "\n"
+        if ratios
+        else "",
+    ]
+    return "\n".join(table for table in tables if table)
+
+
+_FIELDS = {
+    "cost_weight": "λ",
+    "prompts_per_step": "prompts in a step",
+    "training_utilisation": "utilisation in learning",
+    "gpus": "GPUs",
+    "lengths.longest": "longest response",
+    "lengths.runaways": "runaways",
+    "lengths.noise": "noise in a group (prediction error)",
+    "startup_seconds": "waking an instance, s",
+}
+
+
+def _scenario_table(result: Result) -> str:
+    first = result["policies"][0]
+    lines = [
+        f"### {result['scenario']}",
+        "",
+        "| policy | seconds | GPU-seconds | $ a step | idle | of the bound | speed | cheaper by |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row['policy']} | {row['seconds']:.1f} ± {row['seconds_std']:.1f} |"
+        f" {row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f} | {row['cost']:.3f} |"
+        f" {row['idle_share']:.0%} | {row['lower_bound_share']:.0%} | {first['seconds'] / row['seconds']:.2f}× |"
+        f" {1 - row['gpu_seconds'] / first['gpu_seconds']:.0%} |"
+        for row in result["policies"]
+    ]
+    return re.sub(r"-0%", "0%", "\n".join(lines)) + "\n"
+
+
+def _beside(row: Mapping[str, Any], static: Mapping[str, Any]) -> str:
+    return (
+        f"{row['seconds']:.1f} | {row['gpu_seconds']:,.0f} | {static['seconds'] / row['seconds']:.2f}× |"
+        f" {1 - row['gpu_seconds'] / static['gpu_seconds']:.0%}"
+    )
