@@ -224,6 +224,7 @@ def measure(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
     startup: dict[str, list[float]] = {"instance": [], "vllm": []}
     processor: dict[str, list[float]] = {"instance": [], "vllm": []}
     speed: dict[str, list[float]] = {"instance": [], "vllm": []}
+    effort: dict[str, list[float]] = {"instance": [], "vllm": []}
     for number in range(rounds):
         kinds = ["instance", "vllm"] if number % 2 else ["vllm", "instance"]
         running: dict[str, Server | Alone] = {}
@@ -236,8 +237,10 @@ def measure(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
                 running[kind].generate()
             for _ in range(3):
                 for kind in kinds:
+                    before = running[kind].processor_seconds()
                     tokens, seconds = running[kind].generate()
                     speed[kind].append(tokens / seconds)
+                    effort[kind].append(tokens / (running[kind].processor_seconds() - before))
         finally:
             for each in running.values():
                 each.close()
@@ -245,11 +248,20 @@ def measure(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
         "startup_seconds": {kind: statistics.median(values) for kind, values in startup.items()},
         "startup_processor_seconds": {kind: statistics.median(values) for kind, values in processor.items()},
         "tokens_per_second": {kind: statistics.median(values) for kind, values in speed.items()},
-        "throughput_ratio": statistics.median(
-            ours / theirs for ours, theirs in zip(speed["instance"], speed["vllm"], strict=True)
-        ),
-        "all": {"startup_seconds": startup, "startup_processor_seconds": processor, "tokens_per_second": speed},
+        "throughput_ratio": _ratio(speed),
+        "tokens_per_processor_second": {kind: statistics.median(values) for kind, values in effort.items()},
+        "processor_ratio": _ratio(effort),
+        "all": {
+            "startup_seconds": startup,
+            "startup_processor_seconds": processor,
+            "tokens_per_second": speed,
+            "tokens_per_processor_second": effort,
+        },
     }
+
+
+def _ratio(values: dict[str, list[float]]) -> float:
+    return statistics.median(ours / theirs for ours, theirs in zip(values["instance"], values["vllm"], strict=True))
 
 
 def measure_weights(versions: list[Path], folder: Path, rounds: int) -> dict[str, Any]:
@@ -267,7 +279,7 @@ def measure_weights(versions: list[Path], folder: Path, rounds: int) -> dict[str
     engine.load(model, WeightsReference(version=0, uri=str(versions[0])))
     file = versions[0] / "model.safetensors"
     seconds: dict[str, list[float]] = {"replace": [], "copy_file": [], "copy_tensors": []}
-    for number in range(1, 1 + 3 * rounds):
+    for number in range(1, 1 + 10 * rounds):
         weights = WeightsReference(version=number, uri=str(versions[number % 2]))
         actions: dict[str, Callable[[], Any]] = {
             "replace": lambda weights=weights: engine.load(model, weights),
@@ -279,11 +291,13 @@ def measure_weights(versions: list[Path], folder: Path, rounds: int) -> dict[str
             action()
             seconds[name].append(time.perf_counter() - began)
     engine.close()
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    # The fastest of many is what each takes while nothing else wants the cores.
+    fastest = {name: min(values) for name, values in seconds.items()}
     return {
         "bytes": file.stat().st_size,
-        "seconds": medians,
-        "ratio_to_copying_the_file": medians["replace"] / medians["copy_file"],
+        "fastest_seconds": fastest,
+        "median_seconds": {name: statistics.median(values) for name, values in seconds.items()},
+        "ratio_to_copying_the_file": fastest["replace"] / fastest["copy_file"],
         "all": seconds,
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine_shares import (
@@ -267,19 +268,34 @@ def test_another_engine_in_the_process_ends_the_first(engine: VllmEngine, folder
 def test_a_reload_that_fails_half_way_is_the_end_of_the_engine(
     engine: VllmEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM then holds a mixture of two versions, without a way back."""
+    """vLLM then holds a mixture without a way back: here it meets a tensor that the check would have refused."""
     other = save_model(tmp_path, folder, seed=7, max_position_embeddings=1024)
-
-    def half(*_: object, **__: object) -> None:
-        raise RuntimeError("the disk went away")
-
-    assert engine._loaded is not None
-    monkeypatch.setattr(engine._loaded.engine, "collective_rpc", half)
-    with pytest.raises(TaskError, match=r"took over weights version 1.*the disk went away") as caught:
+    weights = load_file(other / "model.safetensors")
+    weights["model.layers.7.mlp.down_proj.weight"] = torch.zeros(32, 64)
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    before = generate(engine, share(2, 1))
+    with pytest.raises(TaskError, match=r"unknown: model.layers.7.mlp"):
+        engine.load(settings_of(folder), version(other, 1))
+    monkeypatch.setattr("rlhfless_functions.engines.vllm.layout_difference", lambda *_, **__: "")
+    with pytest.raises(TaskError, match=r"vLLM failed while it took over weights version 1") as caught:
         engine.load(settings_of(folder), version(other, 1))
     assert (caught.value.reason, caught.value.retryable) == ("engine_lost", True)
     with pytest.raises(TaskError, match="no weights are loaded"):
         engine.start(share(1, 1), SAMPLING, None)
+    engine.load(settings_of(folder), version(folder))
+    assert_same(generate(engine, share(2, 1)), before)
+
+
+def test_weights_of_another_shape_are_refused_though_vllm_would_take_them(
+    engine: VllmEngine, folder: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path, folder, seed=7, max_position_embeddings=1024, intermediate_size=96)
+    before = generate(engine, share(2, 1))
+    with pytest.raises(TaskError, match=r"of another shape: model.layers.0.mlp") as caught:
+        engine.load(settings_of(folder), version(other, 1))
+    assert caught.value.reason == "model_unloadable"
+    engine.load(settings_of(folder), version(folder))
+    assert_same(generate(engine, share(2, 1)), before)
 
 
 def test_weights_that_do_not_match_their_checksums_are_never_sampled_from(
