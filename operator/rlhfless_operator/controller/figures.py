@@ -59,8 +59,6 @@ def forecast_cost(cost: float, records: Sequence[StepRecord], total_steps: int) 
 
 
 def response_tokens(lengths: Sequence[int]) -> tuple[float, float, float]:
-    """Mean, 95th percentile (nearest rank) and maximum; NaN of nothing."""
-    if not lengths:
-        return math.nan, math.nan, math.nan
+    """Mean, 95th percentile (nearest rank) and maximum of at least one length."""
     ordered = sorted(lengths)
     return sum(ordered) / len(ordered), float(ordered[math.ceil(0.95 * len(ordered)) - 1]), float(ordered[-1])

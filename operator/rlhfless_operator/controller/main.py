@@ -26,9 +26,9 @@ from rlhfless_operator.controller.workplace import MakePlatform, Pacing, Workpla
 from rlhfless_operator.knative import KnativeClient
 
 _DOMAIN = "rlhfless.io"
-_THREADS = 64
+_THREADS = 32
 """For the artifact store, whose calls block."""
-_CONNECTIONS = 100
+_CONNECTIONS = 20
 """To the API server."""
 _CLOSING_SECONDS = 30.0
 """A little more than a driver may take to let go of everything."""

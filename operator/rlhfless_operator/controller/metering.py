@@ -68,4 +68,5 @@ class MeteredPlatform:
 
     def _took(self, request: GenerationRequest, event: Samples) -> None:
         if request.purpose == "training":
-            self._meter.lengths += [sample.tokens for sample in event.samples]
+            lengths = self._meter.lengths.setdefault(request.key.step, [])
+            lengths += [sample.tokens for sample in event.samples]

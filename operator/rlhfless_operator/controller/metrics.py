@@ -136,8 +136,8 @@ class JobMeter:
     job: str
     ledger: Ledger = field(default_factory=Ledger)
     """Every instance of the job since this operator began; never closed."""
-    lengths: list[int] = field(default_factory=list)
-    """Response tokens of the step's samples so far."""
+    lengths: dict[int, list[int]] = field(default_factory=dict)
+    """Response tokens of the samples so far of each step that is not counted yet."""
     _run: TrainingRun | None = None
     _price: Decimal = Decimal(0)
     _counted_step: int = 0
@@ -208,9 +208,10 @@ class JobMeter:
             metrics.cost_plan.labels(*labels, kind).inc(money)
         for reason, name in (("lost", "generation/lost_instances"), ("cut", "generation/cuts")):
             metrics.reassignments.labels(*labels, reason).inc(record.metrics.get(name, 0.0))
-        lengths, self.lengths = self.lengths, []
-        for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
-            metrics.response_tokens.labels(*labels, statistic).set(tokens)
+        # A driver that finds the step's batch made by an earlier one has not seen its samples.
+        if lengths := self.lengths.pop(record.step, []):
+            for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
+                metrics.response_tokens.labels(*labels, statistic).set(tokens)
 
     def _show(self, run: TrainingRun, price: float) -> None:
         metrics, labels = self.metrics, (self.namespace, self.job)
