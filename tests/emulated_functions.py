@@ -96,7 +96,7 @@ class EmulatedPlatform:
             emulation.before(request)
             await asyncio.sleep(emulation.task_seconds)
             while emulation.holding(request):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.05)
             if artifacts.exists(request.result):
                 yield Done(result=artifacts.read_json(request.result))
                 return
