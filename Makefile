@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # beside it: it lives in an environment of its own, made from a lock that is complete without torchvision.
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-VLLM_TESTS := tests/test_engine_conformance.py tests/test_engine_choice.py tests/test_engine_vllm.py
+VLLM_TESTS := tests/test_engine_conformance.py tests/test_engine_vllm.py
 # A cluster for the end-to-end tests, where one comes with the machine.
 CLUSTER := ../shared/cluster/cluster
 # Debian ships Python without venv.
@@ -43,7 +43,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) -k "not transformers"
 
 lint: $(STAMP) ## check style and formatting with ruff
 	$(BIN)/ruff check .
