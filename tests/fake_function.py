@@ -5,7 +5,8 @@ It needs aiohttp alone. What it is to do is written in the request's `key.part`,
     work=2      seconds until the task is done
     publish=1   seconds that a task which is cut or drained needs to publish what it had
     silent      no line is ever written
-    mute        no line is written after the first, and nothing stops it
+    mute        no line is written after the first
+    stubborn    neither a cut nor SIGTERM ends the task before its time
     fail        the task ends with a `failed` record
     exit        the process dies at once, after its first line
     truncate    the stream ends in good order without a terminal record, after words of a proxy
@@ -94,7 +95,8 @@ class FakeFunction:
             elif finished or self.draining:
                 await _say(response, event="done", result={"instance": self.name, "finished": finished})
         finally:
-            task = asyncio.create_task(self._publish(0.0 if finished else float(options.get("publish") or 0)))
+            seconds = float(options["work"]) if "stubborn" in options else float(options.get("publish") or 0)
+            task = asyncio.create_task(self._publish(0.0 if finished else seconds))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return response
@@ -104,7 +106,8 @@ class FakeFunction:
         quiet = "silent" in options or "mute" in options
         while (left := end - time.monotonic()) > 0 or quiet:
             try:
-                await asyncio.wait_for(self._stop.wait(), heartbeat if quiet else min(left, heartbeat))
+                stop = asyncio.Event() if "stubborn" in options else self._stop
+                await asyncio.wait_for(stop.wait(), heartbeat if quiet else min(left, heartbeat))
                 await asyncio.sleep(float(options.get("publish") or 0))
                 return False
             except TimeoutError:

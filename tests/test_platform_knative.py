@@ -191,7 +191,7 @@ async def test_every_request_has_a_pod_to_itself(world: World) -> None:
 async def test_a_cut_is_over_when_what_there_was_is_published(world: World) -> None:
     async with world.job() as job:
         await job.platform.hold("generation", 1)
-        async with job.running("work=600,publish=0.5") as (instance, _):
+        async with job.running("work=600,publish=5") as (instance, _):
             function = world.knative.pod(instance).running.function
             assert function.busy
         assert not function.busy
@@ -217,7 +217,7 @@ async def test_a_killed_pods_work_is_lost_and_another_takes_its_place(world: Wor
                 async for _ in events:
                     pass
         assert await job.instance_of("work=0") != instance
-        assert job.states(instance)[-1] == "ended"
+        await until(lambda: job.states(instance)[-1] == "ended")
 
 
 async def test_a_process_that_dies_is_named(world: World) -> None:
@@ -231,7 +231,7 @@ async def test_a_process_that_dies_is_named(world: World) -> None:
 async def test_a_pod_that_hangs_is_replaced(world: World) -> None:
     async with world.job(stall_seconds=0.5) as job:
         await job.platform.hold("generation", 1)
-        async with job.running("mute") as (instance, events):
+        async with job.running("work=600,mute,stubborn") as (instance, events):
             with pytest.raises(InstanceLostError, match=r"nothing was heard for 0\.5 s"):
                 async for _ in events:
                     pass

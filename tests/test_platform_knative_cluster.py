@@ -113,14 +113,14 @@ async def test_a_busy_pod_is_never_the_one_that_goes(tmp_path: Path) -> None:
 async def test_a_killed_pods_work_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
     async with job(tmp_path) as under_test:
         await under_test.platform.hold("generation", 1)
-        async with under_test.running("work=600") as (instance, events):
+        async with under_test.running("work=600,stubborn") as (instance, events):
             pods = under_test.client.resource(PODS)
             await pods.delete(under_test.owner.metadata.namespace, instance, grace_period_seconds=3)
             with pytest.raises(InstanceLostError, match=f"{instance} was deleted"):
                 async for _ in events:
                     pass
         assert await under_test.instance_of("work=0") != instance
-        assert under_test.states(instance)[-1] == "ended"
+        await until(lambda: under_test.states(instance)[-1] == "ended")
 
 
 async def test_a_pod_whose_process_dies_is_a_lost_instance(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_a_pod_that_says_nothing_is_replaced(tmp_path: Path) -> None:
     async with job(tmp_path, stall_seconds=3.0, start_timeout=60.0) as under_test:
         await under_test.platform.hold("generation", 1)
         await under_test.until(1, "idle")
-        async with under_test.running("work=600,mute") as (instance, events):
+        async with under_test.running("work=600,mute,stubborn") as (instance, events):
             with pytest.raises(InstanceLostError, match="nothing was heard for 3 s"):
                 async for _ in events:
                     pass

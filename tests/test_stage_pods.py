@@ -171,6 +171,13 @@ def test_what_is_wrong_with_a_pod_has_kubernetes_own_reason(status: dict[str, An
     assert (view.problem, view.fatal) == (problem, fatal)
 
 
+def test_a_pods_address_is_read(book: StagePods) -> None:
+    book.changed(pod(ready=True, podIP="10.0.0.7"), first=False)
+    view = book.view("p")
+    assert view is not None
+    assert view.ip == "10.0.0.7"
+
+
 def test_a_stage_is_hopeless_only_if_all_its_pods_are(book: StagePods) -> None:
     broken = [{"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "m"}}}]
     assert not book.hopeless()

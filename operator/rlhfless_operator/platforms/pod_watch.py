@@ -39,7 +39,7 @@ class PodStatus(KubernetesModel):
 
     phase: str = "Pending"
     conditions: tuple[Condition, ...] = ()
-    pod_ip: str | None = None
+    pod_ip: str | None = Field(default=None, alias="podIP")
     reason: str = ""
     message: str = ""
     container_statuses: tuple[ContainerStatus, ...] = ()
