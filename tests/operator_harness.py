@@ -187,14 +187,19 @@ class Jobs:
         job = self.get(name)
         return job.get("status", {}) if job else {}
 
-    def wait(self, name: str, done: Callable[[dict[str, Any]], Any], what: str = "") -> dict[str, Any]:
+    def wait(
+        self, name: str, done: Callable[[dict[str, Any]], Any], what: str = "", *, seconds: float = DEADLINE_SECONDS
+    ) -> dict[str, Any]:
         """The status, once it is as wanted."""
         return wait_for(
-            lambda: status if done(status := self.status(name)) else None, lambda: f"{what} {self.status(name)}"
+            lambda: status if done(status := self.status(name)) else None,
+            lambda: f"{what} {self.status(name)}",
+            seconds=seconds,
         )
 
-    def wait_phase(self, name: str, *phases: str) -> dict[str, Any]:
-        return self.wait(name, lambda status: status.get("phase") in phases, f"waiting for {phases}:")
+    def wait_phase(self, name: str, *phases: str, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
+        what = f"waiting for {phases}:"
+        return self.wait(name, lambda status: status.get("phase") in phases, what, seconds=seconds)
 
     def wait_gone(self, name: str) -> None:
         wait_for(lambda: self.get(name) is None, lambda: f"still there: {(self.get(name) or {}).get('metadata')}")
@@ -205,9 +210,11 @@ class Jobs:
         return [(item["reason"], item["involvedObject"]["name"]) for item in answer["items"]]
 
 
-def wait_for(ask: Callable[[], Any], describe: Callable[[], str] = lambda: "") -> Any:
+def wait_for(
+    ask: Callable[[], Any], describe: Callable[[], str] = lambda: "", *, seconds: float = DEADLINE_SECONDS
+) -> Any:
     """What `ask` answers, once that is something."""
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         if answer := ask():
             return answer
