@@ -26,6 +26,8 @@ class GenerationPlan:
     """Predicted lengths as they were when the step was planned."""
     time_price: float
     """Instance-seconds that a second of the step is worth at the job's λ."""
+    expected_generation_seconds: float
+    """On instances that are ready."""
     expected_step_seconds: float
     """To the new weights."""
 
@@ -115,4 +117,4 @@ def plan_generation(
         price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    return GenerationPlan(made, tasks, estimates, price, seconds)
+    return GenerationPlan(made, tasks, estimates, price, made.expected_seconds - start_seconds, seconds)

@@ -65,7 +65,8 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
     metrics["generation/moved_samples"] = float(generated.moved)
     generation_seconds = time.monotonic() - started - preparation_seconds
     metrics["generation/seconds"] = generation_seconds
-    metrics["planning/expected_seconds"] = first_plan.plan.expected_seconds
+    metrics["planning/expected_seconds"] = first_plan.expected_generation_seconds
+    metrics["planning/expected_step_seconds"] = first_plan.expected_step_seconds
     bound = run.experience.lower_bound(generated, run.prompt_tokens("training"), generation_seconds)
     if bound is not None:
         metrics["planning/lower_bound_instance_seconds"] = bound
