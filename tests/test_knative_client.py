@@ -175,6 +175,12 @@ async def test_whoever_has_no_rights_is_told_which(server: ApiServer) -> None:
         (429, b"{}", UnavailableError, "429"),
         (503, b"upstream connect error", UnavailableError, "upstream connect error"),
         (500, b"[]", UnavailableError, "500"),
+        (
+            500,
+            b'{"message":"failed to create typed patch object (a/b): .x: not declared"}',
+            InvalidError,
+            "not declared",
+        ),
     ],
 )
 def test_every_answer_is_some_error(status: int, body: bytes, kind: type[Exception], words: str) -> None:

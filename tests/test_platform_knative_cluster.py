@@ -18,7 +18,7 @@ from rlhfless_functions.api import Done
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.main import connect
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesObject
-from rlhfless_operator.platforms.base import InstanceLostError
+from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.manifests import DELETION_COST
 from rlhfless_operator.platforms.pod_watch import PODS
 from rlhfless_operator.pods import PodsSpec
@@ -198,3 +198,27 @@ async def test_a_closed_platform_leaves_no_pods_and_a_removed_one_no_services(tm
         ]
         await under_test.platform.remove()
         assert (await under_test.client.services.list(namespace)).items == []
+
+
+@pytest.mark.parametrize(
+    ("pods", "settings", "remedy"),
+    [
+        (
+            {"template": {"spec": {"hostNetwork": True}}},
+            {},
+            r"hostNetwork.*ConfigMap config-features.*rlhfless preflight",
+        ),
+        ({}, {"request_timeout": 1e6}, r"max-revision-timeout-seconds.*lower RLHFLESS_REQUEST_TIMEOUT"),
+        (
+            {"template": {"spec": {"containers": [{"name": "function", "lifecycle": {}}]}}},
+            {},
+            r"containers\[0\]\.lifecycle: .*remove it from the `template`",
+        ),
+    ],
+)
+async def test_what_knative_refuses_comes_with_a_remedy(
+    tmp_path: Path, pods: dict[str, Any], settings: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(PlatformUnavailableError, match=remedy):
+        async with job(tmp_path, pods, settings=settings):
+            pass

@@ -75,7 +75,10 @@ def error_of(status: int, body: bytes) -> ApiError:
 def error_of_status(answer: dict[str, Any]) -> ApiError:
     """The error that a Kubernetes `Status` object stands for."""
     status = int(answer.get("code") or 0)
-    kind = _BY_STATUS.get(status, UnavailableError if status >= 500 else ApiError)
     reason = str(answer.get("reason") or "Unknown")
-    # A webhook's refusal comes with the status that the webhook chose, often 400, and without a reason of its own.
-    return kind(status, reason, str(answer.get("message") or "no message"))
+    message = str(answer.get("message") or "no message")
+    kind = _BY_STATUS.get(status, UnavailableError if status >= 500 else ApiError)
+    if "failed to create typed patch object" in message:
+        # A field that the kind's schema lacks, which server-side apply calls an error of its own.
+        kind = InvalidError
+    return kind(status, reason, message)

@@ -231,6 +231,9 @@ def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings
 def _refusal(message: str, settings: ClusterSettings) -> str:
     """What Knative's webhook says of a Service that it refuses, with the remedy where there is a setting for it."""
     said = message.rpartition("denied the request: ")[2].removeprefix("validation failed: ")
+    if "field not declared in schema" in said:
+        field = said.rpartition("Kind=Service): ")[2]
+        return f"Knative refuses the pods: {field}; remove it from the `template` of the job's pods"
     configuration = f"ConfigMap config-{{}} of {settings.knative_namespace}"
     if "must not set the field" in said or "feature is disabled" in said.lower():
         return (
