@@ -88,9 +88,9 @@ class MigrationSpec(Settings):
     same."""
 
     policy: Literal["none", "threshold", "global", "repack", "benefit"] = "benefit"
-    """`benefit` moves where that saves more than it costs; `threshold` empties an actor that has finished `ratio` of its
-    samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack` empties
-    actors that are past their peak (Laminar); `none` never moves."""
+    """`benefit` moves where that saves more than it costs; `threshold` empties an actor that has finished `ratio` of
+    its samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack`
+    empties actors that are past their peak (Laminar); `none` never moves."""
     ratio: float | None = Field(default=None, ge=0, le=1)
     """Share τ of finished samples at which `threshold` and `global` act; 0.95 and 0.9 if left out."""
     slots: int = Field(default=256, ge=1)
