@@ -27,7 +27,8 @@ from rlhfless_operator.training.status import Phase
 
 _JOB = ("namespace", "job")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_LONG = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_LONG = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+"""Few: each is a series of every job and stage."""
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
