@@ -1,4 +1,8 @@
-"""The operator against a real API server: what a user of `kubectl` sees. The functions are emulated."""
+"""The operator against an API server: what a user of `kubectl` sees. The functions are emulated.
+
+KUBEBUILDER_ASSETS names a folder with etcd and kube-apiserver (the convention of envtest). Without them the tests make
+do with a server that keeps documents in memory.
+"""
 
 import json
 import os
@@ -11,6 +15,7 @@ import pytest
 
 from control_plane import ApiServer
 from emulated_functions import Emulation
+from memory_api import memory_api
 from operator_harness import (
     Jobs,
     condition,
@@ -28,16 +33,12 @@ from rlhfless_operator.training.lease import Lease
 
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 
-pytestmark = pytest.mark.skipif(
-    ASSETS is None,
-    reason="the operator is not run against a real API server: KUBEBUILDER_ASSETS names no etcd and kube-apiserver",
-)
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    assert ASSETS is not None
-    with job_server(ASSETS, tmp_path_factory.mktemp("control-plane")) as api:
+    """A real API server where KUBEBUILDER_ASSETS names one; else one that keeps documents in memory."""
+    folder = tmp_path_factory.mktemp("control-plane")
+    with memory_api(folder) if ASSETS is None else job_server(ASSETS, folder) as api:
         yield api
 
 

@@ -13,7 +13,7 @@ from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
 from rlhfless_operator.paths import is_uri
 from rlhfless_operator.resource_status import ResourceStatus
-from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
+from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
 from rlhfless_operator.validation import InvalidJobError, parse_content
 
 ADOPT = "rlhfless.io/adopt"
@@ -69,7 +69,8 @@ class JobResource:
     def backoff_limit(self) -> int:
         """Restarts in a row that it may take."""
         limit = self.spec.get("backoffLimit")
-        return limit if isinstance(limit, int) else 0
+        default: int = RLHFJobSpec.model_fields["backoff_limit"].default
+        return limit if isinstance(limit, int) else default
 
     @property
     def time_to_live(self) -> float | None:
