@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from rlhfless_operator.simulator import study as study_module
+from rlhfless_operator.simulator.limits import least_gpu_seconds, scenario_limits
 from rlhfless_operator.simulator.policies import POLICIES, with_ratio
 from rlhfless_operator.simulator.scenarios import SCENARIOS, find_scenario
 from rlhfless_operator.simulator.simulate import ablate, sweep_ratio
+from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.study import COMPARED, Part, parts, study
-from rlhfless_operator.simulator.tables import option_table, sensitivity_tables, write_tables
-from rlhfless_operator.simulator.traces import LengthStatistics
+from rlhfless_operator.simulator.tables import limit_table, option_table, sensitivity_tables, write_tables
+from rlhfless_operator.simulator.traces import LengthStatistics, generate
 
 SMALL = dataclasses.replace(
     find_scenario("paper-3b-gsm8k-grpo"), name="small", gpus=4, prompts_per_step=12, samples_per_prompt=4,
@@ -95,3 +98,28 @@ def test_the_tables_replace_what_stands_between_their_marks(tmp_path: Path) -> N
     assert "| λ | 0.5 |" in found and "| paper | rlhfless |" in found
     with pytest.raises(ValueError, match="has no marks <!-- options -->"):
         write_tables({"options": {}}, page)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_policy_does_better_than_anyone_could(seed: int) -> None:
+    trace = generate(SMALL.lengths, epochs=1, prompts=12, samples=4, seed=seed)
+    lengths = dict(enumerate(trace.response_tokens[0].tolist()))
+    for weight in (0.05, 0.5, 0.95):
+        for settings in POLICIES.values():
+            scenario = dataclasses.replace(SMALL, cost_weight=weight)
+            step = run_policy(scenario, settings, trace, seed)[0]
+            least = least_gpu_seconds(scenario, lengths, trace.prompt_tokens.tolist(), step.seconds)
+            assert least <= step.gpu_seconds * (1 + 1e-9), settings.name
+
+
+def test_the_limits_bind_in_both_directions() -> None:
+    trace = generate(SMALL.lengths, epochs=1, prompts=12, samples=4, seed=0)
+    lengths, prompts = dict(enumerate(trace.response_tokens[0].tolist())), trace.prompt_tokens.tolist()
+    assert math.isinf(least_gpu_seconds(SMALL, lengths, prompts, 3.0)), "weights alone take that long"
+    costs = [least_gpu_seconds(SMALL, lengths, prompts, seconds) for seconds in (11.0, 12.0, 15.0, 30.0)]
+    assert costs == sorted(costs, reverse=True) and math.isfinite(costs[-1])
+    found = scenario_limits(SMALL, [0], speed=1.01, saving=0.3)
+    assert found["most_saving"] > 0 and found["most_speed"] > 0
+    assert scenario_limits(SMALL, [0], speed=100.0, saving=0.999)["most_saving"] is None
+    assert scenario_limits(SMALL, [0], speed=100.0, saving=0.999)["most_speed"] is None
+    assert "| small | " in limit_table({"small": found})

@@ -1,12 +1,14 @@
 """The whole comparison: every policy on every scenario, what each means brings, and what the figures rest on."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhfless_operator.simulator.scenarios import SCENARIOS
+from rlhfless_operator.simulator.limits import scenario_limits
+from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import ablate, simulate, sweep, sweep_ratio
 
 Result = dict[str, Any]
@@ -30,12 +32,21 @@ COMPARED = ("static", "rlhfuse", "paper", "rlhfless")
 """Policies of a sweep."""
 
 
+SECTIONS = ("scenarios", "options", "sensitivity", "limits")
+"""Every policy on every scenario; each means alone and left out; what the figures rest on; what anyone could reach."""
+
+BATCHES = (0.5, 0.75, 1.0, 1.5)
+UTILISATIONS = (0.2, 0.35)
+"""Of the paper's scenarios: how much larger the batch, and how well learning uses the hardware, of which the published
+settings say nothing."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of the study that is run and written down by itself."""
 
     section: str
-    """`scenarios`, `options` or `sensitivity`."""
+    """One of `SECTIONS`."""
     name: str
     run: Callable[[], Result]
 
@@ -66,6 +77,26 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
                     first, field, [value], sweep_seeds, policies=COMPARED
                 )[0],
             )
+    yield from _limit_parts(sweep_seeds)
+
+
+def _limits(scenario: Scenario, seeds: Sequence[int]) -> Result:
+    return scenario_limits(scenario, seeds, speed=1.5, saving=0.55)
+
+
+def _limit_parts(seeds: Sequence[int]) -> Iterator[Part]:
+    for name, scenario in SCENARIOS.items():
+        yield Part("limits", name, lambda scenario=scenario: _limits(scenario, seeds))  # type: ignore[misc]
+    for name in ("paper-3b-gsm8k-grpo", "paper-7b-gsm8k-grpo", "paper-7b-gsm8k-ppo"):
+        for batch, utilisation in itertools.product(BATCHES, UTILISATIONS):
+            changed = replace(
+                SCENARIOS[name],
+                name=f"{name}, {batch:g} × the batch, utilisation {utilisation:g}",
+                prompts_per_step=int(batch * SCENARIOS[name].prompts_per_step),
+                training_utilisation=utilisation,
+                preparation_utilisation=utilisation / 0.35 * SCENARIOS[name].preparation_utilisation,
+            )
+            yield Part("limits", changed.name, lambda changed=changed: _limits(changed, seeds))  # type: ignore[misc]
 
 
 def study(
@@ -73,7 +104,7 @@ def study(
     seeds: Sequence[int],
     *,
     sweep_seeds: Sequence[int] = range(2),
-    sections: Sequence[str] = ("scenarios", "options", "sensitivity"),
+    sections: Sequence[str] = SECTIONS,
     on_part: Callable[[Part, Result], None] = lambda part, result: None,
 ) -> dict[str, dict[str, Result]]:
     """Run what is not in the file yet.

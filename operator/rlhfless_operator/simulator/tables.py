@@ -17,7 +17,12 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
         ValueError: if the page has no such marks.
     """
     text = page.read_text()
-    makers = {"scenarios": scenario_tables, "options": option_table, "sensitivity": sensitivity_tables}
+    makers = {
+        "scenarios": scenario_tables,
+        "options": option_table,
+        "sensitivity": sensitivity_tables,
+        "limits": limit_table,
+    }
     for name, section in results.items():
         begin, end = (mark.format(name=name) for mark in _MARKS)
         if begin not in text or end not in text:
@@ -72,6 +77,23 @@ def sensitivity_tables(section: Mapping[str, Result]) -> str:
         else "",
     ]
     return "\n".join(table for table in tables if table)
+
+
+def limit_table(section: Mapping[str, Result]) -> str:
+    """What nobody can beat beside static actors."""
+    first = next(iter(section.values()))
+    lines = [
+        f"| scenario | static | most saved at {first['speed']:g}× | fastest at {first['saving']:.0%} saved |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, result in section.items():
+        saving, speed = result["most_saving"], result["most_speed"]
+        lines.append(
+            f"| {name} | {result['seconds']:.1f} s, {result['gpu_seconds']:,.0f} |"
+            f" {'nobody is so fast' if saving is None else f'{saving:.0%}'} |"
+            f" {'nobody saves as much' if speed is None else f'{speed:.2f}×'} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 _FIELDS = {
