@@ -43,6 +43,7 @@ def test_an_actor_with_nothing_left_is_forgotten():
 def test_progress_updates_what_remains():
     migration = machine(None, {"a": 1})
     migration.progressed("a", {(0, 0): 300})
+    migration.assess()
     sample = migration.actors["a"].samples[0, 0]
     assert (sample.context, sample.remaining) == (400, 700)
 
@@ -62,6 +63,7 @@ def test_a_lost_actor_becomes_a_move_to_a_new_one():
     move = migration.lost("a")
     assert move == Move("a", ((1, 0), (2, 0)), None)
     migration.resumed("b", {(1, 0): (100, 40), (2, 0): (100, 0)})
+    migration.assess()
     assert migration.actors["b"].samples[1, 0].remaining == 960
 
 
@@ -133,9 +135,9 @@ def test_saving_leaves_what_is_nearly_done():
 
 
 def test_saving_looks_once_a_period():
-    migration = machine(Saving(LATENCY, slots=1, period=1), {"a": 1, "b": 1})
+    migration = machine(Saving(LATENCY, slots=2, period=1, hysteresis=1e9), {"a": 1, "b": 1})
     assert migration.decide(1) == []
-    migration._rule.slots = 2
+    migration._rule.hysteresis = 0
     assert migration.decide(1.5) == []
     assert len(migration.decide(2)) == 1
 
@@ -219,3 +221,84 @@ def test_a_ratio_outside_its_range_is_named(rule):
 def test_a_negative_number_of_moves_is_named():
     with pytest.raises(ValueError, match="max_moves is -1"):
         Migration(None, until(1), max_moves=-1)
+
+
+def test_nothing_is_worked_out_while_no_rule_is_due():
+    asked = []
+
+    def outlook(key, tokens):
+        asked.append(key)
+        return 500.0, 0.0
+
+    migration = machine(Saving(LATENCY, slots=8, period=5), {"a": 6, "b": 6, "c": 6}, outlook)
+    assert migration.decide(1) == [] and not asked, "no two fit one"
+    finish(migration, "a", 5)
+    finish(migration, "b", 5)
+    assert migration.decide(2) and len(asked) == 8
+    assert migration.decide(3) == [] and len(asked) == 8, "the period has not passed"
+
+
+def one_by_one(rule, actors, now):
+    """The moves of `Saving`, each pair of actors looked at by itself."""
+    latency, step, prefill = rule.latency, rule.latency.step_seconds, rule.latency.prefill_token_seconds
+    names = [actor.name for actor in actors]
+    state = {
+        actor.name: [
+            actor.rounds, max(actor.rounds, rule.longest - actor.least_tokens), actor.risk, actor.work(latency),
+            actor.context, actor.context + sum(each.remaining for each in actor.samples.values()), len(actor.samples),
+        ]
+        for actor in actors
+    }  # fmt: skip
+
+    def seconds(rounds, worst, risk, work, *_):
+        return step * (rounds + min(1.0, risk) * (worst - rounds)) + work
+
+    def joined(a, b, cost=0.0):
+        return [max(a[0], b[0]), max(a[1], b[1]), a[2] + b[2], a[3] + b[3] + cost, *(a[k] + b[k] for k in (4, 5, 6))]
+
+    horizon = max(seconds(*each) for each in state.values())
+    receivers, moves = set(), []
+    for source in sorted(names, key=lambda name: state[name][4]):
+        best, best_gain, best_cost = None, 0.0, 0.0
+        for target in names:
+            if source in receivers or target == source or target not in state:
+                continue
+            mine, theirs = state[source], state[target]
+            if mine[6] + theirs[6] > rule.slots or mine[5] + theirs[5] > rule.kv_tokens:
+                continue
+            own = rule.pause_seconds + (prefill * theirs[4] if rule.restarts_receiver else 0.0)
+            cost = prefill * mine[4] + (0.0 if target in receivers else own)
+            later = max(0.0, seconds(*joined(theirs, mine, cost)) - horizon)
+            gain = step * min(mine[0], theirs[0]) - (1 + rule.hysteresis) * cost - rule.time_price * later
+            if gain > best_gain * (1 + 1e-12):
+                best, best_gain, best_cost = target, gain, cost
+        if best is not None:
+            state[best] = joined(state[best], state.pop(source), best_cost)
+            horizon = max(horizon, seconds(*state[best]))
+            receivers.add(best)
+            moves.append((source, best))
+    return moves
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 1800), st.integers(0, 1500)), min_size=1, max_size=6), min_size=2, max_size=8
+    ),
+    st.booleans(),
+    st.floats(0, 20),
+)
+@settings(max_examples=80, deadline=None)
+def test_all_pairs_at_once_are_what_each_pair_is(shares, restarts, price):
+    rest = {}
+    migration = Migration(None, lambda key, tokens: rest[key])
+    for number, share in enumerate(shares):
+        keys = {(number, k): each for k, each in enumerate(share)}
+        rest |= {key: (float(remaining), 0.01 * key[1]) for key, (remaining, _) in keys.items()}
+        migration.assigned(f"a{number}", dict.fromkeys(keys, 100))
+        migration.progressed(f"a{number}", {key: tokens for key, (_, tokens) in keys.items()})
+    migration.assess()
+    options = {"longest": 2048, "time_price": price, "restarts_receiver": restarts, "hysteresis": 0.25}
+    rule = Saving(LATENCY, slots=10, kv_tokens=20_000, pause_seconds=0.3, **options)
+    actors = list(migration.actors.values())
+    expected = one_by_one(rule, actors, 0.0)
+    assert [(move.source, move.destination) for move in rule.decide(actors, 0.0)] == expected

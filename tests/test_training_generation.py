@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -94,6 +94,9 @@ class RandomMoves:
 
     chance: random.Random
     probability: float
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         if self.chance.random() >= self.probability:
@@ -233,6 +236,9 @@ class GatherAtOnce:
     """Gathers everything on the actor that spoke first, once each actor has finished a sample."""
 
     done: bool = False
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         if self.done or len(actors) < 2 or any(actor.finished == 0 for actor in actors):

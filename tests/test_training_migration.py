@@ -56,6 +56,7 @@ def test_what_remains_is_conditioned_on_what_there_is_already(tiny_job: Callable
     migration = migration_of(tiny_job())
     migration.assigned("a", {(0, 0): 5, (0, 1): 5})
     migration.progressed("a", {(0, 0): 23})
+    migration.assess()
     samples = migration.actors["a"].samples
     assert samples[0, 0].remaining <= 1 < samples[0, 1].remaining
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,9 @@ class Shuffle:
 
     def __init__(self) -> None:
         self.looks = 0
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         self.looks += 1

@@ -4,7 +4,7 @@ A chosen cut, a lost instance and a repack are one thing: the samples of an acto
 that they have, become somebody else's. When that is worth it is up to a rule (migration_rules.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,9 +22,11 @@ class Unfinished:
     tokens: int = 0
     """Response tokens so far."""
     remaining: float = 0.0
-    """Response tokens still expected."""
+    """Response tokens still expected, as of the last time that a rule was due."""
     risk: float = 0.0
-    """Chance that it is a runaway and goes on to the longest response."""
+    """Chance that it is a runaway and goes on to the longest response, as of then."""
+    assessed_at: int = -1
+    """Its tokens then."""
     moves: int = 0
     """How often it has been moved by choice."""
 
@@ -84,6 +86,11 @@ class Move:
 class Rule(Protocol):
     """When to cut which actors. A rule keeps what it must remember of one step in itself."""
 
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether there may be anything to decide at `now`: a cheap question, asked before what is expected of each
+        sample is worked out."""
+        ...
+
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         """Moves that are worth it at `now`, seconds; `actors` have unfinished samples."""
         ...
@@ -117,7 +124,7 @@ class Migration:
         """An actor has been given samples that nobody else holds."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, tokens in prompt_tokens.items():
-            view.samples[key] = Unfinished(tokens, 0, *self._outlook(key, 0))
+            view.samples[key] = Unfinished(tokens)
         view.total += len(prompt_tokens)
 
     def progressed(self, actor: str, tokens: Mapping[Key, int]) -> None:
@@ -129,7 +136,6 @@ class Migration:
             sample = view.samples.get(key)
             if sample is not None:
                 sample.tokens = count
-                sample.remaining, sample.risk = self._outlook(key, count)
         view.peak_context = max(view.peak_context, view.context)
 
     def finished(self, actor: str, keys: Sequence[Key]) -> None:
@@ -150,14 +156,24 @@ class Migration:
 
     def decide(self, now: float) -> list[Move]:
         """The moves to make now. They take effect in this machine when `moved` is called."""
-        if self._rule is None or not self._actors:
+        actors = self._actors.values()
+        if self._rule is None or not actors or not self._rule.due(actors, now):
             return []
+        self.assess()
         movable = self._max_moves
         return [
             move
-            for move in self._rule.decide(list(self._actors.values()), now)
+            for move in self._rule.decide(list(actors), now)
             if all(self._actors[move.source].samples[key].moves < movable for key in move.samples)
         ]
+
+    def assess(self) -> None:
+        """Work out what is expected of every sample by now."""
+        for actor in self._actors.values():
+            for key, sample in actor.samples.items():
+                if sample.assessed_at != sample.tokens:
+                    sample.remaining, sample.risk = self._outlook(key, sample.tokens)
+                    sample.assessed_at = sample.tokens
 
     def moved(self, move: Move, destination: str) -> None:
         """A chosen move has been made."""
@@ -177,5 +193,5 @@ class Migration:
         """A new actor goes on with a lost one's samples, (prompt tokens, response tokens kept) each."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, (prompt_tokens, tokens) in samples.items():
-            view.samples[key] = Unfinished(prompt_tokens, tokens, *self._outlook(key, tokens))
+            view.samples[key] = Unfinished(prompt_tokens, tokens)
         view.total += len(samples)

@@ -1,11 +1,18 @@
 """When migration is worth it: the rules of RLHFless, RLHFuse and Laminar, and ours."""
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlhfless_operator.policy.latency import LinearLatency
 from rlhfless_operator.policy.migration import Actor, Key, Move
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass
@@ -21,6 +28,10 @@ class ActorRatio:
 
     def __post_init__(self) -> None:
         _check_ratio(self.ratio)
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether an actor is past τ."""
+        return len(actors) > 1 and any(actor.finished >= self.ratio * actor.total for actor in actors)
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         """Cut every actor past τ while others have room."""
@@ -60,12 +71,17 @@ class GlobalRatio:
     def __post_init__(self) -> None:
         _check_ratio(self.ratio)
 
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether the tail has begun and is not gathered yet."""
+        left = sum(len(actor.samples) for actor in actors)
+        return not self.done and len(actors) > 1 and left <= (1 - self.ratio) * self.samples
+
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         """Gather the tail, once."""
-        left = sum(len(actor.samples) for actor in actors)
-        if self.done or len(actors) < 2 or left > (1 - self.ratio) * self.samples:
+        if not self.due(actors, now):
             return []
         self.done = True
+        left = sum(len(actor.samples) for actor in actors)
         needed = max(
             math.ceil(left / self.slots),
             math.ceil(sum(s.context + s.remaining for a in actors for s in a.samples.values()) / self.kv_tokens),
@@ -94,9 +110,13 @@ class Repack:
     period: float = 5.0
     last: float = 0.0
 
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether a period has passed."""
+        return len(actors) > 1 and now - self.last >= self.period
+
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         """Repack, once a period."""
-        if now - self.last < self.period:
+        if not self.due(actors, now):
             return []
         self.last = now
         idle = [a for a in actors if a.context < a.peak_context and len(a.samples) < self.roofline_batch]
@@ -152,91 +172,94 @@ class Saving:
     """Least time between two looks."""
     last: float = -math.inf
 
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether a period has passed, and any two actors fit one."""
+        if now - self.last < self.period or len(actors) < 2:
+            return False
+        return sum(heapq.nsmallest(2, (len(actor.samples) for actor in actors))) <= self.slots
+
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
         """Empty actors, the one with the least to move first, while that pays."""
-        if now - self.last < self.period or len(actors) < 2:
+        if not self.due(actors, now):
             return []
         self.last = now
-        states = {actor.name: self._state(actor) for actor in actors}
-        by_name = {actor.name: actor for actor in actors}
-        horizon = max(self._seconds(state) for state in states.values())
+        fleet = _Fleet(actors, self.latency, self.longest)
+        horizon = float(fleet.seconds().max())
+        receivers = np.zeros(len(actors), dtype=bool)
         moves = []
-        receivers: set[str] = set()
-        for name in sorted(states, key=lambda each: states[each].context):
-            if name in receivers:
+        for source in np.argsort(fleet.context, kind="stable").tolist():
+            if receivers[source]:
                 continue
-            source = states[name]
-            best, best_gain, best_cost = None, 0.0, 0.0
-            for other, target in states.items():
-                if other == name or target.samples + source.samples > self.slots:
-                    continue
-                if target.full_context + source.full_context > self.kv_tokens:
-                    continue
-                cost = self._cost(source, target, first=other not in receivers)
-                gain = self._gain(source, target, horizon, cost)
-                if gain > best_gain:
-                    best, best_gain, best_cost = other, gain, cost
-            if best is None:
+            fits = fleet.present & (fleet.samples + fleet.samples[source] <= self.slots)
+            fits &= fleet.full_context + fleet.full_context[source] <= self.kv_tokens
+            fits[source] = False
+            if not fits.any():
                 continue
-            states[best] = states[best].joined(source, best_cost)
-            horizon = max(horizon, self._seconds(states[best]))
-            receivers.add(best)
-            del states[name]
-            moves.append(Move(name, tuple(by_name[name].samples), best))
+            cost = self._cost(fleet, source, receivers)
+            gain = np.where(fits, self._gain(fleet, source, horizon, cost), 0.0)
+            best = int(gain.argmax())
+            if gain[best] <= 0:
+                continue
+            fleet.join(source, best, float(cost[best]))
+            horizon = max(horizon, float(fleet.seconds()[best]))
+            receivers[best] = True
+            moves.append(Move(actors[source].name, tuple(actors[source].samples), actors[best].name))
         return moves
 
-    def _cost(self, source: "_Remaining", target: "_Remaining", *, first: bool) -> float:
-        """Seconds that the receiver loses."""
-        cost = min(self.latency.prefill_token_seconds, self.transfer_token_seconds) * source.context
-        if first:
-            cost += self.pause_seconds
-            if self.restarts_receiver:
-                cost += self.latency.prefill_token_seconds * target.context
+    def _cost(self, fleet: "_Fleet", source: int, receivers: Flags) -> Floats:
+        """[actors] Seconds that each loses as the receiver; what it loses once it has lost already."""
+        own = self.pause_seconds + (self.latency.prefill_token_seconds * fleet.context if self.restarts_receiver else 0)
+        moved = min(self.latency.prefill_token_seconds, self.transfer_token_seconds) * fleet.context[source]
+        cost: Floats = moved + np.where(receivers, 0.0, own)
         return cost
 
-    def _gain(self, source: "_Remaining", target: "_Remaining", horizon: float, cost: float) -> float:
-        saving = self.latency.step_seconds * min(source.rounds, target.rounds)
-        later = max(0.0, self._seconds(target.joined(source, cost)) - horizon)
-        return saving - (1 + self.hysteresis) * cost - self.time_price * later
-
-    def _state(self, actor: Actor) -> "_Remaining":
-        to_come = sum(sample.remaining for sample in actor.samples.values())
-        context, rounds = actor.context, actor.rounds
-        return _Remaining(
-            rounds,
-            max(rounds, float(self.longest - actor.least_tokens)),
-            actor.risk,
-            actor.work(self.latency),
-            context,
-            context + to_come,
-            len(actor.samples),
-        )
-
-    def _seconds(self, state: "_Remaining") -> float:
-        rounds = state.rounds + min(1.0, state.risk) * (state.worst - state.rounds)
-        return self.latency.step_seconds * rounds + state.work
+    def _gain(self, fleet: "_Fleet", source: int, horizon: float, cost: Floats) -> Floats:
+        """[actors] Instance-seconds that are gained if each is the receiver."""
+        saving = self.latency.step_seconds * np.minimum(fleet.rounds, fleet.rounds[source])
+        later = np.maximum(0.0, fleet.seconds_with(source, cost) - horizon)
+        gain: Floats = saving - (1 + self.hysteresis) * cost - self.time_price * later
+        return gain
 
 
-@dataclass(frozen=True, slots=True)
-class _Remaining:
-    rounds: float
-    worst: float
-    risk: float
-    work: float
-    context: int
-    full_context: float
-    samples: int
+class _Fleet:
+    """The actors as columns: what each has to go, as moves are made."""
 
-    def joined(self, other: "_Remaining", cost: float = 0.0) -> "_Remaining":
-        return _Remaining(
-            max(self.rounds, other.rounds),
-            max(self.worst, other.worst),
-            self.risk + other.risk,
-            self.work + other.work + cost,
-            self.context + other.context,
-            self.full_context + other.full_context,
-            self.samples + other.samples,
-        )
+    def __init__(self, actors: Sequence[Actor], latency: LinearLatency, longest: int) -> None:
+        self._step = latency.step_seconds
+        self.rounds: Floats = np.array([actor.rounds for actor in actors])
+        self._worst: Floats = np.maximum(self.rounds, [float(longest - actor.least_tokens) for actor in actors])
+        self._risk: Floats = np.array([actor.risk for actor in actors])
+        self._work: Floats = np.array([actor.work(latency) for actor in actors])
+        self.context: Floats = np.array([float(actor.context) for actor in actors])
+        to_come = [sum(sample.remaining for sample in actor.samples.values()) for actor in actors]
+        self.full_context: Floats = self.context + to_come
+        self.samples: Floats = np.array([float(len(actor.samples)) for actor in actors])
+        self.present: Flags = np.ones(len(actors), dtype=bool)
+
+    def seconds(self) -> Floats:
+        """[actors] Time to the end of each."""
+        return self._seconds(self.rounds, self._worst, self._risk, self._work)
+
+    def seconds_with(self, source: int, cost: Floats) -> Floats:
+        """[actors] The same with what one of them holds, received at a cost."""
+        rounds = np.maximum(self.rounds, self.rounds[source])
+        worst = np.maximum(self._worst, self._worst[source])
+        return self._seconds(rounds, worst, self._risk + self._risk[source], self._work + self._work[source] + cost)
+
+    def join(self, source: int, target: int, cost: float) -> None:
+        """Give all that one holds to another."""
+        self.rounds[target] = max(self.rounds[target], self.rounds[source])
+        self._worst[target] = max(self._worst[target], self._worst[source])
+        self._risk[target] += self._risk[source]
+        self._work[target] += self._work[source] + cost
+        self.context[target] += self.context[source]
+        self.full_context[target] += self.full_context[source]
+        self.samples[target] += self.samples[source]
+        self.present[source] = False
+
+    def _seconds(self, rounds: Floats, worst: Floats, risk: Floats, work: Floats) -> Floats:
+        result: Floats = self._step * (rounds + np.minimum(1.0, risk) * (worst - rounds)) + work
+        return result
 
 
 def _check_ratio(ratio: float) -> None:

@@ -24,6 +24,9 @@ from rlhfless_operator.training.tasks import check_retry
 LOOK_SECONDS = 0.25
 """Least time between two looks at whether a move is worth it."""
 
+_LOOK_SHARE = 0.05
+"""Most of the driver's time that may go into such looks."""
+
 RequestMaker = Callable[[str, int, list[SampleTask], str, list[str]], GenerationRequest]
 """(part, attempt, samples, sink, resume_from) → request."""
 
@@ -153,7 +156,7 @@ class _Stage:
         self._published: dict[Key, int] = {}
         self._sinks_before = list(outcome.sinks)
         self._sinks_of: dict[Key, list[str]] = defaultdict(list)
-        self._looked = -math.inf
+        self._look_at = -math.inf
         self._tasks = asyncio.TaskGroup()
 
     async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
@@ -264,10 +267,12 @@ class _Stage:
     def _look(self) -> None:
         """Ask whether anything should move; if so, cut whoever is part of it."""
         now = time.monotonic()
-        if self._involved or now - self._looked < self._settings.look_seconds:
+        if self._involved or now < self._look_at:
             return
-        self._looked = now
         self._moves = self._migration.decide(now)
+        # Where there is so much to look at that it takes long, it is looked at less often.
+        took = time.monotonic() - now
+        self._look_at = now + max(self._settings.look_seconds, took / _LOOK_SHARE)
         involved = {name: None for move in self._moves for name in (move.source, move.destination) if name is not None}
         self._involved = list(involved)
         for name in self._involved:
