@@ -6,6 +6,7 @@ status subresource, resourceVersion as a precondition, generation. What is not: 
 """
 
 import asyncio
+import base64
 import copy
 import json
 import ssl
@@ -29,6 +30,7 @@ Key = tuple[str, str, str]
 
 _RESOURCES = {
     "api/v1": [("Namespace", "namespaces", False), ("Event", "events", True), ("Secret", "secrets", True)],
+    "apis/networking.k8s.io/v1": [("NetworkPolicy", "networkpolicies", True)],
     "apis/coordination.k8s.io/v1": [("Lease", "leases", True)],
     "apis/rlhfless.io/v1alpha1": [("RLHFJob", "rlhfjobs", True)],
 }
@@ -63,6 +65,8 @@ class MemoryApi:
                 return web.json_response(found)
             head = 2 if parts[0] == "api" else 3
             collection, rest = "/".join(parts[:head]), parts[head:]
+            if collection not in _RESOURCES:
+                return web.Response(status=404, text="404 page not found\n")
             namespace = ""
             if rest[0] == "namespaces" and len(rest) > 2:
                 namespace, rest = rest[1], rest[2:]
@@ -134,10 +138,14 @@ class MemoryApi:
         if namespace:
             metadata["namespace"] = namespace
         document.pop("status", None)
+        for name, text in document.pop("stringData", {}).items():
+            document.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
         return await self._store(key, document, "ADDED")
 
     async def _change(self, request: web.Request, key: Key, subresource: str, body: Any) -> Document:
         if key not in self._documents:
+            if request.content_type == "application/apply-patch+yaml":
+                return await self._create(*key[:2], body)
             raise RefusedError(404, f"{key[2]} not found")
         before = self._documents[key]
         match request.method:

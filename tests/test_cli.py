@@ -1,6 +1,7 @@
 """The command line: what a person or a script gets back."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,3 +85,15 @@ def test_simulated_policies_come_as_json() -> None:
     }
     fields = ("seconds", "gpu_seconds", "cost", "idle_share", "lower_bound_share")
     assert all(field in policy and f"{field}_std" in policy for policy in measured["policies"] for field in fields)
+
+
+def test_the_operator_says_what_it_has_not_been_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("RLHFLESS_")]:
+        monkeypatch.delenv(name)
+    result = call("operator")
+    assert result.returncode == 1
+    assert result.stderr == "error: RLHFLESS_FUNCTIONS_IMAGE: missing; set it\n"
+    monkeypatch.setenv("RLHFLESS_FUNCTIONS_IMAGE", "functions")
+    result = call("operator", "--leader-elect")
+    assert result.returncode == 1
+    assert "say where the Lease is, with --lease-namespace" in result.stderr

@@ -7,6 +7,8 @@ do with a server that keeps documents in memory.
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -409,3 +411,30 @@ def test_alive_and_measured(jobs: Jobs, tmp_path: Path) -> None:
             )
         )
         assert labels not in exposition
+
+
+def test_the_command_says_what_a_cluster_lacks(jobs: Jobs, tmp_path: Path) -> None:
+    """The operator as it is installed: its own platform, its own log. This API server has no Knative."""
+    environment = {
+        **os.environ,
+        "RLHFLESS_FUNCTIONS_IMAGE": "functions",
+        "RLHFLESS_NAMESPACES": jobs.namespace,
+        "RLHFLESS_ARTIFACTS": str(tmp_path),
+        "RLHFLESS_METRICS_PORT": "0",
+        "RLHFLESS_LIVENESS_PORT": "0",
+    }
+    command = [sys.executable, "-m", "rlhfless_operator", "operator", "--lease-namespace", jobs.namespace]
+    process = subprocess.Popen([*command, "--leader-elect"], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        jobs.apply(small_job())
+        status = jobs.wait("job", lambda status: condition(status, "ServicesReady").get("status") == "False")
+        assert status["phase"] == "Pending"
+        assert "Knative" in condition(status, "ServicesReady")["message"]
+        assert leader(jobs)
+    finally:
+        process.terminate()
+        _, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert any("Operator is stopping" in line["message"] for line in lines)
+    assert leader(jobs) == "", "the Lease is given back"

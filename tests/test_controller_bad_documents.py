@@ -1,5 +1,7 @@
 """Hundreds of bad documents on a real API server: each is refused by it, or by a condition with reason and remedy."""
 
+import itertools
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -34,6 +36,9 @@ BEYOND_A_SCHEMA: tuple[dict[str, Any], ...] = (
     {"learning": {"keepAlive": f"{'9' * 400}s"}},
 )
 """What an API server takes and no driver could."""
+
+ODD_FOLDERS = ("nowhere://x", "a\0b", "x" * 5000, "::", "file:///dev/null/x", "s3://")
+"""Where nothing can be written."""
 
 pytestmark = pytest.mark.skipif(
     ASSETS is None,
@@ -105,6 +110,48 @@ def test_every_bad_document_is_refused_with_a_reason(
             assert jobs.status(name)["phase"] == "Failed"
         assert requests_of(operator) == before, "nothing goes in circles"
         assert "stuck" in operator.get(operator.operator.liveness_port, "/healthz")
+
+
+def odd_documents() -> Iterator[dict[str, Any]]:
+    """Documents that are jobs, though nobody would write them, without end."""
+    chance = random.Random(1)
+    number = 0
+    while True:
+        document = mutated(chance)
+        document["metadata"]["name"] = f"odd-{number}"
+        spec = document["spec"]
+        for name in ("epochs", "suspend", "ttlAfterFinished", "rehearsal", "artifacts"):
+            spec.pop(name, None)
+        spec["steps"] = 1
+        if number < len(ODD_FOLDERS):
+            spec["artifacts"] = {"uri": ODD_FOLDERS[number]}
+        try:
+            parse_content(document, "job")
+        except InvalidJobError:
+            continue
+        number += 1
+        yield document
+
+
+def test_odd_documents_do_no_harm(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    with (
+        fresh_namespace(server) as jobs,
+        running_operator(tmp_path, namespaces=(jobs.namespace,)) as operator,
+    ):
+        names = []
+        for document in itertools.islice(odd_documents(), 60):
+            document["spec"]["backoffLimit"] = 1
+            jobs.apply(document)
+            names.append(document["metadata"]["name"])
+        for name in names:
+            status = jobs.wait_phase(name, "Failed", "Succeeded")
+            if status["phase"] == "Failed":
+                assert condition(status, "Failed")["reason"]
+                assert status["message"]
+        jobs.apply(small_job("good"))
+        jobs.wait_phase("good", "Succeeded")
+        assert json.loads(operator.get(operator.operator.liveness_port, "/healthz")) == {"stuck": []}
 
 
 def is_bad(document: dict[str, Any]) -> bool:

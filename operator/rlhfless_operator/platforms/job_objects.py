@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,7 +210,8 @@ def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings
                 f" Knative's controller in {settings.knative_namespace} may be down, or a job of the same name is still"
                 f" being deleted"
             )
-        case NotFoundError() if "could not find the requested resource" in error.message:
+        # The server's words for an unknown resource, and for an unknown group.
+        case NotFoundError() if re.search("could not find the requested resource|page not found", error.message):
             text = "the cluster has no Knative Serving; install it (https://knative.dev/docs/install)"
         case NotFoundError() if "namespaces" in error.message:
             text = f"{where} is not there: {error.message}"
