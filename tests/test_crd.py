@@ -82,7 +82,7 @@ def test_types_bounds_and_choices_are_the_models() -> None:
     assert at("batch.promptsPerStep").items() >= {"type": "integer", "minimum": 1, "default": 64}.items()
     assert at("optimizer.learningRate").items() >= {"minimum": 0, "exclusiveMinimum": True, "default": 1e-6}.items()
     assert at("algorithm.name")["enum"][:2] == ["ppo", "grpo"]
-    assert at("generation.keepAlive")["default"] == "0s"
+    assert at("generation.keepAlive")["default"] == "auto"
     assert at("rewards[].memory")["default"] == "4Gi"
     assert at("prices.instanceHour").items() >= {"type": "string", "default": "0"}.items()
     assert SPEC["required"] == ["model", "rewards", "data"]
@@ -104,7 +104,7 @@ def test_the_defaults_are_the_models() -> None:
     }
     filled = fill_in(SPEC, smallest)
     assert RLHFJobSpec.model_validate(filled, by_name=False) == RLHFJobSpec.model_validate(smallest)
-    assert filled["learning"]["keepAlive"] == "1h"
+    assert filled["learning"]["keepAlive"] == "auto"
 
 
 def fill_in(schema: dict[str, Any], value: Any) -> Any:

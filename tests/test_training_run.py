@@ -86,7 +86,7 @@ def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
 
 
 def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob) -> None:
-    file = tiny_job(steps=2)
+    file = tiny_job(steps=2, generation={"keepAlive": "0s"})
     summary = run_job(file)
     spans = [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
     charged = sum(span["end"] - span["start"] for span in spans)
