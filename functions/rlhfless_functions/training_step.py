@@ -8,13 +8,12 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from rlhfless_functions.algorithms.diagnostics import Moments, Statistics, add_statistics, summarize
+from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, summarize
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.modeling import body_of, response_log_probs, response_values
 from rlhfless_functions.optimizers import ModelOptimizer, NonFiniteGradientError, schedule_factor
-from rlhfless_functions.passes import WHOLE, Block
-from rlhfless_functions.ranks import Ranks
+from rlhfless_functions.passes import Block
 from rlhfless_functions.settings import CriticSettings
 from rlhfless_functions.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.task import TaskError
@@ -55,16 +54,6 @@ class StepReport:
         self.tokens += prompts + sum(batch.lengths[row] for row in rows)
         self.shared_tokens += whole - prompts
 
-    def add_up(self, ranks: Ranks) -> None:
-        """Take in what the other ranks' passes came to."""
-        parts = ranks.all((self.tokens, {name: moments.data.cpu() for name, moments in self.statistics.items()}))
-        if ranks.size > 1:
-            self.tokens = sum(tokens for tokens, _ in parts)
-            self.statistics = {}
-            for _, statistics in parts:
-                own = {name: Moments(data) for name, data in statistics.items()}
-                self.statistics = add_statistics(self.statistics, own)
-
     def summary(self) -> dict[str, float]:
         """The statistics' summary."""
         return summarize(self.statistics)
@@ -96,20 +85,14 @@ def train_step(
     factor = schedule_factor(request.optimizer, step, request.total_steps)
     critic_warmup = (algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
     report = StepReport(learning_rate=0.0 if step <= critic_warmup else request.optimizer.learning_rate * factor)
-    ranks = state.ranks
-    share = request.learning.share_prompts and ranks.size == 1 and can_share_prompts(body_of(state.policy))
+    share = request.learning.share_prompts and can_share_prompts(body_of(state.policy))
     # Only the dropout of an adapter draws from it; a replay must draw the same.
     torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
     for minibatch in minibatches:
-        chosen = batch.in_loss(minibatch)
-        if not chosen:
+        blocks = batch.passes(minibatch, settings.microbatch_tokens, share_prompts=share)
+        if not blocks:
             continue
-        mine = [chosen[place] for place in ranks.deal([batch.tokens(row) for row in chosen])]
-        blocks = batch.passes(mine, settings.microbatch_tokens, share_prompts=share)
-        passes = sum(len(block.runs) for block in blocks)
-        spare = ranks.most(passes) - passes
-        # Sharded gradients are means over the ranks.
-        scale = ranks.size / batch.normalizer(minibatch, request.sampling.max_response_tokens)
+        scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
         policy_total = torch.zeros((), device=state.device)
         critic_total = torch.zeros((), device=state.device)
         for block in blocks:
@@ -134,14 +117,11 @@ def train_step(
             for shared in (policy_prompts, critic_prompts):
                 if shared is not None:
                     shared.backward()
-        for _ in range(spare):
-            check()
-            _keep_step(state, batch.select(WHOLE, chosen[:1], state.device), request, policy=step > critic_warmup)
         if step > critic_warmup:
             _update(
                 state.policy_optimizer,
                 factor,
-                sum(ranks.all(float(policy_total))) / ranks.size,
+                float(policy_total),
                 report.policy,
                 f"step {step}: the policy's",
                 "optimizer.learningRate",
@@ -150,13 +130,12 @@ def train_step(
             _update(
                 state.critic_optimizer,
                 factor,
-                sum(ranks.all(float(critic_total))) / ranks.size,
+                float(critic_total),
                 report.critic,
                 f"step {step}: the critic's",
                 "algorithm.critic.learningRate",
             )
     state.version = step
-    report.add_up(ranks)
     return report
 
 
@@ -181,16 +160,14 @@ def _shared(
 
 
 def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
-    log_probs, entropy = state.policy_unit(
-        lambda policy: response_log_probs(
-            policy,
-            batch.tokens,
-            request.sampling.temperature,
-            prompts=prompts,
-            entropy=True,
-            entropy_gradient=request.algorithm.entropy_coefficient > 0,
-            chunk_tokens=request.learning.logits_chunk_tokens,
-        )
+    log_probs, entropy = response_log_probs(
+        state.policy,
+        batch.tokens,
+        request.sampling.temperature,
+        prompts=prompts,
+        entropy=True,
+        entropy_gradient=request.algorithm.entropy_coefficient > 0,
+        chunk_tokens=request.learning.logits_chunk_tokens,
     )
     return policy_loss(
         request.algorithm,
@@ -205,26 +182,14 @@ def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest,
 
 
 def _critic_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
-    assert state.critic_unit is not None
+    assert state.critic is not None
     return critic_loss(
         request.algorithm,
-        values=state.critic_unit(lambda critic: response_values(critic, batch.tokens, prompts)),
+        values=response_values(state.critic, batch.tokens, prompts),
         old_values=batch.numbers["values"],
         returns=batch.numbers["returns"],
         mask=batch.tokens.response_mask,
     )
-
-
-def _keep_step(state: TrainingState, batch: MicroBatch, request: LearnRequest, *, policy: bool) -> None:
-    """Pass as often as the rank that has most to do: layers are gathered from all ranks, or from none."""
-    if policy:
-        with autocast(request, state.policy):
-            loss = _policy_loss(state, batch, request, None)
-        (loss.total * 0).backward()
-    if state.critic is not None:
-        with autocast(request, state.critic):
-            loss = _critic_loss(state, batch, request, None)
-        (loss.total * 0).backward()
 
 
 def _backward(loss: Loss, scale: float, report: StepReport) -> torch.Tensor:
