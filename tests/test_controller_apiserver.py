@@ -438,3 +438,37 @@ def test_the_command_says_what_a_cluster_lacks(jobs: Jobs, tmp_path: Path) -> No
     lines = [json.loads(line) for line in log.splitlines()]
     assert any("Operator is stopping" in line["message"] for line in lines)
     assert leader(jobs) == "", "the Lease is given back"
+
+
+def test_adopted_work_of_another_document_is_not_spoilt(jobs: Jobs, tmp_path: Path) -> None:
+    with running_operator(tmp_path):
+        jobs.apply(small_job(steps=1))
+        jobs.wait_phase("job", "Succeeded")
+        jobs.delete("job")
+        jobs.wait_gone("job")
+        other = small_job(steps=2, seed=1)
+        other["metadata"]["annotations"] = {"rlhfless.io/adopt": "true"}
+        jobs.apply(other)
+        status = jobs.wait_phase("job", "Failed")
+        assert condition(status, "Accepted")["reason"] == "SpecChanged"
+        assert "spec.seed can't be changed once a step is done" in status["message"]
+        jobs.patch("job", {"spec": {"seed": 0}})
+        assert jobs.wait_phase("job", "Succeeded")["step"] == 2
+
+
+def test_a_driver_whose_job_another_operator_has_taken_stops(jobs: Jobs, tmp_path: Path) -> None:
+    held = Held("learn")
+    emulation = Emulation(holding=held)
+    with running_operator(tmp_path, emulation):
+        jobs.apply(small_job())
+        wait_for(held.reached.is_set)
+        jobs.wait("job", lambda status: status.get("stage") == "learning")
+        code, answer = jobs.patch("job", {"status": {"driver": {"operator": "another", "lease": 9}}}, "/status")
+        assert code == 200, answer
+        wait_for(lambda: emulation.closed == 1)
+        held.open.set()
+        # Once it is seen that nobody else holds the folder, the job is taken up again.
+        status = jobs.wait_phase("job", "Succeeded")
+    assert emulation.closed == 2
+    assert status["driver"]["lease"] == 2
+    assert recorded_steps(tmp_path) == [1, 2, 3]

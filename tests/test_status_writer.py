@@ -131,6 +131,19 @@ async def test_whoever_takes_a_job_over_knows_its_last_driver_and_writes() -> No
         await first.flush()
 
 
+async def test_a_driver_learns_from_the_watch_that_it_is_superseded() -> None:
+    server = Server()
+    writer = writer_of(server)
+    writer.update(mine(1))
+    await writer.flush()
+    running = asyncio.create_task(writer.run())
+    await asyncio.sleep(0)
+    server.change(status={"driver": {"operator": "another", "lease": 2}})
+    writer.seen(JobResource.of(server.body), server.body["status"])
+    with pytest.raises(SupersededError, match="another runs"):
+        await running
+
+
 async def test_one_that_waits_does_not_stop_the_driver() -> None:
     server = Server()
     driver = writer_of(server, "driver")

@@ -47,6 +47,7 @@ class StatusWriter:
         self._identity = identity
         self._published = dict(content)
         self._version = resource.version
+        self._superseded_by: str | None = None
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -56,9 +57,14 @@ class StatusWriter:
         self._changed.set()
 
     def seen(self, resource: JobResource, content: Mapping[str, Any]) -> None:
-        """The watch showed the resource; where it is newer than what is known here, the next write starts from it."""
-        if _newer(resource.version, self._version) and not self._is_foreign(content):
-            self._version, self._published = resource.version, dict(content)
+        """The watch showed the resource; where it is newer than what is known here, the next write starts from it.
+        Where another operator drives it, there will be no next write."""
+        if _newer(resource.version, self._version):
+            if self._is_foreign(content):
+                self._superseded_by = str(content["driver"]["operator"])
+                self._changed.set()
+            else:
+                self._version, self._published = resource.version, dict(content)
 
     async def run(self) -> None:
         """Publish whatever changes, until cancelled.
@@ -83,6 +89,8 @@ class StatusWriter:
         async with self._writing:
             while True:
                 self._changed.clear()
+                if self._superseded_by is not None:
+                    raise SupersededError(f"{self._superseded_by} runs {self._namespace}/{self._name} now")
                 try:
                     if changes := changes_of(self._published, dump_resource_status(self.status)):
                         answer = await self._api.patch_status(self._namespace, self._name, self._version, changes)
@@ -102,8 +110,9 @@ class StatusWriter:
         except ApiError:
             return
         if self._is_foreign(answer.get("status") or {}):
-            raise SupersededError(f"{answer['status']['driver']['operator']} runs {self._namespace}/{self._name} now")
-        self._take(answer)
+            self._superseded_by = str(answer["status"]["driver"]["operator"])
+        else:
+            self._take(answer)
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         self._version = answer["metadata"]["resourceVersion"]
