@@ -29,3 +29,29 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
         requests.export(initial, "card", 0),
     ]
     assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "minibatch", "steps"),
+    [
+        ({"name": "grpo"}, 4, []),
+        ({"name": "grpo"}, 2, [1, 2, 3]),
+        ({"name": "ppo"}, 4, []),
+        ({"name": "ppo", "critic": {"warmupSteps": 2}}, 4, [1, 2]),
+    ],
+)
+def test_preparation_computes_old_log_probs_where_learning_has_none_of_its_own(
+    algorithm: dict[str, object], minibatch: int, steps: list[int]
+) -> None:
+    """It has, in its one pass of a policy that learns; and without any a step would tell no mismatch."""
+    batch = {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": minibatch}
+    requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
+    samples = [SampleTask(prompt=0, index=0)]
+    asked = [
+        step
+        for step in (1, 2, 3)
+        if requests.prepare(
+            step, "training", requests.initial, None, "chunk", 0, samples, ["part"], {0: 1}
+        ).old_log_probs
+    ]
+    assert asked == steps

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine_shares import save_model
 from rlhfless_operator.policy.migration import Actor, Move
 from rlhfless_operator.training import migration
 from rlhfless_operator.training.driver import JobChangedError
@@ -83,6 +84,26 @@ def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
 
     with pytest.raises(JobFinishedError, match=r"finished all of its 3 steps"):
         run_job(file)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("minibatch", [8, 16], ids=["old log-probs of preparation", "of learning"])
+def test_the_engine_agrees_with_the_trainer_in_every_step(
+    tiny_job: MakeJob, tiny_model: Path, tmp_path: Path, dtype: str, minibatch: int
+) -> None:
+    """On a model whose distributions really depend on the context, the critic's warm-up included."""
+    model = save_model(tmp_path / "model", tiny_model)
+    file = tiny_job(
+        model={"source": str(model), "dtype": dtype},
+        algorithm={"name": "ppo", "critic": {"warmupSteps": 1}, "kl": {"coefficient": 0.0}},
+        batch={"minibatchSamples": minibatch},
+    )
+    run_job(file)
+    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    gaps = {record["step"]: record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]}
+    assert gaps.keys() == {1, 2, 3}
+    assert all(1 <= gap < (1.01 if dtype == "float32" else 1.05) for gap in gaps.values())
+    assert "Engine against trainer" in (folder_of(file) / "report.html").read_text()
 
 
 def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob) -> None:

@@ -304,6 +304,12 @@ def test_in_its_warm_up_only_the_critic_learns(tiny_model: Path) -> None:
         assert frozen == (step <= 2)
         assert len(policy) == (0 if step <= 2 else 1)
         assert (report.learning_rate == 0) == (step <= 2)
+        gaps = [
+            abs(old - sampler)
+            for sample in ragged_samples()
+            for old, sampler in zip(sample.old_log_probs or [], sample.log_probs, strict=True)
+        ]
+        assert report.summary()["sampler_mismatch"] == pytest.approx(sum(map(math.exp, gaps)) / len(gaps), rel=1e-5)
 
 
 def test_the_critic_s_gradient_is_that_of_the_clipped_regression(tiny_model: Path) -> None:

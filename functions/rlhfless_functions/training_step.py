@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, summarize
+from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, sampler_statistics, summarize
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.modeling import body_of, response_log_probs, response_values
@@ -110,6 +110,8 @@ def train_step(
                     with autocast(request, state.policy):
                         loss = _policy_loss(state, micro_batch, request, policy_prompts)
                     policy_total += _backward(loss, scale, report)
+                elif "old_log_probs" in micro_batch.numbers:
+                    _compare_with_sampler(micro_batch, report)
                 if state.critic is not None:
                     with autocast(request, state.critic):
                         loss = _critic_loss(state, micro_batch, request, critic_prompts)
@@ -190,6 +192,12 @@ def _critic_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest,
         returns=batch.numbers["returns"],
         mask=batch.tokens.response_mask,
     )
+
+
+def _compare_with_sampler(batch: MicroBatch, report: StepReport) -> None:
+    """While the policy rests, nothing but preparation has passed it."""
+    gap = sampler_statistics(batch.numbers["old_log_probs"], batch.numbers["log_probs"], batch.tokens.response_mask)
+    report.statistics = add_statistics(report.statistics, gap)
 
 
 def _backward(loss: Loss, scale: float, report: StepReport) -> torch.Tensor:

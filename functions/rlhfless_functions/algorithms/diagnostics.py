@@ -86,8 +86,7 @@ def policy_statistics(
     Returns:
         `advantage`; `ratio`; `clip_low` and `clip_high`, the shares whose gradient is clipped away (ratio below its
         bound with a negative advantage, above it with a positive one); `approx_kl`, KL(old ‖ now); `entropy`; `kl`,
-        KL(now ‖ reference), both by k3; and of trainer against sampler `sampler_ratio`, `sampler_mismatch` (exp|Δ|; its
-        mean is less than 1.05 at equal weights) and `sampler_kl` (k3; less than 1e-3).
+        KL(now ‖ reference), both by k3; and those of `sampler_statistics`.
     """
     with torch.no_grad():
         units = mask.any(-1, keepdim=True) if ratio.shape != mask.shape else mask
@@ -104,11 +103,28 @@ def policy_statistics(
         if reference_log_probs is not None:
             statistics["kl"] = Moments.of(kl_estimate(log_probs, reference_log_probs, "k3"), mask)
         if sampler_log_probs is not None:
-            gap = (old_log_probs - sampler_log_probs).abs()
-            statistics["sampler_ratio"] = Moments.of(sampler_ratio(old_log_probs, sampler_log_probs, mask), mask)
-            statistics["sampler_mismatch"] = Moments.of(gap.clamp(max=MAX_LOG_RATIO).exp(), mask)
-            statistics["sampler_kl"] = Moments.of(kl_estimate(sampler_log_probs, old_log_probs, "k3"), mask)
+            statistics |= sampler_statistics(old_log_probs, sampler_log_probs, mask)
         return statistics
+
+
+def sampler_statistics(old_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, mask: torch.Tensor) -> Statistics:
+    """How far the trainer is from the sampler at equal weights. All tensors are [samples, tokens].
+
+    Args:
+        old_log_probs: under the policy that the step started from, by the trainer.
+        sampler_log_probs: as the engine reported them.
+        mask: bool, True on tokens that count.
+
+    Returns:
+        `sampler_ratio`; `sampler_mismatch`, exp|Δ|, whose mean is below 1.05; and `sampler_kl`, k3, below 1e-3.
+    """
+    with torch.no_grad():
+        gap = (old_log_probs - sampler_log_probs).abs()
+        return {
+            "sampler_ratio": Moments.of(sampler_ratio(old_log_probs, sampler_log_probs, mask), mask),
+            "sampler_mismatch": Moments.of(gap.clamp(max=MAX_LOG_RATIO).exp(), mask),
+            "sampler_kl": Moments.of(kl_estimate(sampler_log_probs, old_log_probs, "k3"), mask),
+        }
 
 
 def critic_statistics(

@@ -20,6 +20,7 @@ _TRAINING = {
     "entropy": ("policy/entropy",),
     "grad_norm": ("policy/gradient_norm",),
     "loss": ("policy/loss",),
+    "mismatch": ("mismatch/mean_exp_abs",),
 }
 """Names in `metrics.jsonl`, the first that is there."""
 _CLIPPED = ("policy/clip_fraction_low", "policy/clip_fraction_high")

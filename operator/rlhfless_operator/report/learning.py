@@ -10,7 +10,7 @@ from rlhfless_operator.report.run import Run
 
 
 def charts(run: Run) -> str:
-    """Reward with the evaluations, KL, lengths, truncation and entropy: those that the run has."""
+    """Reward with the evaluations, KL, lengths, truncation, entropy, norms and mismatch: those that the run has."""
     if not run.trained and not run.accuracies:
         return '<p class="none">No step is finished yet.</p>'
     figures = [_reward(run)]
@@ -22,6 +22,11 @@ def charts(run: Run) -> str:
             ((("policy/entropy", "entropy"),), "Entropy", "Mean per token, in nats."),
             ((("truncated", "truncated"),), "Truncated responses", "Share that hit the longest response."),
             ((("policy/gradient_norm", "norm"),), "Gradient norm", "Before clipping."),
+            (
+                (("mismatch/mean_exp_abs", "mean exp|Δ|"),),
+                "Engine against trainer",
+                "Of log-probabilities at equal weights: 1 is agreement, above 1.05 look for the cause.",
+            ),
         )
         if any(name in record.metrics for record in run.trained for name, _ in names)
     ]

@@ -147,7 +147,7 @@ class RequestBuilder:
             algorithm=self.algorithm,
             sampling=self._spec.sampling,
             policy=weights,
-            old_log_probs=training and self.updates_per_step > 1,
+            old_log_probs=training and (self.updates_per_step > 1 or self._policy_rests(step)),
             reference=self.initial if training and self.has_reference else None,
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
@@ -211,6 +211,10 @@ class RequestBuilder:
         if status is None:
             return self.initial
         return WeightsReference(version=status.version, uri=status.uri, adapter=status.adapter)
+
+    def _policy_rests(self, step: int) -> bool:
+        """Whether the critic alone learns, so that learning passes no batch through the policy."""
+        return self.has_critic and self.algorithm.critic is not None and step <= self.algorithm.critic.warmup_steps
 
     def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:
         return TaskKey(job_uid=self._uid, step=step, stage=stage, part=part, attempt=attempt)
