@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +50,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def control_plane(assets: Path, folder: Path) -> Iterator[ApiServer]:
+def control_plane(assets: Path, folder: Path, arguments: Sequence[str] = ()) -> Iterator[ApiServer]:
     """A running control plane, which ends with the context.
 
     Args:
         assets: folder with etcd and kube-apiserver.
         folder: for its data, keys and logs.
+        arguments: further ones of kube-apiserver.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -85,6 +86,7 @@ def control_plane(assets: Path, folder: Path) -> Iterator[ApiServer]:
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--disable-admission-plugins=ServiceAccount",
+        *arguments,
     ]
     url = f"https://127.0.0.1:{secure}"
     context = ssl.create_default_context()

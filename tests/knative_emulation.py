@@ -138,6 +138,7 @@ class KnativeEmulation:
         down: whether the ingress answers everything with 503.
         refuse: status and reason that the next requests are answered with, by plain text.
         revision_conditions: that Revisions get.
+        room: pods that the cluster has room for; the others are not even made, as under a quota.
     """
 
     client: KnativeClient
@@ -149,6 +150,7 @@ class KnativeEmulation:
     down: bool = False
     refuse: list[tuple[int, str]] = field(default_factory=list)
     revision_conditions: list[dict[str, str]] = field(default_factory=list)
+    room: int = 1000
     url: str = ""
     revisions: dict[tuple[str, str], _Revision] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -280,7 +282,7 @@ class KnativeEmulation:
                     wanted = max(1, wanted)
                 wanted = min(wanted, revision.most) if revision.most else wanted
                 active = revision.active
-                for _ in range(wanted - len(active)):
+                for _ in range(min(wanted - len(active), self.room - len(self.pods))):
                     await self._create(revision)
                 # The ReplicaSet's order, as far as it matters here.
                 active.sort(key=lambda pod: (pod.ready, pod.cost, -pod.number))

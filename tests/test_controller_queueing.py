@@ -1,16 +1,15 @@
-"""Jobs in a queue of Kueue, on a real API server. Kueue itself is stood in for: a few lines that write into the status
-of Workloads what Kueue writes on an admission, an eviction and a requeue. Its CRD is cut down to what is used of it."""
+"""Jobs in a queue of Kueue, on a real API server. Kueue itself is stood in for by `kueue_stand_in`."""
 
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from control_plane import ApiServer, control_plane, wait_until
 from emulated_functions import Emulation
+from kueue_stand_in import WORKLOADS, Kueue, queued
 from operator_harness import Jobs, condition, jobs_path, running_operator, small_job, wait_for
 from rlhfless_functions.api import RunRequest
 from rlhfless_operator.cluster_settings import ClusterSettings
@@ -21,62 +20,9 @@ from rlhfless_operator.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.validation import load_job
 
 ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-LABEL = {"kueue.x-k8s.io/queue-name": "gpus"}
-BEFORE = "2026-01-01T00:00:00Z"
-
 with_a_server = pytest.mark.skipif(
     ASSETS is None, reason="no Workload is queued on a real API server: KUBEBUILDER_ASSETS names none"
 )
-
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-WORKLOADS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "workloads.kueue.x-k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/kueue"},
-    },
-    "spec": {
-        "group": "kueue.x-k8s.io",
-        "scope": "Namespaced",
-        "names": {"kind": "Workload", "listKind": "WorkloadList", "plural": "workloads", "singular": "workload"},
-        "versions": [
-            {
-                "name": "v1beta1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                **ANYTHING,
-                                "required": ["podSets"],
-                                "properties": {"active": {"type": "boolean", "default": True}},
-                            },
-                            "status": {
-                                **ANYTHING,
-                                "properties": {
-                                    "conditions": {
-                                        "type": "array",
-                                        "items": {
-                                            **ANYTHING,
-                                            "required": ["type", "status"],
-                                            "properties": {"type": {"type": "string"}, "status": {"type": "string"}},
-                                        },
-                                        "x-kubernetes-list-type": "map",
-                                        "x-kubernetes-list-map-keys": ["type"],
-                                    }
-                                },
-                            },
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -90,49 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         wait_until(lambda: api.request("GET", jobs_path()), folder)
         wait_until(lambda: api.request("GET", "/apis/kueue.x-k8s.io/v1beta1/workloads"), folder)
         yield api
-
-
-class Kueue:
-    """Does to the Workloads of a namespace what Kueue would do, when the test says so."""
-
-    def __init__(self, server: ApiServer, namespace: str) -> None:
-        self._server = server
-        self._path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads"
-
-    def workload(self) -> dict[str, Any] | None:
-        """The one that there is."""
-        _, answer = self._server.request("GET", self._path)
-        (workload,) = answer["items"] or [None]
-        return workload
-
-    def say(self, *conditions: tuple[str, bool, str], admission: dict[str, Any] | None = None) -> None:
-        workload = wait_for(self.workload)
-        changed = {kind for kind, _, _ in conditions}
-        kept = [each for each in workload.get("status", {}).get("conditions", []) if each["type"] not in changed]
-        said = [
-            {"type": kind, "status": str(true), "reason": reason, "message": reason, "lastTransitionTime": BEFORE}
-            for kind, true, reason in conditions
-        ]
-        status = {"conditions": [*kept, *said], **({"admission": admission} if admission else {})}
-        path = f"{self._path}/{workload['metadata']['name']}/status"
-        code, answer = self._server.request("PATCH", path, {"status": status}, "application/merge-patch+json")
-        assert code == 200, answer
-
-    def admit(self, **counts: int) -> None:
-        assignments = [{"name": stage, "count": count} for stage, count in counts.items()]
-        self.say(
-            ("QuotaReserved", True, "QuotaReserved"),
-            ("Admitted", True, "Admitted"),
-            ("Evicted", False, "QuotaReserved"),
-            admission={"clusterQueue": "all", "podSetAssignments": assignments},
-        )
-
-    def evict(self) -> None:
-        self.say(("Evicted", True, "Preempted"))
-
-    def conditions(self) -> dict[str, str]:
-        workload = self.workload() or {}
-        return {each["type"]: each["status"] for each in workload.get("status", {}).get("conditions", [])}
 
 
 @pytest.fixture
@@ -149,11 +52,6 @@ def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 @pytest.fixture
 def kueue(server: ApiServer, jobs: Jobs) -> Kueue:
     return Kueue(server, jobs.namespace)
-
-
-def queued(job: dict[str, Any]) -> dict[str, Any]:
-    job["metadata"]["labels"] = dict(LABEL)
-    return job
 
 
 @with_a_server
