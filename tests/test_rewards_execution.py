@@ -1,5 +1,8 @@
 """Unit tests of a response's code: what passes, what cannot harm, what cannot cheat."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,42 @@ def test_code_gets_no_environment_and_an_empty_folder(scorer: RewardScorer, monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     program = "import os\nprint(os.environ.get('AWS_SECRET_ACCESS_KEY'), sorted(os.listdir()))"
     assert score(scorer, [{"input": "", "output": "None ['input', 'output', 'solution.py']"}], program) == [1.0]
+
+
+CONNECT = "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\ndef double(x): return 2 * x"
+
+
+def test_code_reaches_no_network(scorer: RewardScorer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = CONNECT.format(port=server.getsockname()[1])
+        assert score(scorer, ASSERTS, program, RIGHT) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "allowed"),
+    [
+        ("socket.socket(socket.AF_INET)", False),
+        ("socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", False),
+        ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", False),
+        ("ctypes.CDLL(None, use_errno=True).syscall(425, 1, b'\\0' * 120) + 1 or exit(ctypes.get_errno() != 1)", True),
+        ("socket.socket(socket.AF_UNIX)", True),
+        ("socket.socketpair()", True),
+        ("subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)", False),
+    ],
+)
+def test_a_process_that_refuses_sockets_makes_only_unix_ones(made: str, allowed: bool) -> None:
+    program = f"""
+import ctypes, socket, subprocess, sys
+from rlhfless_functions.rewards.seclusion import refuse_sockets
+socket.socket()
+assert refuse_sockets()
+try:
+    {made}
+except (PermissionError, subprocess.CalledProcessError):
+    exit(9)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == (0 if allowed else 9), ended.stderr
 
 
 def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

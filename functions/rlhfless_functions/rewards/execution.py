@@ -1,9 +1,9 @@
 """Unit tests of the code that a response holds, each run in a process of its own.
 
-What holds the code: no network (where the kernel permits leaving it), limits on memory, time and written bytes, an
-empty environment and working folder, `python -I`. It is a fence against accidents and idle cheating, not against an
-attacker: the processes have the user id of the function and see its files. Run untrusted models in a pod with
-a read-only file system, a pid limit and nothing worth stealing.
+What holds the code: no network (a namespace of its own where the kernel permits one, and no sockets but Unix ones
+anyway), limits on memory, time and written bytes, an empty environment and working folder, `python -I`. It is a fence
+against accidents and idle cheating, not against an attacker: the processes have the user id of the function and see
+its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth stealing.
 """
 
 import contextlib

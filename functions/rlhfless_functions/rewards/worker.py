@@ -20,6 +20,7 @@ from rlhfless_functions.parent_death import die_with_parent
 from rlhfless_functions.rewards import keeper
 from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, describe, is_async
 from rlhfless_functions.rewards.channel import receive, send
+from rlhfless_functions.rewards.seclusion import refuse_sockets
 from rlhfless_functions.rewards.source import SourceError, load_function
 
 
@@ -36,7 +37,9 @@ def main() -> None:
     if child == 0:
         if kind == "code":
             keeper.adopt_orphans()
-            keeper.leave_network()
+            left = keeper.leave_network()
+            if not (refuse_sockets() or left):
+                print("the code that is tested keeps the network: this machine knows no way out of it", file=sys.stderr)
         die_with_parent(keeper_id)
         lifeline.close()
         _limit(memory)
