@@ -133,6 +133,9 @@ class VllmEngine:
         if VllmEngine._resident is not None:
             VllmEngine._resident.close()
         import_vllm()
+        if self._device.type == "cpu":
+            # A process has to ask the kernel for matrix tiles, or dies at the first: vLLM's own kernels do not ask.
+            torch.cpu._init_amx()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
