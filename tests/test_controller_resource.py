@@ -18,6 +18,7 @@ from rlhfless_operator.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
+from rlhfless_operator.training.errors import StoreUnavailableError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.status import WeightsStatus
 from rlhfless_operator.training.tasks import StageFailedError
@@ -95,6 +96,7 @@ def test_how_a_driver_ends_decides_what_comes_next() -> None:
     assert outcome_of(LeaseHeldError("")).kind == "wait"
     assert outcome_of(LeaseLostError("")).kind == "wait"
     assert outcome_of(PlatformUnavailableError("")).kind == "no_services"
+    assert outcome_of(StoreUnavailableError("")).reason == Reason.STORE_UNAVAILABLE
     assert outcome_of(StageFailedError("why")).message == "why"
     assert outcome_of(ValueError("why")).kind == "failed"
     assert outcome_of(DeadlineExceededError("")).reason == Reason.DEADLINE_EXCEEDED

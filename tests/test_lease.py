@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.training import lease as lease_module
 from rlhfless_operator.training.lease import LEASE_SECONDS, Lease, LeaseHeldError, LeaseLostError
 
@@ -64,3 +65,18 @@ def test_a_lease_of_another_machine_is_respected_until_it_expires(tmp_path: Path
     file.write_text(json.dumps({**json.loads(file.read_text()), "host": "elsewhere", "pid": 1}))
     with pytest.raises(LeaseHeldError, match="process 1 on elsewhere"):
         Lease.acquire(str(tmp_path))
+
+
+def test_a_lease_that_this_process_could_not_give_back_is_free_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease.acquire(str(tmp_path))
+    with monkeypatch.context() as outage:
+        outage.setattr(artifacts, "list_files", unreachable)
+        with pytest.raises(artifacts.ArtifactMissingError):
+            lease.release()
+    assert Lease.acquire(str(tmp_path)).number == 2
+
+
+def unreachable(uri: str) -> list[str]:
+    raise artifacts.ArtifactMissingError(f"{uri} cannot be read")

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     """Progressing: another driver, perhaps one that was killed, has the job; its lease expires soon."""
     SUPERSEDED = "Superseded"
     """Progressing: another driver has taken the job over in mid-run."""
+    STORE_UNAVAILABLE = "StoreUnavailable"
+    """Progressing: the artifact store does not answer. The job goes on from where it was once it does."""
     RESTARTING = "Restarting"
     """Progressing: an internal failure ended the driver; another starts after a pause that doubles each time."""
     OPERATOR_STOPPED = "OperatorStopped"
@@ -91,7 +93,11 @@ class Transition:
     @property
     def good(self) -> bool:
         """Whether it is nothing to worry about."""
-        return self.phase != "Failed" and self.reason not in (Reason.RESTARTING, Reason.SERVICES_FAILED)
+        return self.phase != "Failed" and self.reason not in (
+            Reason.RESTARTING,
+            Reason.SERVICES_FAILED,
+            Reason.STORE_UNAVAILABLE,
+        )
 
 
 def started(message: str) -> Transition:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
-from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.training.errors import StoreUnavailableError, UserError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 
 Kind = Literal["failed", "wait", "no_services", "restart"]
@@ -16,8 +17,9 @@ Kind = Literal["failed", "wait", "no_services", "restart"]
 class Outcome:
     """What to do next.
 
-    `failed`: the job has failed. `wait`: another driver has it; try again later. `no_services`: the cluster can't give
-    it what it needs now; try again later. `restart`: an internal failure, which counts against the backoff limit.
+    `failed`: the job has failed. `wait`: another driver has it, or the store does not answer; try again later.
+    `no_services`: the cluster can't give it what it needs now; try again later. `restart`: an internal failure, which
+    counts against the backoff limit.
     """
 
     kind: Kind
@@ -32,6 +34,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("wait", Reason.WAITING_FOR_LEASE, str(error))
         case LeaseLostError():
             return Outcome("wait", Reason.SUPERSEDED, str(error))
+        case StoreUnavailableError() | artifacts.ArtifactError(retryable=True):
+            return Outcome("wait", Reason.STORE_UNAVAILABLE, str(error))
         case PlatformUnavailableError():
             return Outcome("no_services", Reason.SERVICES_FAILED, str(error))
         case JobChangedError():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -12,10 +13,10 @@ from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.rules import FIXED_FIELDS
 from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.training.errors import StoreUnavailableError, UserError
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_remains
-from rlhfless_operator.training.lease import RENEW_SECONDS, Lease, LeaseLostError
+from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.run import TrainingRun, committed_records, new_uid, read_status
@@ -67,6 +68,7 @@ async def drive(
         JobChangedError: it was begun with another document.
         TrackingError: a tracker that it asks for can't be had.
         DeadlineExceededError: `spec.activeDeadline` has passed.
+        StoreUnavailableError: the artifact store does not answer.
     """
     check_tracking(job, folder.root)
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
@@ -81,8 +83,11 @@ async def drive(
             await _leave(run, "Interrupted", "stopped by its user; run it again to go on")
             raise
         except (UserError, artifacts.ArtifactError, ValueError) as error:
-            await _leave(run, "Failed", str(error))
-            raise
+            if not _may_pass(error):
+                await _leave(run, "Failed", str(error))
+                raise
+            await _leave(run, "Interrupted", str(error))
+            raise StoreUnavailableError(str(error)) from error
         finally:
             await run.holding.close()
             await run.platform.close()
@@ -97,9 +102,16 @@ async def drive(
 
 async def _train_under_lease(run: TrainingRun) -> None:
     async def keep_lease() -> None:
+        renewed = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            await asyncio.to_thread(run.lease.renew)
+            try:
+                await asyncio.to_thread(run.lease.renew)
+            except artifacts.ArtifactError as error:
+                if not error.retryable or time.monotonic() - renewed > LEASE_SECONDS:
+                    raise
+            else:
+                renewed = time.monotonic()
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -129,6 +141,11 @@ async def _train_in_time(run: TrainingRun) -> None:
 def _open_tracking(run: TrainingRun) -> Tracking:
     records = committed_records(run.folder, run.status)
     return open_tracking(run.job, run.folder.root, run.status.uid, run.lease.number, records, run.progress.note)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the artifact store did not answer, and may do so again without anyone's doing."""
+    return isinstance(error, StoreUnavailableError) or (isinstance(error, artifacts.ArtifactError) and error.retryable)
 
 
 async def _leave(run: TrainingRun, phase: str, message: str) -> None:

@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """One sentence that names what is wrong and the remedy."""
+
+
+class StoreUnavailableError(UserError):
+    """The artifact store does not answer; the job goes on from where it was once it does."""

@@ -19,6 +19,10 @@ LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 
 
+_held: set[str] = set()
+"""URIs of the leases that drivers of this very process hold."""
+
+
 class LeaseHeldError(UserError):
     """Another driver runs this job."""
 
@@ -46,7 +50,7 @@ class Lease:
         newest = _newest(folder)
         if newest:
             holder = artifacts.read_json(_uri(folder, newest))
-            if not _is_free(holder):
+            if not _is_free(holder, _uri(folder, newest)):
                 raise LeaseHeldError(
                     f"this job is driven by process {holder['pid']} on {holder['host']};"
                     f" stop it first, or wait {LEASE_SECONDS:.0f} s after it has gone"
@@ -54,6 +58,7 @@ class Lease:
         lease = cls(folder, newest + 1)
         if not artifacts.create_exclusive(_uri(folder, lease.number), lease._content(released=False)):
             raise LeaseHeldError("another driver took this job just now")
+        _held.add(_uri(folder, lease.number))
         if newest:
             artifacts.remove(_uri(folder, newest))
         return lease
@@ -77,7 +82,8 @@ class Lease:
             raise LeaseLostError("another driver has taken this job over; this one stops")
 
     def release(self) -> None:
-        """Let the next driver in at once."""
+        """Let the next driver in at once, one of this process even if the store can't be told."""
+        _held.discard(_uri(self._folder, self.number))
         if _newest(self._folder) == self.number:
             artifacts.write_bytes(_uri(self._folder, self.number), self._content(released=True))
 
@@ -103,11 +109,15 @@ def _newest(folder: str) -> int:
     return max(numbers, default=0)
 
 
-def _is_free(holder: dict[str, Any]) -> bool:
+def _is_free(holder: dict[str, Any], uri: str) -> bool:
     if holder["released"] or time.time() - holder["renewed"] > LEASE_SECONDS:
         return True
     on_this_machine = holder["host"] == socket.gethostname() and holder["boot"] == _boot_id()
-    return bool(on_this_machine and _process_started(holder["pid"]) != holder["process_started"])
+    if not on_this_machine:
+        return False
+    if holder["pid"] == os.getpid() and holder["process_started"] == _process_started(os.getpid()):
+        return uri not in _held
+    return bool(_process_started(holder["pid"]) != holder["process_started"])
 
 
 def _boot_id() -> str:

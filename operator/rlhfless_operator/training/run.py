@@ -1,6 +1,7 @@
 """One driver's hold on a job: its folder, lease, status, position and accounts, opened and committed in one place."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -293,11 +294,14 @@ class TrainingRun:
         artifacts.write_bytes(self.folder.file("status.json"), self.status.model_dump_json(by_alias=True).encode())
 
     def _collect_garbage(self) -> None:
-        task = asyncio.create_task(
-            asyncio.to_thread(remove_garbage, self.folder, self.status, self.spec.checkpoints.keep)
-        )
+        task = asyncio.create_task(asyncio.to_thread(self._remove_garbage))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def _remove_garbage(self) -> None:
+        # What can't be removed now is found again after the next step.
+        with contextlib.suppress(artifacts.ArtifactError):
+            remove_garbage(self.folder, self.status, self.spec.checkpoints.keep)
 
 
 def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhfless_functions.api import Done, Event, RunRequest
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
-from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.training.errors import StoreUnavailableError, UserError
 
 _RETRY_SECONDS = 0.2
 
@@ -31,6 +31,7 @@ async def run_to_end(
 
     Raises:
         StageFailedError: the task failed for good.
+        StoreUnavailableError: the artifact store did not answer its last attempt.
     """
     attempt = 0
     while True:
@@ -53,8 +54,11 @@ def check_retry(error: InstanceLostError | TaskFailedError, attempt: int, retrie
 
     Raises:
         StageFailedError: it does not.
+        StoreUnavailableError: not now, since the artifact store did not answer.
     """
     if isinstance(error, TaskFailedError) and not error.retryable:
         raise StageFailedError(str(error)) from error
     if attempt > retries:
+        if isinstance(error, TaskFailedError) and error.reason in ("artifact_missing", "artifact_unwritable"):
+            raise StoreUnavailableError(str(error)) from error
         raise StageFailedError(f"{what}: given up after {attempt} attempts; the last said: {error}") from error
