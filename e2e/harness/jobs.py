@@ -120,15 +120,9 @@ class PodCounts:
         return max(self.counts[stage])
 
     def _follow(self) -> None:
-        decoder = json.JSONDecoder()
-        text = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            text += line
-            if not line.startswith("}"):
-                continue
-            event, _ = decoder.raw_decode(text)
-            text = ""
+            event = json.loads(line)
             self._note(event["type"], event["object"])
 
     def _note(self, kind: str, pod: dict[str, Any]) -> None:
