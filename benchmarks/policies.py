@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhfless_operator.simulator.simulate import table
-from rlhfless_operator.simulator.study import Part, study
+from rlhfless_operator.simulator.study import SECTIONS, Part, study
 from rlhfless_operator.simulator.tables import write_tables
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="Every policy on every scenario.")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--sections", nargs="*", default=["scenarios", "options", "sensitivity"])
+    parser.add_argument("--sections", nargs="*", default=list(SECTIONS))
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "policies.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "simulation.md")
     arguments = parser.parse_args()
@@ -31,7 +31,8 @@ def main() -> None:
 
     def show(part: Part, result: dict[str, Any]) -> None:
         console.print(f"{part.section}: {part.name}", highlight=False)
-        console.print(table(result))
+        if part.section != "limits":
+            console.print(table(result))
 
     results = study(arguments.json, range(arguments.seeds), sections=arguments.sections, on_part=show)
     write_tables(results, arguments.page)
