@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TESTS := tests/test_engine_conformance.py tests/test_engine_vllm.py
+E2E ?= e2e
 # A cluster for the end-to-end tests, where one comes with the machine.
 CLUSTER := ../shared/cluster/cluster
 # Debian ships Python without venv.
@@ -63,10 +64,11 @@ docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of bot
 images: ## build the container images into dist/images, without Docker (Debian 12, as root)
 	images/build
 
-e2e: $(STAMP) ## set up, then test on KUBECONFIG's cluster, or on one that is brought up where that is at hand
+e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, or on one that is brought up where that is at hand
 	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
-		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" || exit 1; \
-	fi; $(BIN)/pytest e2e --verbose --timeout 1800
+		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
+			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" || exit 1; \
+	fi; $(BIN)/pytest $(E2E) --verbose --timeout 1800
 
 lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

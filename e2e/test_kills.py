@@ -1,25 +1,30 @@
 """Whatever is killed, in whatever stage: the weights are those of an undisturbed run, no step lost or doubled."""
 
-import json
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import Jobs, short
+from harness.jobs import Jobs, in_stage, short, steps_of, weights_of
 from harness.kubectl import Kubectl
+from harness.options import Options
 from harness.storage import Storage
 
 KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
 STEPS = 3
-VICTIMS = ("operator", "generation", "preparation", "learning", "activator")
+VICTIMS = ("operator", "generation", "preparation", "learning", "activator", "api-server")
 STAGES = ("generation", "preparation", "learning")
 
 
 @pytest.fixture(scope="module")
-def jobs(chart: Chart, kubectl: Kubectl) -> Jobs:
-    return Jobs(kubectl)
+def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
+    """The jobs, nothing of which is left when all is over."""
+    yield Jobs(kubectl)
+    kinds = "services.serving.knative.dev,revisions.serving.knative.dev,pods,secrets"
+    own = ("get", kinds, "--selector=rlhfless.io/job", "--output=name")
+    kubectl.wait_until("nothing is left", lambda: not kubectl(*own), 120)
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +32,11 @@ def undisturbed(jobs: Jobs, storage: Storage) -> Iterator[str]:
     """Checksum of the weights of a run in which nothing is killed."""
     jobs.apply(short("undisturbed", steps=STEPS, **KEPT))
     jobs.wait_succeeded("undisturbed", 600)
-    yield weights_of(storage, "undisturbed")
+    yield weights_of(storage, "/artifacts/runs/undisturbed")
     jobs.delete("undisturbed")
 
 
-def weights_of(storage: Storage, name: str) -> str:
-    return storage.run("sha256sum", f"/artifacts/runs/{name}/model/model.safetensors").split()[0]
-
-
-def kill(kubectl: Kubectl, victim: str, name: str) -> None:
+def kill(kubectl: Kubectl, options: Options, victim: str, name: str) -> None:
     """Without a warning, as a lost node does."""
     now = ("--grace-period=0", "--force", "--ignore-not-found", "--wait=false")
     match victim:
@@ -43,34 +44,26 @@ def kill(kubectl: Kubectl, victim: str, name: str) -> None:
             kubectl("delete", "pods", "--selector=app.kubernetes.io/instance=rlhfless", *now)
         case "activator":
             kubectl("--namespace=knative-serving", "delete", "pods", "--selector=app=activator", *now)
+        case "api-server":
+            assert options.kill_api_server is not None
+            subprocess.run(options.kill_api_server, check=True)
         case stage:
             kubectl("delete", "pods", f"--selector=rlhfless.io/job={name},rlhfless.io/stage={stage}", *now)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_kill_changes_nothing(jobs: Jobs, storage: Storage, undisturbed: str, victim: str, stage: str) -> None:
+def test_a_kill_changes_nothing(
+    jobs: Jobs, storage: Storage, options: Options, undisturbed: str, victim: str, stage: str
+) -> None:
+    if victim == "api-server" and options.kill_api_server is None:
+        pytest.skip("RLHFLESS_E2E_KILL_API_SERVER names no command that kills the API server")
     name = f"kill-{victim}-in-{stage}"
+    root = f"/artifacts/runs/{name}"
     jobs.apply(short(name, steps=STEPS, **KEPT))
-    in_stage = "generation" if stage == "preparation" else stage
-
-    def is_there(status: dict[str, Any]) -> bool:
-        if status.get("step", 0) < 1 or status.get("stage") != in_stage:
-            return False
-        return stage != "preparation" or bool(prepared(storage, name, status["step"] + 1))
-
-    jobs.wait(name, f"in {stage} of the second step", is_there, 400)
-    kill(jobs.kubectl, victim, name)
-    status = jobs.wait_succeeded(name, 600)
-    assert status["step"] == STEPS
-    assert weights_of(storage, name) == undisturbed
-    steps = [json.loads(line)["step"] for line in storage.read(f"/artifacts/runs/{name}/metrics.jsonl").splitlines()]
-    assert steps == list(range(1, STEPS + 1))
+    jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
+    kill(jobs.kubectl, options, victim, name)
+    assert jobs.wait_succeeded(name, 600)["step"] == STEPS
+    assert weights_of(storage, root) == undisturbed
+    assert steps_of(storage, root) == list(range(1, STEPS + 1))
     jobs.delete(name)
-    jobs.kubectl.wait_until("nothing is left", lambda: not jobs.objects(name), 120)
-
-
-def prepared(storage: Storage, name: str, step: int) -> str:
-    """The chunks of a step that preparation has been through."""
-    folder = f"/artifacts/runs/{name}/batches/step-{step:06d}"
-    return storage.run("sh", "-c", f"ls {folder} 2>/dev/null || true").strip()

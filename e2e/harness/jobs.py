@@ -14,6 +14,7 @@ import yaml
 
 from harness.images import ROOT
 from harness.kubectl import Kubectl
+from harness.storage import Storage
 
 QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
 
@@ -85,6 +86,34 @@ def short(name: str, *, steps: int = 3, **spec: Any) -> dict[str, Any]:
     """A few steps of the quickstart on fewer prompts, without its evaluations."""
     batch = {"promptsPerStep": 8, "samplesPerPrompt": 8, "minibatchSamples": 32, "microbatchTokens": 16384}
     return quickstart(name, **{"steps": steps, "evaluation": None, "batch": batch, **spec})
+
+
+def in_stage(stage: str, storage: Storage, root: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a status is of a stage of the second step or a later one; preparation is under way with generation.
+
+    Args:
+        root: the job's folder.
+    """
+
+    def is_there(status: dict[str, Any]) -> bool:
+        if status.get("step", 0) < 1 or status.get("stage") != ("learning" if stage == "learning" else "generation"):
+            return False
+        if stage != "preparation":
+            return True
+        folder = f"{root}/batches/step-{status['step'] + 1:06d}"
+        return bool(storage.run("sh", "-c", f"ls {folder} 2>/dev/null || true").strip())
+
+    return is_there
+
+
+def weights_of(storage: Storage, root: str) -> str:
+    """Checksum of the model that a job has exported."""
+    return storage.run("sha256sum", f"{root}/model/model.safetensors").split()[0]
+
+
+def steps_of(storage: Storage, root: str) -> list[int]:
+    """The steps that its records tell of, in their order."""
+    return [json.loads(line)["step"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
 
 
 class PodCounts:

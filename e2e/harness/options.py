@@ -17,6 +17,9 @@ class Options:
     that are built and loaded."""
     storage_class: str | None
     """RLHFLESS_E2E_STORAGE_CLASS: class of ReadWriteMany volumes; a folder of the only node if left out."""
+    kill_api_server: tuple[str, ...] | None
+    """RLHFLESS_E2E_KILL_API_SERVER: command that kills the API server without a warning, and starts another one. If
+    left out, that is not tested."""
     keep: bool
     """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
     patience: float
@@ -26,6 +29,7 @@ class Options:
     def from_environment(cls) -> "Options":
         """Read the variables."""
         load = os.environ.get("RLHFLESS_E2E_LOAD")
+        kill_api_server = os.environ.get("RLHFLESS_E2E_KILL_API_SERVER")
         images = (
             os.environ.get("RLHFLESS_E2E_OPERATOR_IMAGE", ""),
             os.environ.get("RLHFLESS_E2E_FUNCTIONS_IMAGE", ""),
@@ -34,6 +38,7 @@ class Options:
             load=tuple(shlex.split(load)) if load else None,
             images=images if all(images) else None,
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
+            kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
             keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
             patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
         )
