@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from control_plane import ApiServer, control_plane
-from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.cluster_settings import PREFIX, ClusterSettings, variable_of
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.crd import crd
 from rlhfless_operator.preflight.permissions import PERMISSIONS
@@ -168,6 +168,7 @@ def test_it_passes_lint() -> None:
         ("pods.image_pull_secrets={a}", "image_pull_secrets"),
         ("pods.sharedMemoryy=1Gi", "sharedMemoryy"),
         ("pools.a.gpu=1", "gpu"),
+        ("networkPolicy.functions.egress=closed", "/networkPolicy/functions/egress"),
         ("artifacts.uri=/artifacts", "give artifacts.existingClaim or artifacts.hostPath"),
         ("artifacts.uri=/a,artifacts.hostPath=/data", "list them in namespaces"),
         ("artifacts.hostPath=/data", "remove artifacts.existingClaim and artifacts.hostPath"),
@@ -201,6 +202,23 @@ def test_the_operator_understands_its_environment(case: Path) -> None:
     assert found.operator_namespace == NAMESPACE
     ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
     assert ports == {"metrics": found.metrics_port, "liveness": found.liveness_port}
+
+
+@needs_helm
+def test_every_setting_of_the_operator_has_a_value_of_the_chart() -> None:
+    """Other variables of the operator are none of rlhfless' own."""
+    seen = {entry["name"] for values in CASES for entry in container(rendered(values))["env"]}
+    assert {name for name in seen if name.startswith(PREFIX)} == {
+        variable_of(name) for name in ClusterSettings.model_fields
+    }
+
+
+@needs_helm
+def test_function_pods_connect_anywhere_unless_they_are_restricted() -> None:
+    assert settings(case("s3")).egress == "open"
+    restricted = settings(case("restricted-network"))
+    assert restricted.egress == "restricted"
+    assert restricted.egress_rules[0]["to"] == [{"ipBlock": {"cidr": "169.254.169.254/32"}}]
 
 
 @needs_helm

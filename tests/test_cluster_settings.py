@@ -22,6 +22,9 @@ def test_every_setting_survives_the_environment() -> None:
         metrics_port=0,
         request_timeout=3600.0,
         initial_scale=1,
+        operator_namespace="rlhfless",
+        egress="restricted",
+        egress_rules=[{"ports": [{"port": 443}]}],
         ingress="http://127.0.0.1:8080",
     )
     assert ClusterSettings.from_environment(settings.to_environment()) == settings

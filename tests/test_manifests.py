@@ -137,6 +137,19 @@ def test_only_knative_reaches_the_pods_and_the_operator_where_it_is_known() -> N
     ]
 
 
+def test_restricted_pods_reach_names_what_their_job_needs_and_what_the_cluster_allows() -> None:
+    spec = manifests.network_policy(JOB, SETTINGS, {"http://judge:8000"})["spec"]
+    assert spec["policyTypes"] == ["Ingress"] and "egress" not in spec
+    metadata = {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}]}
+    restricted = SETTINGS.model_copy(update={"egress": "restricted", "egress_rules": [metadata]})
+    spec = manifests.network_policy(JOB, restricted, {"http://judge:8000"})["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    names, judge, further = spec["egress"]
+    assert {port["port"] for port in names["ports"]} == {53} and "to" not in names
+    assert judge == {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "team"}}}]}
+    assert further == metadata
+
+
 def test_what_a_job_says_is_in_its_pods() -> None:
     spec = template(EVERYTHING)["spec"]
     assert spec["imagePullSecrets"] == [{"name": "registry"}]

@@ -199,6 +199,7 @@ class Cluster:
             artifacts=str(self.folder),
             ingress=self.knative.url,
             operator_namespace=HOME,
+            egress="restricted",
             metrics_port=0,
             liveness_port=0,
         )

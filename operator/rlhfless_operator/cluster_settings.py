@@ -8,11 +8,11 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from rlhfless_functions.settings import Duration, Settings
-from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.pods import KubernetesObject, PodsSpec
 from rlhfless_operator.training.errors import UserError
 
 PREFIX = "RLHFLESS_"
-_JSON = ("pods", "pools")
+_JSON = ("pods", "pools", "egress_rules")
 """Settings that are written as JSON."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -66,6 +66,11 @@ class ClusterSettings(Settings):
     operator_namespace: str | None = None
     """Namespace of the operator's own pods, labelled `app.kubernetes.io/name: rlhfless`: they may reach function pods
     too, to ask whether they are busy. Without it a cut is not waited for."""
+    egress: Literal["open", "restricted"] = "open"
+    """Where function pods may connect to: anywhere, or only to what their job needs: names, its stores, the model hub,
+    its reward servers."""
+    egress_rules: list[KubernetesObject] = Field(default=[])
+    """What restricted pods may connect to besides, as rules of a NetworkPolicy's `egress`; as JSON."""
     ingress: str | None = None
     """Base address for requests to functions, with the Service's name as `Host`; each Service's own address
     if left out, which needs the cluster's names to resolve where the operator runs."""
@@ -100,13 +105,10 @@ class ClusterSettings(Settings):
         as_json = self.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(_JSON))
         written: dict[str, str] = {}
         for name, value in changed.items():
-            match value:
-                case list():
-                    text = ",".join(value)
-                case dict():
-                    text = json.dumps(as_json[name])
-                case _:
-                    text = str(value)
+            if name in _JSON:
+                text = json.dumps(as_json[str(type(self).model_fields[name].alias)])
+            else:
+                text = ",".join(value) if isinstance(value, list) else str(value)
             written[variable_of(name)] = text
         return written
 
@@ -121,7 +123,7 @@ def _read(name: str, field: FieldInfo, text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write an object") from error
+            raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write JSON") from error
     if name == "namespaces":
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in ("metrics_port", "liveness_port", "initial_scale"):

@@ -1,5 +1,6 @@
 """Where the functions of the operator's jobs run: Knative Services, watched by one watch."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.workplace import MakePlatform
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodWatch
@@ -38,7 +40,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 client,
                 watch,
                 job=identity,
-                functions=functions_of(identity, job, root, settings),
+                functions=functions_of(identity, job, root, settings, os.environ),
                 settings=settings,
                 keep_alive={
                     "generation": spec.generation.keep_alive or 0.0,
@@ -53,9 +55,12 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
 
 
 def functions_of(
-    identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings
+    identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings, environment: Mapping[str, str]
 ) -> Mapping[Stage, StageFunction]:
     """The stages of a job, each with its pods: what the stage says over what the job says over the cluster's defaults.
+
+    Args:
+        environment: the operator's own, which names the stores that the functions use too.
 
     Raises:
         ValueError: a rehearsal's model is not known or fits no such GPU.
@@ -68,7 +73,9 @@ def functions_of(
         "preparation": spec.preparation.pods,
         "learning": spec.learning.pods,
     }
-    return {
-        stage: StageFunction(identity, stage, merge_pods(settings.pods, spec.pods, own), root, env)
-        for stage, own in pods.items()
-    }
+    functions = {}
+    for stage, own in pods.items():
+        merged = merge_pods(settings.pods, spec.pods, own)
+        connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
+        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to)
+    return functions

@@ -99,7 +99,9 @@ class JobObjects:
         try:
             async with asyncio.timeout(self._patience):
                 token = await self._token()
-                await self._apply(self._policies, manifests.network_policy(self._job, self._settings))
+                connects_to = {url for function in self._functions for url in function.connects_to}
+                policy = manifests.network_policy(self._job, self._settings, connects_to)
+                await self._apply(self._policies, policy)
                 async with asyncio.TaskGroup() as tasks:
                     making = {function.stage: tasks.create_task(self._serve(function)) for function in self._functions}
             return OpenJob(token, {stage: task.result() for stage, task in making.items()})

@@ -6,7 +6,7 @@ from step to step is in the requests, and in the pointer file that `RLHFLESS_PRE
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from rlhfless_functions.api import Stage
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.egress import egress_rules
 from rlhfless_operator.pods import PodsSpec, ResourcesSpec, TolerationSpec, VolumeSpec, overlay
 
 Manifest = dict[str, Any]
@@ -59,6 +60,8 @@ class StageFunction:
     """URI of the job's folder."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables of rlhfless' own, the same for the whole job."""
+    connects_to: frozenset[str] = frozenset()
+    """URLs of what the job's pods need."""
 
     @property
     def name(self) -> str:
@@ -108,22 +111,30 @@ def token_secret(job: JobIdentity, token: str) -> Manifest:
     }
 
 
-def network_policy(job: JobIdentity, settings: ClusterSettings) -> Manifest:
+def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Iterable[str] = ()) -> Manifest:
     """Only Knative's own pods, which carry the requests, reach a job's functions; and the operator's, which ask them
-    whether they are busy, where its namespace is known."""
+    whether they are busy, where its namespace is known. Where pods are restricted, they reach only what they need.
+
+    Args:
+        connects_to: URLs of what the job's pods need.
+    """
     sources: list[Manifest] = [_from_namespace(settings.knative_namespace)]
     if settings.operator_namespace is not None:
         operator = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": MANAGER}}}
         sources.append(_from_namespace(settings.operator_namespace) | operator)
+    spec: Manifest = {
+        "podSelector": {"matchLabels": job_selector(job.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": sources}],
+    }
+    if settings.egress == "restricted":
+        spec["policyTypes"] = ["Ingress", "Egress"]
+        spec["egress"] = egress_rules(connects_to, job.namespace, settings.egress_rules)
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(job, policy_name(job.name)),
-        "spec": {
-            "podSelector": {"matchLabels": job_selector(job.name)},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": sources}],
-        },
+        "spec": spec,
     }
 
 

@@ -1,0 +1,113 @@
+"""What a job's pods have to connect to, and the rules of a NetworkPolicy that let them: pure functions.
+
+A NetworkPolicy knows no names of hosts. So a Service of the cluster becomes the namespace that it is in, an address
+becomes itself, and any other name becomes its port, everywhere but on link-local addresses, where clouds give out the
+credentials of nodes.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlhfless_functions.settings import DataSettings
+from rlhfless_operator.paths import is_uri
+from rlhfless_operator.spec import RLHFJob
+
+Rule = dict[str, Any]
+
+HUB = "https://huggingface.co"
+_S3 = "https://s3.amazonaws.com"
+_SOME_STORE = "https://store.invalid"
+"""A store of which no more is known than that it speaks HTTPS."""
+_PORTS = {"http": 80, "https": 443}
+_NAMES: Rule = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+_ANYWHERE: tuple[Rule, ...] = (
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+    {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
+)
+
+
+def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set[str]:
+    """What the functions of a job connect to, as URLs: stores, the model hub and reward servers.
+
+    Args:
+        job: with resolved paths.
+        root: URI of the job's folder.
+        environment: the operator's, whose `AWS_ENDPOINT_URL` and `HF_ENDPOINT` are the functions' too.
+    """
+    found = {reward.http.url for reward in job.spec.rewards if reward.http is not None}
+    for source in (root, *_files(job)):
+        if is_uri(source):
+            found |= {_store(source, environment)} - {""}
+    if any(not is_uri(name) and not name.startswith("/") for name in _models(job)):
+        found.add(environment.get("HF_ENDPOINT") or HUB)
+    return found
+
+
+def egress_rules(addresses: Iterable[str], namespace: str, further: Iterable[Rule]) -> list[Rule]:
+    """The rules that let pods connect to addresses.
+
+    Args:
+        addresses: URLs.
+        namespace: the pods' own.
+        further: rules to add, as Kubernetes defines them.
+    """
+    rules = [_NAMES]
+    for address in sorted(addresses):
+        rule = _rule(address, namespace)
+        if rule not in rules:
+            rules.append(rule)
+    return [*rules, *further]
+
+
+def _rule(address: str, namespace: str) -> Rule:
+    parts = urlsplit(address)
+    host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
+    ports = [{"port": port, "protocol": "TCP"}]
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return {"to": [{"ipBlock": {"cidr": f"{ip}/{ip.max_prefixlen}"}}], "ports": ports}
+    labels = host.removesuffix(".").removesuffix(".cluster.local").split(".")
+    # The port of a Service need not be that of its pods.
+    if len(labels) == 1:
+        return {"to": [_pods_of(namespace)]}
+    if len(labels) == 3 and labels[2] == "svc":
+        return {"to": [_pods_of(labels[1])]}
+    return {"to": [*_ANYWHERE], "ports": ports}
+
+
+def _pods_of(namespace: str) -> Rule:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+
+
+def _store(uri: str, environment: Mapping[str, str]) -> str:
+    """Where a URI's store is; empty for what is no network's."""
+    scheme = uri.rpartition("::")[2].partition("://")[0]
+    if scheme in ("file", "local", "memory"):
+        return ""
+    if scheme in ("s3", "s3a"):
+        return environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or _S3
+    if scheme in _PORTS:
+        return uri.rpartition("::")[2]
+    return HUB if scheme == "hf" else _SOME_STORE
+
+
+def _files(job: RLHFJob) -> Iterator[str]:
+    spec = job.spec
+    yield from _models(job)
+    data: list[DataSettings] = [spec.data, *([spec.evaluation.data] if spec.evaluation else [])]
+    yield from (each.source for each in data)
+    yield from (reward.python.file for reward in spec.rewards if reward.python is not None)
+    if spec.rehearsal is not None:
+        yield spec.rehearsal.trace
+
+
+def _models(job: RLHFJob) -> Iterator[str]:
+    yield job.spec.model.source
+    if job.spec.model.tokenizer is not None:
+        yield job.spec.model.tokenizer
+    yield from (reward.model.source for reward in job.spec.rewards if reward.model is not None)
