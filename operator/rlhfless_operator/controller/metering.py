@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage
+from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage, Started
 from rlhfless_operator.controller.metrics import JobMeter
 from rlhfless_operator.controller.workplace import ClusterPlatform
 from rlhfless_operator.platforms.base import Preload
@@ -37,10 +37,12 @@ class MeteredPlatform:
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """As the platform does."""
         await self._open()
-        self._begins(request.key.stage)
+        began = self._begins(request.key.stage)
         try:
             async with aclosing(self._platform.run(request)) as events:
                 async for event in events:
+                    if isinstance(event, Started) and event.cold_start is None and began is not None:
+                        self._meter.metrics.control.observe(time.monotonic() - began)
                     if isinstance(event, Samples | Done):
                         self._meter.moved()
                     if isinstance(event, Samples) and isinstance(request, GenerationRequest):
@@ -61,10 +63,11 @@ class MeteredPlatform:
                 self._is_open = True
                 self._on_ready()
 
-    def _begins(self, stage: Stage) -> None:
-        if self._running == 0 and self._last is not None and self._last[0] != stage:
-            self._meter.metrics.control.observe(time.monotonic() - self._last[1])
+    def _begins(self, stage: Stage) -> float | None:
+        """Count a request in; for the first one after another stage, when that had ended."""
+        first = self._running == 0 and self._last is not None and self._last[0] != stage
         self._running += 1
+        return self._last[1] if first and self._last is not None else None
 
     def _took(self, request: GenerationRequest, event: Samples) -> None:
         if request.purpose == "training":

@@ -84,7 +84,9 @@ class OperatorMetrics:
         self.api_requests = counter("operator_api_requests_total", "Requests for jobs, by verb.", "verb")
         self.jobs = gauge("operator_jobs", "Jobs that the operator knows.")
         self.control = histogram(
-            "control_seconds", "Time from the end of a stage to the first request of the next.", _SHORT
+            "control_seconds",
+            "Time from the end of a stage until a running instance has taken the first request of the next.",
+            _SHORT,
         )
 
     def requested(self, verb: str) -> None:
