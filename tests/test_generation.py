@@ -254,6 +254,41 @@ def test_samples_can_move_many_times(
     assert last.result.response_tokens < sum(len(rollout.response_tokens) for rollout in whole.values()) / 2
 
 
+def test_parts_that_the_sender_has_heard_of_are_not_looked_at(
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+) -> None:
+    first = run(make_request("first", flush_seconds=0.1), stop_at=25)
+    *heard, last = first.result.parts
+    finished = {key for key, part in first.announced(Samples) if part in heard}
+    left = [sample for sample in make_request().samples if (sample.prompt, sample.index) not in finished]
+    assert finished and left
+    for part in heard:
+        artifacts.write_bytes(part, b"no rollouts")
+    changes = {
+        "samples": left,
+        "resume_from": [make_request("first").sink],
+        "known_until": {make_request("first").sink: heard[-1]},
+    }
+    second = run(make_request("second", **changes))
+    assert second.finished() == {key: rollout for key, rollout in whole.items() if key not in finished}
+    kept = sum(len(rollout.response_tokens) for rollout in read_rollouts([last]).values() if not rollout.finished)
+    assert kept > 0
+    asked = sum(len(rollout.response_tokens) for key, rollout in whole.items() if key not in finished)
+    assert second.result.response_tokens <= asked - kept
+
+
+def test_a_single_part_can_be_gone_on_from(
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+) -> None:
+    first = run(make_request("first", flush_seconds=0.1), stop_at=25)
+    snapshot = first.announced(Partial)[-1][1]
+    held = read_rollouts([snapshot])
+    second = run(make_request("second", resume_from=[snapshot]))
+    assert second.finished() == whole
+    total = sum(len(rollout.response_tokens) for rollout in whole.values())
+    assert second.result.response_tokens == total - sum(len(rollout.response_tokens) for rollout in held.values())
+
+
 def test_the_same_attempt_on_another_instance_keeps_the_parts_of_the_first(
     make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
 ) -> None:
@@ -349,7 +384,8 @@ def test_progress_is_told_no_more_often_than_asked(make_request: Callable[..., G
     request = make_request(progress_seconds=0.1)
     outcome = run(request, step=0.03)
     progress = [event for event in outcome.events if isinstance(event, Progress)]
-    assert len(progress) == 10  # Forty steps of 0.03 s; one event in four of them.
+    # When it begins to generate, and then forty steps of 0.03 s, with one event in four of them.
+    assert len(progress) == 1 + 10
     for event in progress:
         assert event.finished + event.running + event.waiting == len(request.samples)
         assert len(event.lengths) == event.running

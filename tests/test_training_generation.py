@@ -17,6 +17,8 @@ from rlhfless_functions.api import (
     FinishedSample,
     GenerationRequest,
     GenerationResult,
+    Partial,
+    Progress,
     Samples,
     SampleTask,
     Started,
@@ -113,7 +115,7 @@ class RandomMoves:
 
 
 def make_request(
-    part: str, attempt: int, samples: list[SampleTask], sink: str, resume_from: list[str]
+    part: str, attempt: int, samples: list[SampleTask], sink: str, resume_from: list[str], known_until: dict[str, str]
 ) -> GenerationRequest:
     return GenerationRequest(
         key=TaskKey(job_uid="u", step=3, stage="generation", part=part, attempt=attempt),
@@ -126,6 +128,7 @@ def make_request(
         seed=0,
         sink=sink,
         resume_from=resume_from,
+        known_until=known_until,
     )
 
 
@@ -270,6 +273,96 @@ async def test_a_request_resumes_only_from_where_its_samples_have_been() -> None
     *first, (_, gathered) = resumed.items()
     assert all(sinks == [] for _, sinks in first)
     assert sorted(gathered) == sorted(sink for sink, _ in first)
+
+
+@dataclass
+class MoveWhenHeard:
+    """Moves an actor's samples to the other once both have said how far they are."""
+
+    done: bool = False
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        if self.done or len(actors) < 2 or not all(s.tokens for actor in actors for s in actor.samples.values()):
+            return []
+        self.done = True
+        return [Move(actors[0].name, tuple(actors[0].samples), actors[1].name)]
+
+
+@dataclass
+class FlushingPlatform:
+    """Finishes the first sample of a share, flushes the others, says how far it is, and then waits to be cut."""
+
+    requests: list[GenerationRequest] = field(default_factory=list)
+
+    async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.requests.append(request)
+        first, *others = (
+            FinishedSample(prompt=each.prompt, index=each.index, tokens=7, finish_reason="cut")
+            for each in request.samples
+        )
+        yield Started(instance="i")
+        if request.resume_from:
+            # A read of what others had published, in which nothing is generated.
+            await asyncio.sleep(0.1)
+            yield Progress(finished=0, running=0, waiting=len(request.samples), tokens=0)
+            for number, each in enumerate([first, *others]):
+                yield Samples(samples=[each], part=f"{request.sink}/{number}.parquet")
+            yield Done(result={})
+            return
+        yield Progress(finished=0, running=0, waiting=len(request.samples), tokens=0)
+        yield Partial(samples=[first, *others], part=f"{request.sink}/0.parquet")
+        yield Partial(samples=others, part=f"{request.sink}/1.parquet")
+        yield Samples(samples=[first], part=f"{request.sink}/1.parquet")
+        yield Samples(samples=[], part=f"{request.sink}/2.parquet")
+        lengths = [(each.prompt, each.index, 9) for each in others]
+        while True:
+            yield Progress(finished=1, running=2, waiting=0, tokens=14, lengths=lengths)
+            await asyncio.sleep(0.01)
+
+
+async def test_who_goes_on_reads_what_has_not_been_heard_of_and_the_newest_snapshot() -> None:
+    platform = FlushingPlatform()
+    await run_stage(platform, shares_of(3, 2, 2), MoveWhenHeard())
+    *first, gathered = platform.requests
+    assert [request.resume_from for request in first] == [[], []]
+    sinks = {request.sink for request in first}
+    assert set(gathered.resume_from) == sinks | {f"{sink}/1.parquet" for sink in sinks}
+    assert gathered.known_until == {sink: f"{sink}/2.parquet" for sink in sinks}
+    assert len(gathered.samples) == 4
+
+
+async def test_nobody_is_cut_again_before_it_goes_on() -> None:
+    early = 0
+
+    class Watching(UnreliablePlatform):
+        async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+            nonlocal early
+            went_on = False
+            try:
+                async for event in super().run(request):
+                    went_on = went_on or isinstance(event, Samples | Done)
+                    yield event
+            finally:
+                early += bool(request.resume_from) and not went_on
+
+    for seed in range(20):
+        chance = random.Random(seed)
+        _, outcome, _ = await run_stage(Watching(chance), shares_of(6, 4, 4), RandomMoves(chance, 1.0))
+        assert outcome.cuts > 0
+    assert early == 0
+
+
+async def test_a_pause_lasts_until_something_is_generated_again() -> None:
+    platform = FlushingPlatform()
+    _, outcome, _ = await run_stage(platform, shares_of(3, 2, 2), MoveWhenHeard())
+    (pause,) = outcome.pauses
+    assert pause >= 0.1
+    # What it had been given is not its work either.
+    *_, gathered = outcome.stretches
+    assert set(gathered.begun.values()) == {9}
 
 
 async def test_what_a_request_did_says_how_fast_its_instance_is() -> None:

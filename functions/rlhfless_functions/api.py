@@ -119,7 +119,11 @@ class GenerationRequest(BaseRequest):
     sink: str
     """URI of the folder that this attempt writes its rollout parts to."""
     resume_from: list[str] = []
-    """Sinks of earlier attempts: samples finished there are not generated again, partial ones are continued."""
+    """Sinks of earlier attempts, or single parts of them: samples finished there are not generated again, partial ones
+    are continued."""
+    known_until: dict[str, str] = {}
+    """By such a sink, the newest of its parts that the sender has heard of: it and those before it are passed over. All
+    that they hold is finished, so that it is not asked for, or `resume_from` names them."""
     flush_seconds: float = Field(default=5.0, gt=0)
     """Longest time that generated tokens are kept in the instance alone."""
     progress_seconds: float = Field(default=1.0, gt=0)

@@ -65,7 +65,8 @@ class Generator:
             prompts = _prompts(request)
             parts = rollout_parts(request.sink)
             wanted = {(sample.prompt, sample.index) for sample in request.samples}
-            earlier = find_earlier([*request.resume_from, request.sink], wanted, request.weights.version)
+            places = [*request.resume_from, request.sink]
+            earlier = find_earlier(places, wanted, request.weights.version, request.known_until)
             for part, rollouts in earlier.finished.items():
                 context.emit(Samples(samples=announced(rollouts), part=part))
             with RolloutPublisher(request.sink, parts, context.emit) as publisher:
@@ -118,9 +119,13 @@ class _Share:
     def generate(self, engine: Engine) -> None:
         """Step until the share is done or the task is told to stop, publishing on the way."""
         run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
+        # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
+        self._context.emit(self._progress(run))
         now = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
+        # What was gathered from many sinks is in one from now on, for whoever goes on from here.
+        self._publish(partials=True)
         while (run.running or run.waiting) and self._context.stop_reason is None:
             self._take(self._step(run), schedule)
             now = self._clock()

@@ -99,10 +99,11 @@ class RolloutPublisher:
         if previous is not None:
             previous.result()
         write_rollouts(uri, [*finished, *partial])
-        if finished:
-            self._emit(Samples(samples=announced(finished), part=uri))
+        # Of a part whose announcement is broken off, at least the unfinished samples are known to be there.
         if partial:
             self._emit(Partial(samples=announced(partial), part=uri))
+        if finished:
+            self._emit(Samples(samples=announced(finished), part=uri))
 
 
 def announced(rollouts: Iterable[Rollout]) -> list[FinishedSample]:

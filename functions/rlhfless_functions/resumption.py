@@ -1,6 +1,6 @@
 """What earlier attempts left of a share: finished samples, and the longest partial ones."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,19 +23,33 @@ def rollout_parts(sink: str) -> list[str]:
     return [uri for uri in artifacts.list_files(sink) if uri.endswith(".parquet")]
 
 
-def find_earlier(sinks: Iterable[str], wanted: Collection[tuple[int, int]], version: int) -> EarlierSamples:
+def find_earlier(
+    places: Iterable[str],
+    wanted: Collection[tuple[int, int]],
+    version: int,
+    known_until: Mapping[str, str] | None = None,
+) -> EarlierSamples:
     """Look through earlier attempts.
 
     Args:
-        sinks: their folders, in any order.
+        places: their folders or single parts, in any order.
         wanted: the samples of the share.
         version: only tokens that were all sampled at this weights version count.
+        known_until: by folder, a part that is passed over with all before it.
 
     Raises:
         ArtifactError: if the store cannot be read.
     """
+    passed_over = known_until or {}
+
+    def parts_of(place: str) -> list[str]:
+        if place.endswith(".parquet"):
+            return [place]
+        return [part for part in rollout_parts(place) if part > passed_over.get(place, "")]
+
     with ThreadPoolExecutor(8) as pool:
-        parts = [part for listed in pool.map(rollout_parts, dict.fromkeys(sinks)) for part in listed]
+        listed = pool.map(parts_of, dict.fromkeys(places))
+        parts = list(dict.fromkeys(part for found in listed for part in found))
         contents = list(pool.map(lambda part: read_rollouts([part], wanted), parts))
     earlier = EarlierSamples()
     finished: set[tuple[int, int]] = set()

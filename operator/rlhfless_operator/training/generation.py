@@ -27,8 +27,8 @@ LOOK_SECONDS = 0.25
 _LOOK_SHARE = 0.05
 """Most of the driver's time that may go into such looks."""
 
-RequestMaker = Callable[[str, int, list[SampleTask], str, list[str]], GenerationRequest]
-"""(part, attempt, samples, sink, resume_from) → request."""
+RequestMaker = Callable[[str, int, list[SampleTask], str, list[str], dict[str, str]], GenerationRequest]
+"""(part, attempt, samples, sink, resume_from, known_until) → request."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Actor:
     failures: int = 0
     """Losses in a row without a sample finished in between."""
     cut_at: float | None = None
-    """When its request was cut by choice; None while it was not."""
+    """When its request was cut by choice; None once it goes on."""
 
     @property
     def name(self) -> str:
@@ -118,6 +118,12 @@ class _Heard:
     finished: int = 0
     first: float = math.inf
     last: float = -math.inf
+
+    def now(self, tokens: dict[Key, int]) -> None:
+        """It generates, and has come so far: the first time, before it has decoded anything."""
+        self.tokens.update(tokens)
+        self.last = time.monotonic()
+        self.first = min(self.first, self.last)
 
     def stretch(self) -> Stretch | None:
         if self.last <= self.first or not self.tokens:
@@ -156,6 +162,8 @@ class _Stage:
         self._published: dict[Key, int] = {}
         self._sinks_before = list(outcome.sinks)
         self._sinks_of: dict[Key, list[str]] = defaultdict(list)
+        self._known_until: dict[str, str] = {}
+        self._partials_of: dict[str, str] = {}
         self._look_at = -math.inf
         self._tasks = asyncio.TaskGroup()
 
@@ -211,21 +219,25 @@ class _Stage:
         sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
         keys = [_key(sample) for sample in actor.samples]
         earlier = dict.fromkeys(name for key in keys for name in self._sinks_of[key])
-        request = self._make_request(actor.name, actor.attempts, actor.samples, sink, [*self._sinks_before, *earlier])
+        # Of the parts that were heard of, only a sink's newest with unfinished samples has anything to go on with.
+        partials = [self._partials_of[name] for name in earlier if name in self._partials_of]
+        known = {name: self._known_until[name] for name in earlier if name in self._known_until}
+        places = [*self._sinks_before, *earlier, *partials]
+        request = self._make_request(actor.name, actor.attempts, actor.samples, sink, places, known)
         self._outcome.sinks.append(sink)
         for key in keys:
             self._sinks_of[key].append(sink)
         actor.attempts += 1
-        heard = _Heard({key: self._published.get(key, 0) for key in keys})
+        held = self._migration.actors[actor.name].samples
+        heard = _Heard({key: held[key].tokens for key in keys})
         error: InstanceLostError | TaskFailedError | None = None
-        cut_at, actor.cut_at = actor.cut_at, None
         try:
             async with aclosing(self._platform.run(request)) as events:
                 async for event in events:
-                    if cut_at is not None:
-                        self._outcome.pauses.append(time.monotonic() - cut_at)
-                        cut_at = None
                     self._take(actor, event, heard, sink)
+                    if actor.cut_at is not None and heard.first < math.inf:
+                        self._outcome.pauses.append(heard.first - actor.cut_at)
+                        actor.cut_at = None
                     self._on_event(actor.number, event)
                     self._look()
             if heard.finished == 0:
@@ -236,6 +248,7 @@ class _Stage:
             # Of a request that was cut, too: closing its stream has let the instance publish what it had.
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
+        actor.cut_at = None
         if error is not None:
             actor.failures = 1 if heard.finished else actor.failures + 1
             self._outcome.lost += 1
@@ -245,22 +258,24 @@ class _Stage:
         return error is not None
 
     def _take(self, actor: _Actor, event: Event, heard: _Heard, sink: str) -> None:
-        now = time.monotonic()
-        heard.first = min(heard.first, now)
         if isinstance(event, Progress):
             lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
-            heard.tokens.update(lengths)
-            heard.last = now
+            heard.now(lengths)
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
             heard.finished += len(event.samples)
             # What an earlier request had finished is announced again, and says nothing of this one's speed.
             if event.part.startswith(sink):
-                heard.tokens.update({(each.prompt, each.index): each.tokens for each in event.samples})
-                heard.last = now
+                self._known_until[sink] = event.part
+                heard.now({(each.prompt, each.index): each.tokens for each in event.samples})
             self._migration.finished(actor.name, self._completion.take(event))
         elif isinstance(event, Partial):
-            self._published.update({(each.prompt, each.index): each.tokens for each in event.samples})
+            self._known_until[sink] = self._partials_of[sink] = event.part
+            for each in event.samples:
+                key = (each.prompt, each.index)
+                self._published[key] = each.tokens
+                # It holds all that earlier sinks do.
+                self._sinks_of[key] = [sink]
 
     # --- chosen moves ---
 
@@ -268,6 +283,10 @@ class _Stage:
         """Ask whether anything should move; if so, cut whoever is part of it."""
         now = time.monotonic()
         if self._involved or now < self._look_at:
+            return
+        if any(actor.cut_at is not None for actor in self._actors.values()):
+            # To cut whoever has not gone on yet would be to read the same parts once more, and to gain nothing by it.
+            self._look_at = now + self._settings.look_seconds
             return
         self._moves = self._migration.decide(now)
         # Where there is so much to look at that it takes long, it is looked at less often.

@@ -99,6 +99,7 @@ class RequestBuilder:
         samples: list[SampleTask],
         sink: str,
         resume_from: list[str],
+        known_until: dict[str, str],
     ) -> GenerationRequest:
         """Generate an actor's share."""
         return GenerationRequest(
@@ -114,6 +115,7 @@ class RequestBuilder:
             seed=self._spec.seed,
             sink=sink,
             resume_from=resume_from,
+            known_until=known_until,
             flush_seconds=self._spec.generation.flush,
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
             engine=self.engine,

@@ -131,8 +131,8 @@ async def generate_and_prepare(
         async for group in generate(
             run.platform,
             plan.shares,
-            lambda part, attempt, samples, sink, resume_from: run.requests.generate(
-                step, purpose, weights, part, attempt, samples, sink, resume_from
+            lambda part, attempt, samples, sink, resume_from, known_until: run.requests.generate(
+                step, purpose, weights, part, attempt, samples, sink, resume_from, known_until
             ),
             generated,
             GenerationSettings(
