@@ -91,7 +91,11 @@ def job_of(
         "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": int(trace.response_tokens.max())},
         "batch": {"promptsPerStep": trace.prompts, "samplesPerPrompt": trace.samples},
         "steps": trace.epochs,
-        "generation": {"instances": {"min": actors if planning["policy"] == "even" else 1, "max": actors}},
+        "generation": {
+            "instances": {"min": actors if planning["policy"] == "even" else 1, "max": actors},
+            # The simulated stage has no step after it, for which instances could be kept.
+            "keepAlive": "0s",
+        },
         "planning": planning,
         "artifacts": {"uri": str(folder)},
         "rehearsal": {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from rlhfless_operator.policy.bounds import lower_bound
 from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.policy.lengths import rank_correlation
 from rlhfless_operator.policy.loads import Loads, SampleLoad
+from rlhfless_operator.policy.migration import Move
 from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
@@ -150,6 +152,31 @@ def test_our_rule_gathers_a_tail_and_saves():
         run = run_generation(given_out, PROFILE, outlook_of(given_out), Handling(rule, ready_seconds=3.0), max_batch=64)
         costs.append(sum(each.end - each.begin for each in run.held))
     assert costs[1] < 0.5 * costs[0]
+
+
+@dataclasses.dataclass
+class MovesAlways:
+    """Has the first actor's last sample moved to the second whenever it is asked."""
+
+    moved_at: list[float] = dataclasses.field(default_factory=list)
+
+    def due(self, actors, now):
+        return len(actors) > 1
+
+    def decide(self, actors, now):
+        self.moved_at.append(now)
+        return [Move(actors[0].name, (list(actors[0].samples)[-1],), actors[1].name)]
+
+
+def test_nobody_is_cut_again_before_those_who_were_go_on():
+    # As in the live loop, tests/test_training_generation.py.
+    rule = MovesAlways()
+    given_out = responses(*([400] * 16))
+    shares = [given_out[:8], given_out[8:]]
+    handling = Handling(rule, max_moves=100, tick_seconds=0.25, pause_seconds=1.0)
+    run_generation(shares, PROFILE, outlook_of(shares), handling, max_batch=64)
+    assert len(rule.moved_at) > 3
+    assert all(later - earlier >= 1.0 for earlier, later in pairwise(rule.moved_at))
 
 
 def test_a_lost_instance_costs_what_was_not_flushed():

@@ -25,7 +25,7 @@ class Handling:
     restarts_receiver: bool = False
     """Whether a running receiver is cut as well and computes its contexts again."""
     pause_seconds: float = 0.0
-    """What a cut costs a receiver besides."""
+    """What a cut costs a receiver besides; until all go on, nobody else is cut."""
     ready_seconds: float = 0.0
     """When instances are ready to work; what they take to start before that is charged but delays nobody."""
     failures_per_hour: float = 0.0
@@ -111,6 +111,7 @@ class _Stage:
         self._spot: set[str] = set()
         self._opened = 0
         self._version: dict[str, int] = {}
+        self._go_on_at = -math.inf
         self._result = GenerationRun()
         for share in shares:
             name = self._open(list(share), handling.ready_seconds)
@@ -212,7 +213,8 @@ class _Stage:
             if name in self._instances:
                 self._migration.progressed(name, self._instances[name].tokens())
         receivers: set[str] = set()
-        for move in self._migration.decide(now):
+        for move in self._migration.decide(now) if now >= self._go_on_at else []:
+            self._go_on_at = now + self._handling.pause_seconds
             self._move(move, now, first=move.destination not in receivers)
             if move.destination is not None:
                 receivers.add(move.destination)
