@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from control_plane import ApiServer
@@ -373,6 +374,16 @@ def test_a_leader_that_stops_lets_the_next_in(jobs: Jobs, tmp_path: Path) -> Non
     with running_operator(tmp_path, election=election):
         jobs.apply(small_job())
         jobs.wait_phase("job", "Succeeded")
+
+
+def test_an_operator_that_waits_to_lead_ends_when_told_to(jobs: Jobs, tmp_path: Path) -> None:
+    with running_operator(tmp_path, election=Election(jobs.namespace, duration=3600, renewal=10, retry=1)):
+        leading = wait_for(lambda: leader(jobs))
+        with operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as waiting:
+            wait_for(lambda: any(one.status == "LISTEN" for one in psutil.Process(waiting.pid).net_connections()))
+            waiting.terminate()
+            assert waiting.wait(60) == 0, "the first process of a container is not ended by a signal that it ignores"
+        assert leader(jobs) == leading
 
 
 def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_path: Path) -> None:

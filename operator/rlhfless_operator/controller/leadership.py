@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,17 @@ class Election:
 
 
 async def lead(
-    client: ApiClient, election: Election, identity: str, operate: Callable[[asyncio.Event], Awaitable[None]]
+    client: ApiClient,
+    election: Election,
+    identity: str,
+    operate: Callable[[asyncio.Event], Awaitable[None]],
+    ended: asyncio.Event,
 ) -> None:
     """Wait until this operator leads, and operate until told to end; then let the next one in at once.
 
     Args:
         operate: given an event, at which it has to end.
+        ended: ends the wait; it is up to `operate` to heed it afterwards.
 
     Raises:
         LeadershipLostError: after `operate` has ended because the Lease was lost.
@@ -56,7 +61,9 @@ async def lead(
             onstopped_leading=_nothing,
         )
     )
-    await elector.acquire()
+    if not await _unless(ended, elector.acquire()):
+        await lock.release()
+        return
     stop = asyncio.Event()
     renewing = asyncio.create_task(elector.renew_loop())
     operating = asyncio.ensure_future(operate(stop))
@@ -79,6 +86,21 @@ async def lead(
 def own_namespace() -> str | None:
     """The namespace of the pod that this process is in; None outside a cluster."""
     return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else None
+
+
+async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Work until it is done or the event is set; whether it is done."""
+    working, ending = asyncio.create_task(work), asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
 
 
 async def _nothing() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import socket
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +59,11 @@ class Operator:
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Operate until SIGTERM or SIGINT, or until `stop` is set."""
+        stop = stop or asyncio.Event()
+        if threading.current_thread() is threading.main_thread():
+            # Whoever waits to lead is the first process of its container, which no signal ends that it does not handle.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
         identity = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
         metrics = OperatorMetrics()
@@ -79,14 +86,14 @@ class Operator:
                 serve_liveness(handlers.stuck, self.settings.liveness_port) as self.liveness_port,
             ):
                 if self.election is None:
-                    await self._operate(handlers, stop or asyncio.Event())
+                    await self._operate(handlers, stop)
                 else:
-                    await lead(client, self.election, identity, lambda lost: self._operate(handlers, lost, stop))
+                    await lead(client, self.election, identity, lambda lost: self._operate(handlers, lost, stop), stop)
 
-    async def _operate(self, handlers: Handlers, *stops: asyncio.Event | None) -> None:
+    async def _operate(self, handlers: Handlers, *stops: asyncio.Event) -> None:
         registry = kopf.OperatorRegistry()
         handlers.register(registry)
-        ends = [asyncio.create_task(stop.wait()) for stop in stops if stop is not None]
+        ends = [asyncio.create_task(stop.wait()) for stop in stops]
         ended = asyncio.get_running_loop().create_future()
         for end in ends:
             end.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
