@@ -1,0 +1,96 @@
+"""What platform engineers do while jobs run: evict pods, set a quota, upgrade the chart, uninstall it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.chart import Chart
+from harness.jobs import Jobs, in_stage, short, steps_of, weights_of
+from harness.kubectl import Kubectl
+from harness.storage import Storage
+
+KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
+STEPS = 3
+
+
+@pytest.fixture
+def jobs(chart: Chart, kubectl: Kubectl) -> Jobs:
+    return Jobs(kubectl)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
+    """Checksum of the weights of a run that nothing happens to."""
+    jobs = Jobs(kubectl)
+    jobs.apply(short("calm", steps=STEPS, **KEPT))
+    jobs.wait_succeeded("calm", 600)
+    jobs.delete("calm")
+    return weights_of(storage, "/artifacts/runs/calm")
+
+
+def finish(jobs: Jobs, storage: Storage, name: str, undisturbed: str) -> None:
+    assert jobs.wait_succeeded(name, 900)["step"] == STEPS
+    assert weights_of(storage, f"/artifacts/runs/{name}") == undisturbed
+    assert steps_of(storage, f"/artifacts/runs/{name}") == list(range(1, STEPS + 1))
+    jobs.delete(name)
+
+
+def test_evicted_pods_hand_over_their_work(jobs: Jobs, storage: Storage, undisturbed: str) -> None:
+    kubectl = jobs.kubectl
+    jobs.apply(short("evicted", steps=STEPS, **KEPT))
+    jobs.wait("evicted", "generates", in_stage("generation", storage, "/artifacts/runs/evicted"), 400)
+    # As `kubectl drain` does it, which would also evict what the rest of the cluster runs on its only node.
+    for pod in kubectl.list("pods", **{"rlhfless.io__job": "evicted"}):
+        evict(kubectl, pod["metadata"]["name"])
+    finish(jobs, storage, "evicted", undisturbed)
+
+
+def evict(kubectl: Kubectl, pod: str) -> None:
+    eviction = f'{{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {{"name": "{pod}"}}}}'
+    kubectl("create", "--raw", f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction", "-f", "-", given=eviction)
+
+
+@pytest.fixture
+def full_quota(kubectl: Kubectl) -> Iterator[dict[str, Any]]:
+    """A quota that has room for one more pod, and none for the functions of a job."""
+    pods = len(kubectl.list("pods"))
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "tight"}}
+    kubectl.apply(quota | {"spec": {"hard": {"pods": str(pods + 1)}}})
+    yield quota
+    kubectl("delete", "resourcequota", "tight", "--ignore-not-found")
+
+
+def test_a_job_waits_for_quota_and_goes_on(
+    jobs: Jobs, storage: Storage, undisturbed: str, full_quota: dict[str, Any]
+) -> None:
+    jobs.apply(short("squeezed", steps=STEPS, **KEPT))
+    jobs.kubectl.wait_until(
+        "the quota is named",
+        lambda: "tight" in jobs.kubectl("get", "events", "--field-selector=reason=FailedCreate", "--output=json"),
+        300,
+    )
+    assert jobs.status("squeezed").get("phase") not in ("Failed", "Succeeded")
+    jobs.kubectl("delete", "resourcequota", "tight")
+    finish(jobs, storage, "squeezed", undisturbed)
+
+
+def test_an_upgrade_in_mid_run_changes_nothing(jobs: Jobs, storage: Storage, undisturbed: str, chart: Chart) -> None:
+    jobs.apply(short("upgraded", steps=STEPS, **KEPT))
+    jobs.wait("upgraded", "generates", in_stage("generation", storage, "/artifacts/runs/upgraded"), 400)
+    chart.install(podAnnotations={"rlhfless.io/upgraded": "true"})
+    finish(jobs, storage, "upgraded", undisturbed)
+
+
+def test_an_uninstalled_chart_leaves_jobs_that_can_be_deleted(jobs: Jobs, chart: Chart, kubectl: Kubectl) -> None:
+    jobs.apply(short("orphaned", steps=20, **KEPT))
+    jobs.wait("orphaned", "a step is done", lambda status: status.get("step", 0) >= 1, 400)
+    chart.uninstall()
+    try:
+        assert "orphaned" in kubectl("get", "rlhf")
+        jobs.delete("orphaned", wait=False)
+        # docs/operations.md: nobody is left to take the finalizer off.
+        kubectl("patch", "rlhf", "orphaned", "--type=merge", '--patch={"metadata":{"finalizers":null}}')
+        kubectl.wait_until("nothing is left", lambda: not jobs.objects("orphaned"), 180)
+    finally:
+        chart.install()
