@@ -19,7 +19,7 @@ from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import MakePlatform, Pacing
+from rlhfless_operator.controller.workplace import MakePlatform, Pacing, Tell
 from rlhfless_operator.crd import crd
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.spec import API_VERSION, RLHFJob
@@ -56,7 +56,9 @@ def emulated(emulation: Emulation) -> OpenPlatforms:
 
     @asynccontextmanager
     async def open_platforms(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-        def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> EmulatedPlatform:
+        def make(
+            resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
+        ) -> EmulatedPlatform:
             return EmulatedPlatform(emulation, on_state)
 
         yield make

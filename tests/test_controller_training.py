@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from operator_harness import fresh_namespace, job_server, running_operator
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import MakePlatform
+from rlhfless_operator.controller.workplace import MakePlatform, Tell
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.spec import RLHFJob
@@ -44,7 +44,7 @@ class LocalFunctions(LocalPlatform):
 
 @asynccontextmanager
 async def local_functions(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> LocalFunctions:
+    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> LocalFunctions:
         return LocalFunctions(
             keep_alive={"generation": 60.0, "preparation": 60.0, "learning": 60.0},
             threads={"generation": 1, "preparation": 1, "learning": 1},

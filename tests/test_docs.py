@@ -12,6 +12,8 @@ PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.gl
 NOTHING_WRONG = {
     Reason.VALID,
     Reason.SERVICES_CREATED,
+    Reason.PREFLIGHT_PASSED,
+    Reason.PODS_WORK,
     Reason.TRAINING,
     Reason.NOT_SUSPENDED,
     Reason.SUCCEEDED,

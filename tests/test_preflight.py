@@ -3,6 +3,7 @@
 With KUBEBUILDER_ASSETS it also asks a control plane of the tests' own, with KUBECONFIG that cluster.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from rlhfless_operator.cli import app
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.crd import crd
 from rlhfless_operator.pods import PodsSpec
-from rlhfless_operator.preflight import Finding, describe, failed, preflight, stages_of
+from rlhfless_operator.preflight import ClusterLook, Finding, describe, failed, preflight, stages_of
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -374,6 +375,34 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
         "definition": "error",
         "artifacts": "ok",
     }
+
+
+async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServer) -> None:
+    configuration = Configuration()
+    await config.load_kube_config(config_file=str(server.kubeconfig), client_configuration=configuration)
+    asked = []
+    async with ApiClient(configuration) as client:
+        request = client.rest_client.request
+
+        async def counted(method: str, url: str, **rest: Any) -> Any:
+            asked.append(url)
+            return await request(method, url, **rest)
+
+        client.rest_client.request = counted
+        look = ClusterLook(client, SETTINGS)
+        stages = stages_of(SETTINGS, None)
+        both = await asyncio.gather(*(look.at_job(stages, "default") for _ in range(20)))
+        one = [*both[0], *await look.at_installation()]
+        assert {finding.check for finding in one} >= {"knative/version", "capacity", "quota of default", "permissions"}
+        assert all(findings == both[0] for findings in both)
+        before = len(asked)
+        await look.at_job(stages, "default")
+        await look.at_installation()
+        assert len(asked) == before
+        forgetful = ClusterLook(client, SETTINGS, memory=0.0)
+        await forgetful.at_job(stages, "default")
+        await forgetful.at_job(stages, "default")
+        assert len(asked) == before + 2 * 6, "four ConfigMaps, nodes and quotas, twice"
 
 
 async def test_permissions_of_the_operators_account_are_looked_at(server: ApiServer) -> None:

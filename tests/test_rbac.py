@@ -304,7 +304,9 @@ def lives_to_its_deletion(cluster: Cluster) -> None:
     """A job is applied, succeeds, and is deleted by the operator when its time is over."""
     jobs = cluster.namespace("life")
     jobs.apply(small_job("life", steps=2))
-    assert jobs.wait_phase("life", "Succeeded", "Failed")["phase"] == "Succeeded", jobs.get("life")
+    status = jobs.wait_phase("life", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert "allow-zero-initial-scale" in condition(status, "ClusterReady")["message"], "the operator has looked itself"
     jobs.patch("life", {"spec": {"ttlAfterFinished": "0s"}})
     jobs.wait_gone("life")
 

@@ -8,7 +8,9 @@ from pydantic import Field, ValidationError
 from rlhfless_functions.settings import Settings
 from rlhfless_operator.training.status import RLHFJobStatus
 
-ConditionType = Literal["Accepted", "ServicesReady", "Progressing", "Suspended", "Complete", "Failed"]
+ConditionType = Literal[
+    "Accepted", "ClusterReady", "ServicesReady", "PodsHealthy", "Progressing", "Suspended", "Complete", "Failed"
+]
 
 
 class Condition(Settings):

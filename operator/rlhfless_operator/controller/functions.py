@@ -8,15 +8,17 @@ from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions.api import Stage
 from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsReport
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import MakePlatform
+from rlhfless_operator.controller.workplace import MakePlatform, Tell
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodWatch
 from rlhfless_operator.pods import PodsSpec, merge_pods
+from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
 from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.training.rehearsal import emulation_of
 
@@ -31,12 +33,27 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
         api: of the cluster; whoever makes it closes it.
     """
     client = KnativeClient(api, field_manager=FIELD_MANAGER)
+    look = ClusterLook(api, settings)
     async with PodWatch(client, settings.namespaces) as watch:
 
-        def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> KnativePlatform:
+        def make(
+            resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
+        ) -> ObservedPlatform:
             spec = job.spec
             identity = JobIdentity(resource.namespace, resource.name, resource.uid, API_VERSION, KIND)
-            return KnativePlatform(
+            report = PodsReport(tell)
+
+            def both(change: StateChange) -> None:
+                on_state(change)
+                report.changed(change)
+
+            async def look_around() -> list[Finding]:
+                # A role in some namespaces allows to list no nodes, and to read no definition.
+                everywhere = not settings.namespaces
+                installed = await look.at_installation(definition=everywhere)
+                return [*await look.at_job(stages_of(settings, job), resource.namespace, nodes=everywhere), *installed]
+
+            platform = KnativePlatform(
                 client,
                 watch,
                 job=identity,
@@ -48,8 +65,10 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                     "learning": spec.learning.keep_alive or 0.0,
                 },
                 stall_seconds=spec.limits.stall,
-                on_state=on_state,
+                on_state=both,
+                on_problem=report.trouble,
             )
+            return ObservedPlatform(platform, look_around, tell)
 
         yield make
 

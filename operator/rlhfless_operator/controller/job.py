@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from rlhfless_functions import artifacts
@@ -216,7 +217,8 @@ class Supervisor:
                 on_state(change)
                 self._meter.observe(change)
 
-            self._platform = self._place.make_platform(resource, job, folder.root, both)
+            tell = partial(publisher.tell, generation=resource.generation)
+            self._platform = self._place.make_platform(resource, job, folder.root, both, tell)
             return MeteredPlatform(self._platform, self._meter, lambda: publisher.found_services(resource.generation))
 
         def on_open(run: TrainingRun) -> None:

@@ -9,7 +9,7 @@ from rlhfless_operator.controller.conditions import Reason, Transition
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_writer import StatusWriter
 from rlhfless_operator.controller.workplace import Workplace
-from rlhfless_operator.resource_status import DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.resource_status import ConditionType, DriverStatus, ResourceStatus, read_resource_status
 from rlhfless_operator.training.status import RLHFJobStatus
 
 _MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
@@ -62,14 +62,12 @@ class Publisher:
 
     def found_services(self, generation: int) -> None:
         """The functions' Services are there."""
+        self.tell(conditions.SERVICES_READY, True, Reason.SERVICES_CREATED, "", generation=generation)
+
+    def tell(self, kind: ConditionType, true: bool, reason: Reason, message: str, *, generation: int) -> None:
+        """Set a condition beside the job's phase; it makes no event."""
         found = conditions.set_condition(
-            self.status.conditions,
-            conditions.SERVICES_READY,
-            True,
-            Reason.SERVICES_CREATED,
-            "",
-            generation=generation,
-            now=_now(),
+            self.status.conditions, kind, true, reason, message, generation=generation, now=_now()
         )
         self._update(conditions=found)
 

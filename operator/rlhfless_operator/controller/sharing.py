@@ -6,7 +6,7 @@ from decimal import Decimal
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import ClusterPlatform, MakePlatform
+from rlhfless_operator.controller.workplace import ClusterPlatform, MakePlatform, Tell
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
 from rlhfless_operator.pods import PodsSpec, merge_pods
@@ -23,9 +23,9 @@ def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatf
         return make_platform
     pools = {name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces)) for name, pool in settings.pools.items()}
 
-    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> ClusterPlatform:
+    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> ClusterPlatform:
         name = job.spec.pool or DEFAULT_POOL
-        inner = make_platform(resource, _keeping_nothing(job), root, on_state)
+        inner = make_platform(resource, _keeping_nothing(job), root, on_state, tell)
         return PooledPlatform(inner, resource, job, settings, name, pools.get(name))
 
     return make

@@ -1,13 +1,16 @@
 """What all supervisors of an operator share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.platforms.base import Platform, StateListener
+from rlhfless_operator.resource_status import ConditionType
 from rlhfless_operator.spec import RLHFJob
 
 
@@ -29,16 +32,23 @@ class ClusterPlatform(Platform, Protocol):
         """
 
 
+Tell = Callable[[ConditionType, bool, Reason, str], None]
+"""Sets a condition of a job: whether it is so, why, and the same in a sentence with the remedy."""
+
+
 class MakePlatform(Protocol):
     """Says where the functions of a job run."""
 
-    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> ClusterPlatform:
+    def __call__(
+        self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
+    ) -> ClusterPlatform:
         """A platform that is not open yet.
 
         Args:
             job: with resolved paths.
             root: URI of the job's folder.
             on_state: told of every change of an instance.
+            tell: what the job's user should know of the cluster.
         """
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from kubernetes.aio.client import ApiClient
 
@@ -35,6 +36,7 @@ _MAPS = ("features", "autoscaler", "defaults", "deployment")
 _PATIENCE_SECONDS = 5.0
 _PREFLIGHT = "preflight"
 _Object = dict[str, Any]
+Fetched = TypeVar("Fetched")
 
 
 async def preflight(
@@ -57,20 +59,90 @@ async def preflight(
     Raises:
         UnavailableError: the API server does not answer.
     """
-    transport = Transport(api, patience=_PATIENCE_SECONDS)
-    with suppress(ForbiddenError):
-        await _get(transport, "/version")
-    stages = stages_of(settings, job)
+    look = ClusterLook(api, settings, service_account=service_account)
     place = namespace or (job.metadata.namespace if job else None) or "default"
-    parts = await asyncio.gather(
-        _knative(transport, settings, stages),
-        _capacity(transport, stages),
-        _quota(transport, stages, place),
-        *(_permissions(transport, where, service_account) for where in settings.namespaces or (None,)),
-        _definition(transport),
-        _store(settings.artifacts),
+    with suppress(ForbiddenError):
+        await look.reach()
+    everything = await asyncio.gather(
+        look.at_job(stages_of(settings, job), place),
+        look.at_installation(),
+        asyncio.to_thread(check_store, settings.artifacts),
     )
-    return [check_volumes(stages), *(finding for part in parts for finding in part)]
+    needed, installed, store = everything
+    return [*needed, *installed, store]
+
+
+class ClusterLook:
+    """Looks at a cluster for any number of jobs. What is the same for all of them is fetched once in a while.
+
+    Args:
+        api: the official client, with the cluster's configuration.
+        settings: the operator's.
+        service_account: `NAMESPACE/NAME` whose permissions are looked at; those of whoever asks if left out.
+        memory: seconds for which what was fetched counts.
+    """
+
+    def __init__(
+        self, api: ApiClient, settings: ClusterSettings, *, service_account: str | None = None, memory: float = 60.0
+    ) -> None:
+        self._transport = Transport(api, patience=_PATIENCE_SECONDS)
+        self._settings = settings
+        self._service_account = service_account
+        self._memory = memory
+        self._fetched: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def reach(self) -> None:
+        """Ask the API server for its version.
+
+        Raises:
+            ApiError: it does not answer (`UnavailableError`), or refuses.
+        """
+        await _get(self._transport, "/version")
+
+    async def at_job(self, stages: Sequence[StagePods], namespace: str, *, nodes: bool = True) -> list[Finding]:
+        """What the pods of a job need: Knative's settings, volumes, GPUs and quota.
+
+        Args:
+            nodes: whether to look at GPUs, for which nodes have to be listed.
+        """
+        knative, quotas = await asyncio.gather(
+            self._once("knative", lambda: _knative(self._transport, self._settings.knative_namespace)),
+            self._once(f"quotas of {namespace}", lambda: _quotas(self._transport, namespace)),
+        )
+        findings = [check_volumes(stages)]
+        if isinstance(knative, Knative):
+            findings += _check_knative(knative, self._settings, stages)
+        else:
+            findings.append(knative)
+        if nodes:
+            capacity = await self._once("capacity", lambda: _allocatable(self._transport))
+            findings.append(capacity if isinstance(capacity, Finding) else check_capacity(capacity, stages))
+        findings.append(quotas if isinstance(quotas, Finding) else check_quota(quotas, stages, namespace))
+        return findings
+
+    async def at_installation(self, *, definition: bool = True) -> list[Finding]:
+        """What every job needs: the operator's permissions and the definition of jobs.
+
+        Args:
+            definition: whether to look at the latter, which takes a right in the whole cluster.
+        """
+        account = self._service_account
+        looks: list[Awaitable[Finding]] = [
+            self._once(f"permissions in {where}", partial(_permissions, self._transport, where, account))
+            for where in self._settings.namespaces or (None,)
+        ]
+        if definition:
+            looks.append(self._once("definition", lambda: _definition(self._transport)))
+        return list(await asyncio.gather(*looks))
+
+    async def _once(self, name: str, fetch: Callable[[], Coroutine[Any, Any, Fetched]]) -> Fetched:
+        """What `fetch` answers, or answered a short while ago; whoever asks meanwhile waits for the same answer."""
+        now = asyncio.get_running_loop().time()
+        since, task = self._fetched.get(name, (0.0, None))
+        if task is None or now > since + self._memory or (task.done() and (task.cancelled() or task.exception())):
+            task = asyncio.create_task(fetch())
+            self._fetched[name] = (now, task)
+        return cast("Fetched", await asyncio.shield(task))
 
 
 def stages_of(settings: ClusterSettings, job: RLHFJob | None) -> list[StagePods]:
@@ -97,8 +169,7 @@ def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
     return spec
 
 
-async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequence[StagePods]) -> list[Finding]:
-    namespace = settings.knative_namespace
+async def _knative(transport: Transport, namespace: str) -> Knative | Finding:
     folder = f"/api/v1/namespaces/{namespace}/configmaps"
     try:
         found = await asyncio.gather(*(_get(transport, f"{folder}/config-{name}") for name in _MAPS))
@@ -106,13 +177,16 @@ async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequ
         remedy = (
             "Install Knative Serving, or say where it is: --knative-namespace here, knative.namespace in the chart."
         )
-        return [Finding("knative", "error", f"namespace {namespace} has no settings of Knative Serving", remedy)]
+        return Finding("knative", "error", f"namespace {namespace} has no settings of Knative Serving", remedy)
     except ApiError as error:
         remedy = "Install the chart with knative.readSettings: true, or look with an account that may read them."
-        return [Finding("knative", "unknown", f"its settings can't be read: {error.message}", remedy)]
+        return Finding("knative", "unknown", f"its settings can't be read: {error.message}", remedy)
     data = {name: content.get("data") or {} for name, content in zip(_MAPS, found, strict=True)}
     labels: Mapping[str, str] = found[0]["metadata"].get("labels", {})
-    knative = Knative(namespace, labels.get("app.kubernetes.io/version", ""), **data)
+    return Knative(namespace, labels.get("app.kubernetes.io/version", ""), **data)
+
+
+def _check_knative(knative: Knative, settings: ClusterSettings, stages: Sequence[StagePods]) -> list[Finding]:
     return [
         check_version(knative.version),
         check_features(knative, [pod_spec_of(stage.pods, settings) for stage in stages]),
@@ -122,31 +196,31 @@ async def _knative(transport: Transport, settings: ClusterSettings, stages: Sequ
     ]
 
 
-async def _capacity(transport: Transport, stages: Sequence[StagePods]) -> list[Finding]:
+async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Finding:
+    """What every node that takes pods has to give."""
     try:
         nodes = await _get(transport, "/api/v1/nodes")
     except ApiError as error:
-        return [Finding("capacity", "unknown", f"nodes can't be listed: {error.message}")]
+        return Finding("capacity", "unknown", f"nodes can't be listed: {error.message}")
     usable = [node for node in nodes["items"] if not node["spec"].get("unschedulable")]
-    return [check_capacity([node["status"].get("allocatable", {}) for node in usable], stages)]
+    return [node["status"].get("allocatable", {}) for node in usable]
 
 
-async def _quota(transport: Transport, stages: Sequence[StagePods], namespace: str) -> list[Finding]:
+async def _quotas(transport: Transport, namespace: str) -> list[Mapping[str, Any]] | Finding:
     try:
-        quotas = await _get(transport, f"/api/v1/namespaces/{namespace}/resourcequotas")
+        return list((await _get(transport, f"/api/v1/namespaces/{namespace}/resourcequotas"))["items"])
     except ApiError as error:
-        return [Finding(f"quota of {namespace}", "unknown", f"quotas can't be listed: {error.message}")]
-    return [check_quota(quotas["items"], stages, namespace)]
+        return Finding(f"quota of {namespace}", "unknown", f"quotas can't be listed: {error.message}")
 
 
-async def _permissions(transport: Transport, namespace: str | None, service_account: str | None) -> list[Finding]:
+async def _permissions(transport: Transport, namespace: str | None, service_account: str | None) -> Finding:
     try:
         answers = await asyncio.gather(
             *(_allowed(transport, permission, namespace, service_account) for permission in PERMISSIONS)
         )
     except ApiError as error:
-        return [Finding("permissions", "unknown", f"the API server won't say: {error.message}")]
-    return [check_permissions(dict(zip(PERMISSIONS, answers, strict=True)), namespace)]
+        return Finding("permissions", "unknown", f"the API server won't say: {error.message}")
+    return check_permissions(dict(zip(PERMISSIONS, answers, strict=True)), namespace)
 
 
 async def _allowed(
@@ -164,19 +238,15 @@ async def _allowed(
     return bool(answer["status"]["allowed"])
 
 
-async def _definition(transport: Transport) -> list[Finding]:
+async def _definition(transport: Transport) -> Finding:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}"
     try:
         found: _Object | None = await _get(transport, path)
     except NotFoundError:
         found = None
     except ApiError as error:
-        return [Finding("definition", "unknown", f"it can't be read: {error.message}")]
-    return [check_definition(found, crd())]
-
-
-async def _store(base: str) -> list[Finding]:
-    return [await asyncio.to_thread(check_store, base)]
+        return Finding("definition", "unknown", f"it can't be read: {error.message}")
+    return check_definition(found, crd())
 
 
 def check_store(base: str) -> Finding:

@@ -1,0 +1,140 @@
+"""What a job's user should know of the cluster, as conditions: what the preflight finds, and what keeps pods from
+working."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.controller.workplace import ClusterPlatform, Tell
+from rlhfless_operator.platforms.base import Preload, StateChange
+from rlhfless_operator.preflight.findings import Finding
+
+_logger = logging.getLogger(__name__)
+
+_WAITING_SECONDS = 5.0
+"""For the preflight, where what it looks at keeps a job from beginning."""
+_REMEDIES = (
+    ("Insufficient", "wait for what is in use, add nodes, or lower generation.instances.max"),
+    ("untolerated taint", "tolerate the taint in spec.pods.tolerations"),
+    ("didn't match Pod's node affinity", "mend spec.pods.nodeSelector or spec.pods.affinity: no node is like that"),
+    ("unbound immediate PersistentVolumeClaims|persistentvolumeclaim .* not found", "make the claim in this namespace"),
+    ("ImagePull|InvalidImageName", "mend spec.pods.image, or name its registry's Secret in spec.pods.imagePullSecrets"),
+    ("CreateContainerConfigError", "make what it names in this namespace"),
+    ("OOMKilled", "raise spec.pods.resources.limits.memory, or lower batch sizes"),
+    ("exceeded quota", "raise the quota, or end other jobs"),
+    ("CrashLoopBackOff|exit code", "read why: kubectl logs --previous --container function POD"),
+)
+"""What to do, by words of Kubernetes; the first that fits."""
+_OTHERWISE = "see `kubectl describe pods --selector rlhfless.io/job=JOB`"
+
+
+class PodsReport:
+    """Keeps the condition `PodsHealthy` of one job.
+
+    A stage has a problem from the moment that one is told until a pod of it has become ready.
+
+    Args:
+        tell: sets conditions.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._problems: dict[str, str] = {}
+        self._starting: set[str] = set()
+        self._told: str | None = None
+
+    def trouble(self, problem: str) -> None:
+        """What keeps pods from working, after the stage's name and a colon."""
+        stage, _, message = problem.partition(": ")
+        self._problems[stage] = message
+        self._publish()
+
+    def changed(self, change: StateChange) -> None:
+        """An instance has entered a state."""
+        if change.state == "starting":
+            self._starting.add(change.instance)
+        elif change.instance in self._starting:
+            self._starting.remove(change.instance)
+            if change.state in ("idle", "busy"):
+                self._problems.pop(change.stage, None)
+                self._publish()
+
+    def _publish(self) -> None:
+        lines = [f"{stage}: {problem}; {remedy_of(problem)}" for stage, problem in sorted(self._problems.items())]
+        message = "\n".join(lines)
+        if message != self._told:
+            self._told = message
+            reason = Reason.PODS_FAIL if lines else Reason.PODS_WORK
+            self._tell(conditions.PODS_HEALTHY, not lines, reason, message)
+
+
+def remedy_of(problem: str) -> str:
+    """What to do about a pod's problem, in Kubernetes' words."""
+    return next((remedy for words, remedy in _REMEDIES if re.search(words, problem)), _OTHERWISE)
+
+
+def tell_findings(findings: Sequence[Finding], tell: Tell) -> None:
+    """Make the condition `ClusterReady` of what a preflight found. What could not be looked at is not in it."""
+    errors = [finding for finding in findings if finding.verdict == "error"]
+    warnings = [finding for finding in findings if finding.verdict == "warning"]
+    lines = [
+        "\n".join(filter(None, (f"{finding.check}: {finding.message}", finding.remedy)))
+        for finding in (*errors, *warnings)
+    ]
+    reason = Reason.PREFLIGHT_FAILED if errors else Reason.PREFLIGHT_WARNED if warnings else Reason.PREFLIGHT_PASSED
+    tell(conditions.CLUSTER_READY, not errors, reason, "\n".join(lines))
+
+
+class ObservedPlatform:
+    """Looks at the cluster while another platform opens.
+
+    Args:
+        platform: which.
+        look: the preflight for its job.
+        tell: sets conditions of the job.
+    """
+
+    def __init__(self, platform: ClusterPlatform, look: Callable[[], Awaitable[Sequence[Finding]]], tell: Tell) -> None:
+        self._platform = platform
+        self._look = look
+        self._tell = tell
+        self._looking: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """As the platform does. Where it fails, what the preflight found is told first."""
+        self._looking = asyncio.create_task(self._look_around())
+        try:
+            await self._platform.open()
+        except Exception:
+            await asyncio.wait({self._looking}, timeout=_WAITING_SECONDS)
+            raise
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        """As the platform does."""
+        await self._platform.hold(stage, count, preload)
+
+    def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        """As the platform does."""
+        return self._platform.run(request)
+
+    async def close(self) -> None:
+        """As the platform does."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._platform.close()
+
+    async def remove(self) -> None:
+        """As the platform does."""
+        await self._platform.remove()
+
+    async def _look_around(self) -> None:
+        try:
+            tell_findings(await self._look(), self._tell)
+        except Exception:
+            # A job goes on whatever the preflight comes to.
+            _logger.exception("the preflight failed")
