@@ -398,6 +398,10 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     for result in job.undisturbed(2):
         made |= result.metrics.keys()
     made |= Learner().run(job.request(2, "again"), context()).metrics.keys()
+    one_update = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
+    following = {"following": str(job.folder / "chunk-"), "batch_settings": one_update}
+    plain = Job(tmp_path / "followed", job.model, AlgorithmSettings(), pieces=2, **following)
+    made |= Learner().run(plain.request(1), context()).metrics.keys()
     assert METRICS.keys() == made
 
 

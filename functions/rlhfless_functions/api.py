@@ -174,8 +174,8 @@ class BatchReference(Message):
     """The prepared samples of one training step."""
 
     step: int = Field(ge=1)
-    parts: list[str] = Field(min_length=1)
-    """URIs of the Parquet files that preparation wrote."""
+    parts: list[str]
+    """URIs of the Parquet files that preparation wrote; all of them, unless a request says that it follows the rest."""
     samples: list[SampleTask] = Field(min_length=1)
     """Every sample of the batch in canonical order, which is the order of learning."""
 
@@ -196,6 +196,13 @@ class LearnRequest(BaseRequest):
     """Step of that checkpoint."""
     replay: list[BatchReference] = []
     """Batches of the steps after the checkpoint and before this one, for a learner without the state in memory."""
+    pieces: int = Field(default=1, ge=1)
+    """Pieces of the batch, in canonical order, whose gradients are accumulated one after the other; the same for all
+    steps of a job, as the last bits of the weights depend on it. More than one needs an optimizer update that is the
+    whole step's, and an algorithm that asks nothing of the whole batch."""
+    following: str | None = None
+    """Where `batch` is still being prepared: how the URIs of the results of the chunks to come begin. Each piece is
+    accumulated as soon as it has been published; needs more than one."""
     algorithm: AlgorithmSettings
     """Resolved settings."""
     optimizer: OptimizerSettings
@@ -365,6 +372,13 @@ class Partial(Message):
     part: str
 
 
+class Waiting(Message):
+    """Whether the task has nothing to do until somebody else publishes something; told when that changes."""
+
+    event: Literal["waiting"] = "waiting"
+    waiting: bool
+
+
 class Heartbeat(Message):
     """The instance is alive and has nothing to say."""
 
@@ -396,7 +410,9 @@ class Failed(Message):
     """Whether another instance may succeed."""
 
 
-Event = Annotated[Started | Progress | Samples | Partial | Heartbeat | Done | Failed, Field(discriminator="event")]
+Event = Annotated[
+    Started | Progress | Samples | Partial | Waiting | Heartbeat | Done | Failed, Field(discriminator="event")
+]
 
 _REQUEST: TypeAdapter[RunRequest] = TypeAdapter(RunRequest)
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -15,14 +15,16 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, WeightsReference
+from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, Waiting, WeightsReference
+from rlhfless_functions.batch_pieces import FollowedBatch, whole_in_pieces
 from rlhfless_functions.checkpoints import restore_checkpoint, save_checkpoint
 from rlhfless_functions.learning_metrics import step_metrics
+from rlhfless_functions.rollouts import PreparedSample
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.training_batch import TrainingBatch, read_batch
 from rlhfless_functions.training_state import TrainingState, initial_state, load_master_weights
-from rlhfless_functions.training_step import train_step
+from rlhfless_functions.training_step import StepReport, train_step, train_step_in_pieces
 from rlhfless_functions.weights import (
     load_policy,
     load_tokenizer,
@@ -72,8 +74,7 @@ class Learner:
         started = time.monotonic()
         step = _check_steps(request)
         request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
-        with store_errors():
-            batch = TrainingBatch(read_batch(request.batch), request.algorithm, step)
+        _check_pieces(request)
 
         def check() -> None:
             if context.stop_reason is not None:
@@ -81,6 +82,14 @@ class Learner:
                     "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
                 )
 
+        given: TrainingBatch | FollowedBatch
+        if request.following is None:
+            with store_errors():
+                given = TrainingBatch(read_batch(request.batch), request.algorithm, step)
+        else:
+            given = FollowedBatch(
+                request.batch, request.following, check, lambda waiting: context.emit(Waiting(waiting=waiting))
+            )
         seconds: dict[str, float] = {}
         # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
         state, self._state = self._state, None
@@ -88,7 +97,10 @@ class Learner:
             state = None
             state = self._rebuild(request, check, seconds)
         with _timed(seconds, "seconds/train"):
-            report = train_step(state, batch, request, step, check)
+            report, batch = _take_step(state, given, request, step, check)
+        if isinstance(given, FollowedBatch):
+            seconds["seconds/wait"] = given.waited_seconds
+            seconds["seconds/train"] -= given.waited_seconds
         with _timed(seconds, "seconds/publish"):
             result = _publish(request, state)
         self._state = state
@@ -108,8 +120,34 @@ class Learner:
                 logger.info("replaying step %d", reference.step)
                 with store_errors():
                     batch = TrainingBatch(read_batch(reference), request.algorithm, reference.step)
-                train_step(state, batch, request, reference.step, check)
+                _take_step(state, batch, request, reference.step, check)
         return state
+
+
+def _take_step(
+    state: TrainingState,
+    given: TrainingBatch | FollowedBatch,
+    request: LearnRequest,
+    step: int,
+    check: Callable[[], None],
+) -> tuple[StepReport, TrainingBatch]:
+    """Take a step, in pieces where that is asked for; also the whole batch."""
+    if request.pieces == 1:
+        assert isinstance(given, TrainingBatch)
+        return train_step(state, given, request, step, check), given
+    samples: list[PreparedSample] = []
+
+    def batches() -> Iterator[TrainingBatch]:
+        if isinstance(given, FollowedBatch):
+            pieces = given.pieces(request.pieces)
+        else:
+            pieces = whole_in_pieces(given.samples, request.pieces)
+        for piece in pieces:
+            samples.extend(piece)
+            yield TrainingBatch(piece, request.algorithm, step)
+
+    report = train_step_in_pieces(state, batches(), request, step, check)
+    return report, TrainingBatch(samples, request.algorithm, step)
 
 
 @contextmanager
@@ -134,6 +172,21 @@ def _check_steps(request: LearnRequest) -> int:
     if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
         raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")
     return step
+
+
+def _check_pieces(request: LearnRequest) -> None:
+    """Refuse pieces where the update needs the whole batch before its first gradient."""
+    if request.pieces == 1:
+        if request.following is not None:
+            raise TaskError("bad_request", "following: a batch can be followed in more than one of `pieces` alone")
+        return
+    size = request.batch_settings.minibatch_samples
+    if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
+        raise TaskError("bad_request", "pieces: more than one needs a step of one optimizer update; ask for 1")
+    if request.algorithm.advantage_normalization == "batch":
+        raise TaskError(
+            "bad_request", "pieces: with algorithm.advantageNormalization batch the whole batch is needed; ask for 1"
+        )
 
 
 def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:

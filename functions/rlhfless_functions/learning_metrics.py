@@ -54,6 +54,7 @@ METRICS: dict[str, str] = {
     "seconds/load": "Loading models and checkpoint, where they were not in memory.",
     "seconds/replay": "Taking steps again that were lost with another learner.",
     "seconds/train": "The step itself.",
+    "seconds/wait": "Of a batch that was still being prepared: the time in which there was nothing to learn from.",
     "seconds/publish": "Publishing weights and checkpoint.",
 }
 """Name and meaning. Which of them a step has depends on the algorithm."""

@@ -1,13 +1,14 @@
 """One training step: epochs, of minibatches with an optimizer update each, of micro-batches with a pass each."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, sampler_statistics, summarize
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
@@ -75,70 +76,125 @@ def train_step(
         TaskError: `non_finite_loss`, naming the step; `data_invalid`, if the batch lacks the old log-probabilities or
             the critic's numbers.
     """
-    algorithm, settings = request.algorithm, request.batch_settings
+    settings = request.batch_settings
     minibatches = [
         minibatch
-        for epoch in range(algorithm.epochs)
+        for epoch in range(request.algorithm.epochs)
         for minibatch in batch.minibatches(settings.minibatch_samples, request.seed, step, epoch)
     ]
     _check_numbers(batch, state, len(minibatches), step)
-    factor = schedule_factor(request.optimizer, step, request.total_steps)
-    critic_warmup = (algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
-    report = StepReport(learning_rate=0.0 if step <= critic_warmup else request.optimizer.learning_rate * factor)
-    share = request.learning.share_prompts and can_share_prompts(body_of(state.policy))
-    # Only the dropout of an adapter draws from it; a replay must draw the same.
-    torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
+    taken = _Step(state, request, step, check)
     for minibatch in minibatches:
-        blocks = batch.passes(minibatch, settings.microbatch_tokens, share_prompts=share)
-        if not blocks:
-            continue
         scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
-        policy_total = torch.zeros((), device=state.device)
-        critic_total = torch.zeros((), device=state.device)
+        if taken.accumulate(batch, minibatch, scale):
+            taken.update()
+    state.version = step
+    return taken.report
+
+
+def train_step_in_pieces(
+    state: TrainingState,
+    pieces: Iterable[TrainingBatch],
+    request: LearnRequest,
+    step: int,
+    check: Callable[[], None],
+) -> StepReport:
+    """Take one training step of one optimizer update whose batch comes in pieces, one after the other.
+
+    The losses are divided by what only the whole batch says, so that this is done to the gradients, at the end. What
+    comes out depends on the pieces and their order, never on when they come.
+
+    Args:
+        state: after step − 1; after an exception it is of no use any more.
+        pieces: of this step; whatever they raise breaks off.
+        request: see `train_step`.
+        step: the training step, from 1.
+        check: called before every micro-batch; raises to break off.
+
+    Raises:
+        TaskError: see `train_step`.
+    """
+    taken = _Step(state, request, step, check)
+    counted: list[int] = []
+    some = False
+    for piece in pieces:
+        _check_numbers(piece, state, 1, step)
+        counted += piece.counted
+        some = taken.accumulate(piece, range(len(piece.samples)), 1.0) or some
+    if some:
+        assert request.algorithm.aggregation is not None
+        taken.divide(normalizer(counted, request.algorithm.aggregation, request.sampling.max_response_tokens))
+        taken.update()
+    state.version = step
+    return taken.report
+
+
+class _Step:
+    """A training step under way: what has been accumulated for its next optimizer update."""
+
+    def __init__(self, state: TrainingState, request: LearnRequest, step: int, check: Callable[[], None]) -> None:
+        critic_warmup = (request.algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
+        self._state, self._request, self._step, self._check = state, request, step, check
+        self._policy_learns = step > critic_warmup
+        self._factor = schedule_factor(request.optimizer, step, request.total_steps)
+        self._share = request.learning.share_prompts and can_share_prompts(body_of(state.policy))
+        rate = request.optimizer.learning_rate * self._factor
+        self.report = StepReport(learning_rate=rate if self._policy_learns else 0.0)
+        self._policy_total = torch.zeros((), device=state.device)
+        self._critic_total = torch.zeros((), device=state.device)
+        # Only the dropout of an adapter draws from it; a replay must draw the same.
+        torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
+
+    def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
+        """Add the gradients of samples' losses times a scale; whether any of them is in the loss."""
+        state, request, report = self._state, self._request, self.report
+        blocks = batch.passes(chosen, request.batch_settings.microbatch_tokens, share_prompts=self._share)
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
             report.count(batch, block)
             policy_prompts = critic_prompts = None
-            if prompts and step > critic_warmup:
+            if prompts and self._policy_learns:
                 policy_prompts = _shared(request, state.policy, prompts)
             if prompts and state.critic is not None:
                 critic_prompts = _shared(request, state.critic, prompts)
             for rows in block.runs:
-                check()
+                self._check()
                 micro_batch = batch.select(block, rows, state.device)
-                if step > critic_warmup:
+                if self._policy_learns:
                     with autocast(request, state.policy):
                         loss = _policy_loss(state, micro_batch, request, policy_prompts)
-                    policy_total += _backward(loss, scale, report)
+                    self._policy_total += _backward(loss, scale, report)
                 elif "old_log_probs" in micro_batch.numbers:
                     _compare_with_sampler(micro_batch, report)
                 if state.critic is not None:
                     with autocast(request, state.critic):
                         loss = _critic_loss(state, micro_batch, request, critic_prompts)
-                    critic_total += _backward(loss, scale, report)
+                    self._critic_total += _backward(loss, scale, report)
             for shared in (policy_prompts, critic_prompts):
                 if shared is not None:
                     shared.backward()
-        if step > critic_warmup:
-            _update(
-                state.policy_optimizer,
-                factor,
-                float(policy_total),
-                report.policy,
-                f"step {step}: the policy's",
-                "optimizer.learningRate",
-            )
+        return bool(blocks)
+
+    def divide(self, by: float) -> None:
+        """Divide everything that has been accumulated."""
+        for model in (self._state.policy, self._state.critic):
+            for parameter in model.parameters() if model is not None else ():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(1 / by)
+        self._policy_total /= by
+        self._critic_total /= by
+
+    def update(self) -> None:
+        """Take the optimizers' steps with what has been accumulated, and begin anew."""
+        state, who = self._state, f"step {self._step}: the "
+        if self._policy_learns:
+            loss, course = float(self._policy_total), self.report.policy
+            _update(state.policy_optimizer, self._factor, loss, course, f"{who}policy's", "optimizer.learningRate")
         if state.critic_optimizer is not None:
-            _update(
-                state.critic_optimizer,
-                factor,
-                float(critic_total),
-                report.critic,
-                f"step {step}: the critic's",
-                "algorithm.critic.learningRate",
-            )
-    state.version = step
-    return report
+            loss, course, rate = float(self._critic_total), self.report.critic, "algorithm.critic.learningRate"
+            _update(state.critic_optimizer, self._factor, loss, course, f"{who}critic's", rate)
+        self._policy_total = torch.zeros((), device=state.device)
+        self._critic_total = torch.zeros((), device=state.device)
 
 
 def _check_numbers(batch: TrainingBatch, state: TrainingState, updates: int, step: int) -> None:
