@@ -1,11 +1,13 @@
 """What users do to jobs in mid-run: suspend, resume, delete, run two at once; and who may make a function run."""
 
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from harness.chart import Chart
+from harness.images import Images
 from harness.jobs import Jobs, short
 from harness.kubectl import Kubectl
 
@@ -61,7 +63,18 @@ def test_two_jobs_run_at_once(jobs: Jobs) -> None:
         jobs.delete(name)
 
 
-def test_a_function_runs_for_its_job_alone(jobs: Jobs) -> None:
+@pytest.fixture
+def elsewhere(kubectl: Kubectl, images: Images) -> Iterator[Kubectl]:
+    """kubectl in another namespace, with the pod `stranger`."""
+    other = Kubectl(f"{kubectl.namespace}-other", kubectl.patience)
+    other("create", "namespace", other.namespace)
+    other("run", "stranger", f"--image={images.operator}", "--command", "--", "sleep", "infinity")
+    other("wait", "pod/stranger", "--for=condition=Ready", f"--timeout={int(60 * kubectl.patience)}s")
+    yield other
+    other("delete", "namespace", other.namespace, "--wait=false")
+
+
+def test_a_function_runs_for_its_job_alone(jobs: Jobs, elsewhere: Kubectl) -> None:
     kubectl = jobs.kubectl
     jobs.apply(short("private", steps=20, **KEPT))
     jobs.wait("private", "a step is done", lambda status: status.get("step", 0) >= 1, 400)
@@ -76,12 +89,13 @@ def test_a_function_runs_for_its_job_alone(jobs: Jobs) -> None:
     )
     url = f"http://private-preparation.{kubectl.namespace}.svc.cluster.local/v1/run"
 
-    def answer(token: str) -> str:
-        return kubectl("exec", "storage", "--", "python3", "-c", ask, url, token).strip()
+    def answer(inside: Kubectl, pod: str, token: str) -> str:
+        return inside("exec", pod, "--", "python3", "-c", ask, url, token).strip()
 
-    assert answer("guessed") == "401"
+    assert answer(kubectl, "storage", "guessed") == "401"
+    assert answer(elsewhere, "stranger", "guessed") == "401"
     # With the token a request is read, and this one is none of the contract.
-    assert answer(secret) == "422"
+    assert answer(kubectl, "storage", secret) == "422"
     assert secret not in kubectl("get", "rlhfjob", "private", "--output=json")
     jobs.delete("private")
 
