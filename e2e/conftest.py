@@ -58,6 +58,8 @@ def chart(kubectl: Kubectl, storage: Storage, images: Images, options: Options) 
     chart.install()
     yield chart
     if not options.keep:
+        # While no operator runs, jobs can't be deleted, and their namespace with them.
+        kubectl("delete", "rlhfjobs", "--all", f"--timeout={int(120 * options.patience)}s")
         chart.uninstall()
 
 
