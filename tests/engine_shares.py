@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def generate(
 def continued(tasks: Sequence[SequenceTask], partials: Sequence[SequenceResult]) -> list[SequenceTask]:
     by_key = {(partial.prompt, partial.index): partial for partial in partials}
     return [
-        SequenceTask(task.prompt, task.index, task.prompt_tokens, task.seed, partial.response_tokens, partial.log_probs)
+        replace(task, response_tokens=partial.response_tokens, log_probs=partial.log_probs)
         if (partial := by_key.get((task.prompt, task.index)))
         else task
         for task in tasks

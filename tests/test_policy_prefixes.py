@@ -58,6 +58,13 @@ def test_a_long_shared_prefix_is_sent():
     assert plan.saved_seconds == pytest.approx(10 * (1.0 - 0.1))
 
 
+def test_actors_that_need_the_same_prefixes_compute_as_much_as_each_other():
+    prompts = [[*range(20 * k, 20 * k + 20), 99] for k in range(4)]
+    plan = plan_for(dict.fromkeys("abcd", prompts))
+    assert set(plan.prefill_tokens.values()) == {20 + 4}
+    assert {name: len(fetches) for name, fetches in plan.fetches.items()} == dict.fromkeys("abcd", 3)
+
+
 def test_nothing_is_sent_where_computing_is_quicker():
     actors = {"a": [[*range(10), 77]], "b": [[*range(10), 99]]}
     assert plan_for(actors, transfer=2.0).fetches == {}

@@ -102,6 +102,28 @@ class MaterializeRequest(BaseRequest):
     """URI of the folder to publish: `prompts.parquet` for the functions, `index.json` for the control plane."""
 
 
+class SharedPrefix(Message):
+    """The beginning of a prompt of the share that other actors' prompts have too."""
+
+    prompt: int
+    """Row of the prompt."""
+    tokens: int = Field(ge=1)
+    """How many of its first tokens."""
+    source: bool
+    """Whether this actor computes it and the others read what it wrote; else it reads what another one wrote."""
+
+
+class SharedPrefixes(Message):
+    """What one actor computes for others, and what it reads from them, where its engine can."""
+
+    folder: str
+    """URI of the folder of the step's keys and values."""
+    prefixes: list[SharedPrefix] = Field(min_length=1)
+    """At most one of each prompt."""
+    wait_seconds: float = Field(default=30.0, ge=0)
+    """Longest wait for another actor; what has not come by then is computed."""
+
+
 class GenerationRequest(BaseRequest):
     """Generation: sample responses at one weights version."""
 
@@ -132,6 +154,8 @@ class GenerationRequest(BaseRequest):
     """Most tokens in the KV cache at a time; from the free memory if left out."""
     engine: EngineSettings = EngineSettings()
     """What generates, and its settings."""
+    shared_prefixes: SharedPrefixes | None = None
+    """Beginnings of prompts that are computed once for several actors."""
 
 
 class PrepareRequest(BaseRequest):
@@ -260,6 +284,9 @@ class GenerationResult(Message):
     """Prompt tokens that were computed (a group's prompt is computed once)."""
     response_tokens: int
     """Response tokens that were computed."""
+    shared_prefixes: dict[str, float] = {}
+    """What was sent to and fetched from other actors: `bytes_sent`, `bytes_fetched`, `seconds_sent`,
+    `seconds_fetched`; empty where nothing can be."""
 
 
 class GroupResult(Message):

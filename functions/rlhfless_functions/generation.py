@@ -5,8 +5,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
-from rlhfless_functions.engines.base import Engine, EngineRun, NonFiniteLogitsError, SequenceResult, SequenceTask
+from rlhfless_functions.engines.base import (
+    Engine,
+    EngineRun,
+    NonFiniteLogitsError,
+    SequenceResult,
+    SequenceTask,
+    SharedPrefix,
+)
 from rlhfless_functions.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.engines.seeds import sample_seed
 from rlhfless_functions.publishing import FlushSchedule, RolloutPublisher, announced
@@ -106,8 +114,15 @@ class _Share:
         self._publisher = publisher
         self._clock = clock
         finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
+        prefixes = _shared_prefixes(request)
         self.tasks = [
-            _task(request, prompts[sample.prompt], sample.index, earlier.partial.get((sample.prompt, sample.index)))
+            _task(
+                request,
+                prompts[sample.prompt],
+                sample.index,
+                earlier.partial.get((sample.prompt, sample.index)),
+                prefixes.get(sample.prompt),
+            )
             for sample in request.samples
             if (sample.prompt, sample.index) not in finished
         ]
@@ -147,6 +162,7 @@ class _Share:
             parts=self._publisher.parts,
             prompt_tokens=self._run.prompt_tokens if self._run else 0,
             response_tokens=self._run.response_tokens if self._run else 0,
+            shared_prefixes=self._run.prefix_traffic() if self._run else {},
         )
 
     def _step(self, run: EngineRun) -> list[SequenceResult]:
@@ -200,7 +216,24 @@ class _Share:
         )
 
 
-def _task(request: GenerationRequest, prompt: Prompt, index: int, partial: Rollout | None) -> SequenceTask:
+def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
+    """By prompt; none where the folder is no place that an engine can read and write by itself."""
+    given = request.shared_prefixes
+    folder = artifacts.local_path(given.folder) if given is not None else None
+    if given is None or folder is None:
+        return {}
+    return {
+        each.prompt: SharedPrefix(each.tokens, str(folder), each.source, given.wait_seconds) for each in given.prefixes
+    }
+
+
+def _task(
+    request: GenerationRequest,
+    prompt: Prompt,
+    index: int,
+    partial: Rollout | None,
+    prefix: SharedPrefix | None,
+) -> SequenceTask:
     return SequenceTask(
         prompt=prompt.row,
         index=index,
@@ -208,6 +241,7 @@ def _task(request: GenerationRequest, prompt: Prompt, index: int, partial: Rollo
         seed=sample_seed(request.seed, request.purpose, request.key.step, prompt.row, index),
         response_tokens=partial.response_tokens if partial else (),
         log_probs=partial.log_probs if partial else (),
+        prefix=prefix,
     )
 
 

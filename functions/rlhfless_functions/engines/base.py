@@ -29,6 +29,21 @@ class NonFiniteLogitsError(ArithmeticError):
 
 
 @dataclass(frozen=True)
+class SharedPrefix:
+    """The beginning of a prompt that several instances need: one computes it, and the others may read its keys and
+    values. An engine that cannot computes it itself."""
+
+    tokens: int
+    """Fewer than the prompt has."""
+    folder: str
+    """Of files that all of those instances reach."""
+    source: bool
+    """Whether it is this instance that computes it."""
+    wait_seconds: float
+    """Longest wait for another to have computed it."""
+
+
+@dataclass(frozen=True)
 class SequenceTask:
     """One response to generate, from its beginning or from where another engine left it."""
 
@@ -44,6 +59,8 @@ class SequenceTask:
     """Tokens sampled before, at the same weights; fewer than the longest response, and not ended."""
     log_probs: Sequence[float] = field(default=())
     """Their log-probabilities."""
+    prefix: SharedPrefix | None = None
+    """What of the prompt other instances have too."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,10 @@ class EngineRun(Protocol):
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What has been sent to and fetched from other instances of shared prefixes: `bytes_sent`, `bytes_fetched`,
+        `seconds_sent`, `seconds_fetched`; empty where nothing can be."""
 
     def unfinished(self) -> list[SequenceResult]:
         """Every unfinished sequence that has response tokens, running or waiting, as it is now."""

@@ -115,6 +115,10 @@ class ContinuousBatch:
         """Response tokens sampled so far."""
         return self._response_tokens
 
+    def prefix_traffic(self) -> dict[str, float]:
+        """Nothing: instances compute their own prompts."""
+        return {}
+
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
         return [(task.prompt, task.index, int(self._host_generated[slot])) for slot, task in self._running_tasks()]

@@ -202,6 +202,10 @@ class EmulatedBatch:
         """Response tokens "sampled" so far."""
         return self._response_tokens
 
+    def prefix_traffic(self) -> dict[str, float]:
+        """Nothing: instances compute their own prompts."""
+        return {}
+
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
         return [(*key, self._tokens_of(task)) for key, task in self._running.items()]

@@ -141,6 +141,12 @@ class VllmEngine:
 
         known = frozenset(field.name for field in fields(EngineArgs))
         arguments = engine_arguments(folder, config, model, self._settings, self._device, known)
+        if self._settings.share_prefixes:
+            from vllm.config import KVTransferConfig
+
+            from rlhfless_functions.engines.vllm_prefixes import connector_settings
+
+            arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
         remedy = "set generation.engine to transformers, or give a model that this version of vLLM supports"
         VllmEngine._resident = self
         try:
@@ -214,7 +220,8 @@ class VllmEngine:
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
-        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, slots, adapter)
+        shared_as = str(held.weights) if self._settings.share_prefixes else None
+        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, slots, adapter, shared_as)
         return self._run
 
     def _abandon(self) -> None:

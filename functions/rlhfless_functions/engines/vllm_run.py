@@ -53,6 +53,7 @@ class VllmRun:
         stop_strings: strings that end a response, if any.
         slots: most sequences in vLLM at a time.
         adapter: what requests name as their adapter, if any.
+        shared_as: what shared prefixes are computed with, where they can be shared.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class VllmRun:
         stop_strings: StopStrings | None,
         slots: int,
         adapter: Any = None,
+        shared_as: str | None = None,
     ) -> None:
         self._engine = engine
         self._sampling = sampling
@@ -71,10 +73,12 @@ class VllmRun:
         self._stop_strings = stop_strings
         self._slots = slots
         self._adapter = adapter
+        self._shared_as = shared_as
         self._waiting = deque(tasks)
         self._running: dict[str, _Running] = {}
         self._done_prompt_tokens = 0
         self._done_response_tokens = 0
+        self._traffic_before = self._traffic()
 
     @property
     def running(self) -> int:
@@ -99,6 +103,10 @@ class VllmRun:
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
         return [(each.task.prompt, each.task.index, each.length) for each in self._running.values()]
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What has been sent to and fetched from other instances of shared prefixes: bytes and seconds."""
+        return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
 
     def unfinished(self) -> list[SequenceResult]:
         """Every unfinished sequence that has response tokens."""
@@ -162,11 +170,31 @@ class VllmRun:
             extra_args={
                 KEY: shifted_key(task.seed, len(task.prompt_tokens)),
                 END: self._end_tokens[0] if self._end_tokens else 0,
+                **self._transfer(task),
             },
         )
         tokens = tokens_input([*task.prompt_tokens, *task.response_tokens])
         name = self._engine.add_request(key, tokens, parameters, lora_request=self._adapter)
         self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name])
+
+    def _traffic(self) -> dict[str, float]:
+        if self._shared_as is None:
+            return {}
+        parts = self._engine.collective_rpc("prefix_traffic")
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+    def _transfer(self, task: SequenceTask) -> dict[str, Any]:
+        prefix = task.prefix
+        if prefix is None or self._shared_as is None:
+            return {}
+        from rlhfless_functions.engines.vllm_prefixes import request_parameters
+
+        tokens = task.prompt_tokens[: min(prefix.tokens, len(task.prompt_tokens) - 1)]
+        return {
+            "kv_transfer_params": request_parameters(
+                prefix.folder, self._shared_as, tokens, source=prefix.source, wait_seconds=prefix.wait_seconds
+            )
+        }
 
     def _finish(self, output: Any) -> SequenceResult:
         each = self._remove(output.request_id)

@@ -5,6 +5,7 @@ its methods are called by name.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ class WorkerExtension:
     def install_sampler(self) -> None:
         """Take over the draw; once, before the first request."""
         self.model_runner.sampler.topk_topp_sampler = CounterSampler(self.model_runner)
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What this worker has sent and fetched of shared prefixes."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return asdict(get_kv_transfer_group().traffic)
 
     def replace_weights(self, files: list[str], tied: bool) -> None:
         """Replace all weights in place by those of a checkpoint, which has been checked to be complete.

@@ -39,3 +39,5 @@ class EngineSettings(Settings):
     """Longest sequence that will be asked for, prompt and response together; the model's longest if left out."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Tokens that the KV cache holds; from the free memory if left out."""
+    share_prefixes: bool = False
+    """Whether keys and values of shared prefixes may be read from other instances, where vLLM generates."""

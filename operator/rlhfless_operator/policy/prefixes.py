@@ -80,19 +80,16 @@ def plan_prefixes(
 ) -> PrefixPlan:
     """Decide what is computed once and sent to the others.
 
-    A prefix that several actors need is computed by the one that needs most of it; another is sent its longest shared
-    prefix where that takes it less time than computing it would.
+    A prefix that several actors need is computed by the one that needs most of it, and among equals by the one that has
+    least to compute so far; another is sent its longest shared prefix where that takes it less time than computing it
+    would.
 
     Args:
         actors: the prompts of each actor's share.
         transfer_token_seconds: to send a token's keys and values.
         transfer_seconds: to send anything at all.
     """
-    needed = {name: {block for prompt in prompts for block in prompt.blocks} for name, prompts in actors.items()}
-    owner: dict[Hashable, str] = {}
-    for name in sorted(needed, key=lambda each: (-len(needed[each]), each)):
-        for block in needed[name]:
-            owner.setdefault(block, name)
+    owner = _owners(actors)
     computed = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
     fetches: dict[str, tuple[Fetch, ...]] = {}
     saved = 0.0
@@ -115,6 +112,23 @@ def plan_prefixes(
         if chosen:
             fetches[name] = tuple(chosen)
     return PrefixPlan(computed, fetches, saved)
+
+
+def _owners(actors: Mapping[str, Sequence[PromptBlocks]]) -> dict[Hashable, str]:
+    """Who computes each block, tree by tree, the largest first."""
+    trees: dict[Block, dict[str, set[Block]]] = {}
+    for name, prompts in actors.items():
+        for prompt in prompts:
+            if prompt.blocks:
+                trees.setdefault(prompt.blocks[0], {}).setdefault(name, set()).update(prompt.blocks)
+    load = dict.fromkeys(actors, 0)
+    owner: dict[Hashable, str] = {}
+    for _, needed in sorted(trees.items(), key=lambda tree: (-max(map(len, tree[1].values())), tree[0])):
+        for name in sorted(needed, key=lambda each: (-len(needed[each]), load[each], each)):
+            mine = needed[name] - owner.keys()
+            load[name] += len(mine)
+            owner |= dict.fromkeys(mine, name)
+    return owner
 
 
 def _shared_prefix(prompt: PromptBlocks, name: str, owner: Mapping[Hashable, str]) -> list[Block]:
