@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhfless_functions.api import Event, Samples, SampleTask
+from rlhfless_functions.publishing import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.local import LocalPlatform
@@ -41,6 +42,7 @@ from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import generate as generate_samples
+from rlhfless_operator.training.holding import Holding
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.rehearsal import emulation_of
 
@@ -143,7 +145,10 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
 
         return generate_samples(*arguments, **{**named, "on_event": on_event})
 
-    with patch.object(rollout, "generate", observed_generate):
+    # What is warmed ahead loads the weights before, and then those that it generates with: what that costs, and what it
+    # saves, is a matter of whole steps.
+    not_ahead = patch.object(Holding, "expect", lambda *arguments, **named: None)
+    with patch.object(rollout, "generate", observed_generate), not_ahead:
         await drive(job, JobFolder(str(root)), make_platform, LiveProgress())
     for instance in changes.values():
         mine = next(step for step in steps if instance[0].at < max(step.ends.values()))
@@ -183,6 +188,7 @@ def simulated(step: ObservedStep, epoch: int, trace: Trace, emulation: Emulation
         max_moves=job.spec.planning.migration.moves_per_sample,
         pause_seconds=statistics.fmean(step.outcome.pauses) if step.outcome.pauses else 0.0,
         ready_seconds=profile.startup_seconds + profile.weight_load_seconds,
+        flushes=lambda samples, now: FlushSchedule(samples, job.spec.generation.flush, now),
     )
     run = run_generation(shares, profile, step.migration._outlook, handling, max_batch=emulation.max_batch)
     scale = emulation.time_scale

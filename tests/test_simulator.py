@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhfless_functions.publishing import FlushSchedule
 from rlhfless_operator.policy.bounds import lower_bound
 from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.policy.lengths import rank_correlation
@@ -116,16 +117,18 @@ RULES = {
 @given(
     shares=st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=10), min_size=1, max_size=5),
     failures=st.sampled_from([0.0, 400.0]),
+    flushes=st.sampled_from([None, lambda share, now: FlushSchedule(share, 2.0, now)]),
 )
 @settings(max_examples=15, deadline=None)
-def test_every_response_ends_once_and_nobody_beats_the_bound(rule, shares, failures):
+def test_every_response_ends_once_and_nobody_beats_the_bound(rule, shares, failures, flushes):
     prompt, given_out = 0, []
     for lengths in shares:
         given_out.append([Response(prompt + k, 0, 50, length) for k, length in enumerate(lengths)])
         prompt += len(lengths)
     handling = Handling(
-        RULES[rule](prompt), tick_seconds=0.2, ready_seconds=3.0, failures_per_hour=failures, restarts_receiver=True
-    )
+        RULES[rule](prompt), tick_seconds=0.2, ready_seconds=3.0, failures_per_hour=failures, restarts_receiver=True,
+        flushes=flushes,
+    )  # fmt: skip
     keys = {each.key for share in given_out for each in share}
     lengths = np.array([float(each.length) for share in given_out for each in share])
     run = run_generation(
@@ -177,6 +180,22 @@ def test_nobody_is_cut_again_before_those_who_were_go_on():
     run_generation(shares, PROFILE, outlook_of(shares), handling, max_batch=64)
     assert len(rule.moved_at) > 3
     assert all(later - earlier >= 1.0 for earlier, later in pairwise(rule.moved_at))
+
+
+def test_a_rule_knows_what_instances_have_told():
+    # Of six pairs on the first actor one response each is long, so that no group ends before the flush.
+    def shares():
+        first = [Response(prompt, index, 50, 900 if index else 60) for prompt in range(6) for index in range(2)]
+        return [first, [Response(9, 0, 50, 2000)]]
+
+    moved_at = []
+    for flushes in (None, lambda share, now: FlushSchedule(share, 5.0, now)):
+        given_out, handling = shares(), Handling(ActorRatio(0.5, 64), flushes=flushes)
+        run = run_generation(given_out, PROFILE, outlook_of(given_out), handling, max_batch=64)
+        assert run.moves == 6
+        moved_at.append(min(each.end for each in run.held))
+    at_once, told = moved_at
+    assert at_once < 5.0 <= told < 5.5
 
 
 def test_a_lost_instance_costs_what_was_not_flushed():

@@ -2,8 +2,10 @@
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +13,19 @@ from rlhfless_operator.policy.latency import InstanceProfile
 from rlhfless_operator.policy.migration import Key, Migration, Move, Rule
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.world import World
+
+
+class FlushSchedule(Protocol):
+    """When an instance tells of the responses that have ended; see `rlhfless_functions.publishing`."""
+
+    def group_completed(self) -> None:
+        """All responses of a prompt that it holds have ended."""
+
+    def due(self, now: float, pending: int) -> str:
+        """`nothing`, or anything else if it tells of them now."""
+
+    def flushed(self, now: float) -> None:
+        """It has."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class Handling:
     """Instances lost per instance-hour: crashes and spot reclaims."""
     flush_seconds: float = 5.0
     """Longest time that tokens are kept in an instance alone."""
+    flushes: Callable[[int, float], FlushSchedule] | None = None
+    """(responses, now) → when an instance that begins with so many tells of those that have ended; at once if None."""
 
 
 @dataclass(slots=True)
@@ -86,6 +103,26 @@ def run_generation(
     return _Stage(shares, profile, outlook, handling, max_batch, random, world or World(), kv_gigabytes_per_token).run()
 
 
+@dataclass
+class _Untold:
+    """What one request of an instance has finished and not told of yet."""
+
+    schedule: FlushSchedule
+    left_of_group: Counter[int]
+    keys: list[Key] = field(default_factory=list)
+
+    def ended(self, key: Key) -> None:
+        self.keys.append(key)
+        self.left_of_group[key[0]] -= 1
+        if self.left_of_group[key[0]] == 0:
+            self.schedule.group_completed()
+
+    def take(self, now: float) -> list[Key]:
+        keys, self.keys = self.keys, []
+        self.schedule.flushed(now)
+        return keys
+
+
 class _Stage:
     def __init__(
         self,
@@ -112,6 +149,7 @@ class _Stage:
         self._opened = 0
         self._version: dict[str, int] = {}
         self._go_on_at = -math.inf
+        self._untold: dict[str, _Untold] = {}
         self._result = GenerationRun()
         for share in shares:
             name = self._open(list(share), handling.ready_seconds)
@@ -156,6 +194,7 @@ class _Stage:
         )
         instance.add(responses)
         self._instances[name] = instance
+        self._request(name, instance.now)
         self._begun[name] = ready - self._start
         self._expose(name, instance.now)
         self._opened += 1
@@ -196,13 +235,30 @@ class _Stage:
         for at, key in ended:
             self._result.ends[key] = at
             self._result.seconds = max(self._result.seconds, at)
-        if ended:
-            self._migration.finished(name, [key for _, key in ended])
+        self._tell(name, [key for _, key in ended], now)
         if instance.empty:
             self._close(name, ended[-1][0] if ended else now)
 
+    def _request(self, name: str, now: float) -> None:
+        """An instance begins anew with what it holds."""
+        if self._handling.flushes is not None:
+            keys = self._instances[name].keys()
+            schedule = self._handling.flushes(len(keys), now)
+            self._untold[name] = _Untold(schedule, Counter(prompt for prompt, _ in keys))
+
+    def _tell(self, name: str, ended: list[Key], now: float) -> None:
+        untold = self._untold.get(name)
+        if untold is not None:
+            for key in ended:
+                untold.ended(key)
+            told = self._instances[name].empty or untold.schedule.due(now, len(untold.keys)) != "nothing"
+            ended = untold.take(now) if told else []
+        if ended:
+            self._migration.finished(name, ended)
+
     def _close(self, name: str, now: float) -> None:
         instance = self._instances.pop(name)
+        self._untold.pop(name, None)
         self._version.pop(name, None)
         self._nodes.pop(name, None)
         self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy, name in self._spot))
@@ -212,14 +268,33 @@ class _Stage:
             self._follow(name, now)
             if name in self._instances:
                 self._migration.progressed(name, self._instances[name].tokens())
-        receivers: set[str] = set()
-        for move in self._migration.decide(now) if now >= self._go_on_at else []:
+        moves = self._migration.decide(now) if now >= self._go_on_at else []
+        if moves:
             self._go_on_at = now + self._handling.pause_seconds
+            moves = self._cut(moves, now)
+        receivers: set[str] = set()
+        for move in moves:
             self._move(move, now, first=move.destination not in receivers)
             if move.destination is not None:
                 receivers.add(move.destination)
+        involved = receivers | {move.source for move in moves}
         for name in list(self._instances):
+            if name in involved:
+                self._request(name, now)
             self._schedule(name)
+
+    def _cut(self, moves: Sequence[Move], now: float) -> list[Move]:
+        """Whoever is part of moves tells of what it has finished; returns what is left to move."""
+        involved = {name: None for move in moves for name in (move.source, move.destination) if name is not None}
+        told: set[Key] = set()
+        for name in involved:
+            if (untold := self._untold.get(name)) is not None:
+                told.update(untold.keys)
+                self._migration.finished(name, untold.take(now))
+        left = [
+            Move(move.source, tuple(key for key in move.samples if key not in told), move.destination) for move in moves
+        ]
+        return [move for move in left if move.samples]
 
     def _move(self, move: Move, now: float, *, first: bool) -> None:
         destination = move.destination

@@ -72,6 +72,10 @@ class Instance:
         """Whether it has nothing to do."""
         return not self._running and not self._waiting
 
+    def keys(self) -> list[Key]:
+        """Responses that it holds, running or not."""
+        return [*self._running, *(response.key for response in self._waiting)]
+
     def tokens(self) -> dict[Key, int]:
         """Response tokens so far of each running response."""
         return {key: int(r.tokens + self._steps - begun) for key, (r, begun) in self._running.items()}
