@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import BatchReference, SampleTask
-from rlhfless_functions.passes import Block
+from rlhfless_functions.passes import WHOLE, Block
 from rlhfless_functions.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.settings import AlgorithmSettings
 from rlhfless_functions.shared_prompts import ResponseBatch
@@ -22,8 +22,6 @@ torch.set_num_threads(1)
 GRPO = AlgorithmSettings(name="grpo").resolved()
 WHITENED = AlgorithmSettings(name="reinforce_plus_plus").resolved()
 CPU = torch.device("cpu")
-WHOLE = Block(prompts=[], runs=[])
-"""Of a batch whose samples are passed whole."""
 
 
 def sample(prompt: int, index: int, length: int, **given: Any) -> PreparedSample:

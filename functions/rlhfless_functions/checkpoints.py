@@ -8,11 +8,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.ranks import Ranks
+from rlhfless_functions.sharding import local, publish_together
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.training_state import TrainingState
 from rlhfless_functions.weights.source import store_errors
 
 _POLICY, _CRITIC, _OPTIMIZERS, _STATE = "policy.safetensors", "critic.safetensors", "optimizers.pt", "state.json"
+
+
+def _part(name: str, ranks: Ranks) -> str:
+    """Name of the file that a rank writes its part to."""
+    stem, _, ending = name.partition(".")
+    return name if ranks.size == 1 else f"{stem}-{ranks.rank + 1}-of-{ranks.size}.{ending}"
 
 
 def save_checkpoint(uri: str, state: TrainingState) -> None:
@@ -24,14 +32,16 @@ def save_checkpoint(uri: str, state: TrainingState) -> None:
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri) as folder:
-        save_file(_learnt(state.policy), folder / _POLICY)
+    ranks = state.ranks
+    with store_errors(), publish_together(uri, ranks) as folder:
+        save_file(_learnt(state.policy), folder / _part(_POLICY, ranks))
         optimizers = {"policy": state.policy_optimizer.state()}
         if state.critic is not None and state.critic_optimizer is not None:
-            save_file(_learnt(state.critic), folder / _CRITIC)
+            save_file(_learnt(state.critic), folder / _part(_CRITIC, ranks))
             optimizers["critic"] = state.critic_optimizer.state()
-        torch.save(optimizers, folder / _OPTIMIZERS)
-        (folder / _STATE).write_text(json.dumps({"version": state.version}))
+        torch.save(optimizers, folder / _part(_OPTIMIZERS, ranks))
+        if ranks.rank == 0:
+            (folder / _STATE).write_text(json.dumps({"version": state.version, "processes": ranks.size}))
 
 
 def restore_checkpoint(uri: str, state: TrainingState) -> None:
@@ -43,14 +53,18 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
     """
     with store_errors():
         folder = artifacts.local_folder(uri)
+    ranks = state.ranks
     try:
-        _restore_parameters(state.policy, folder / _POLICY)
-        optimizers = torch.load(folder / _OPTIMIZERS, map_location="cpu", weights_only=True)
+        saved = json.loads((folder / _STATE).read_text())
+        if saved["processes"] != ranks.size:
+            raise ValueError(f"{saved['processes']} processes wrote it, and there are {ranks.size}")
+        _restore_parameters(state.policy, folder / _part(_POLICY, ranks))
+        optimizers = torch.load(folder / _part(_OPTIMIZERS, ranks), map_location="cpu", weights_only=True)
         state.policy_optimizer.restore(optimizers["policy"])
         if state.critic is not None and state.critic_optimizer is not None:
-            _restore_parameters(state.critic, folder / _CRITIC)
+            _restore_parameters(state.critic, folder / _part(_CRITIC, ranks))
             state.critic_optimizer.restore(optimizers["critic"])
-        state.version = json.loads((folder / _STATE).read_text())["version"]
+        state.version = saved["version"]
     except (KeyError, ValueError, FileNotFoundError) as error:
         raise TaskError(
             "model_unloadable",
@@ -60,7 +74,7 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
 
 
 def _learnt(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: local(parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _restore_parameters(model: nn.Module, file: Path) -> None:

@@ -19,6 +19,8 @@ from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, Le
 from rlhfless_functions.batch_pieces import FollowedBatch, whole_in_pieces
 from rlhfless_functions.checkpoints import restore_checkpoint, save_checkpoint
 from rlhfless_functions.learning_metrics import step_metrics
+from rlhfless_functions.learning_team import Team
+from rlhfless_functions.ranks import Ranks
 from rlhfless_functions.rollouts import PreparedSample
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
@@ -30,8 +32,11 @@ from rlhfless_functions.weights import (
     load_tokenizer,
     merge_adapter,
     publish_adapter,
+    publish_adapter_together,
     publish_critic,
+    publish_critic_together,
     publish_weights,
+    publish_weights_together,
 )
 from rlhfless_functions.weights.policy import torch_dtype
 from rlhfless_functions.weights.source import store_errors
@@ -40,9 +45,15 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """One instance's learner: runs one task at a time."""
+    """One instance's learner: runs one task at a time.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: given to a process that follows another's learner; an instance's own finds as many as a request asks for.
+    """
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
+        self._team: Team | None = None
         self._state: TrainingState | None = None
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
 
@@ -62,13 +73,46 @@ class Learner:
                 raised when the context says stop before the step is taken.
         """
         try:
-            return _export(request) if isinstance(request, ExportRequest) else self._learn(request, context)
+            if isinstance(request, ExportRequest):
+                return _export(request)
+            self._call_ranks(request)
+            return self._learn(request, context)
         except torch.OutOfMemoryError as error:
+            self.close()
             raise TaskError(
                 "out_of_memory",
                 f"step {request.key.step}: {error}. Lower batch.microbatchTokens or learning.logitsChunkTokens,"
-                " turn on learning.gradientCheckpointing, or train an adapter",
+                " turn on learning.gradientCheckpointing or optimizer.offload, or train an adapter",
             ) from error
+        except TaskError:
+            self.close()
+            raise
+        except Exception as error:
+            told = self._team.failure() if self._team is not None else None
+            self.close()
+            if told is None:
+                raise
+            raise told from error
+
+    def close(self) -> None:
+        """End the other learning processes, if there are any; what they held is lost with them."""
+        if self._team is not None:
+            self._team.end()
+            self._team, self._ranks, self._state = None, Ranks(), None
+
+    def _call_ranks(self, request: LearnRequest) -> None:
+        """Have as many processes as the request asks for, and tell them what it is."""
+        if self._ranks.rank:
+            return
+        size = request.learning.processes or max(1, torch.cuda.device_count())
+        if size != self._ranks.size:
+            self.close()
+            self._state = None
+            if size > 1:
+                self._team = Team(size)
+                self._ranks = self._team.ranks
+        if self._team is not None:
+            self._team.tell(request.model_dump_json())
 
     def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
         started = time.monotonic()
@@ -112,7 +156,7 @@ class Learner:
         loaded, self._loaded = self._loaded, None
         with _timed(seconds, "seconds/load"):
             fits = loaded is not None and loaded[:2] == (request.model, request.initial)
-            state = initial_state(request, loaded[2] if loaded is not None and fits else None)
+            state = initial_state(request, loaded[2] if loaded is not None and fits else None, self._ranks)
             if request.checkpoint is not None:
                 restore_checkpoint(request.checkpoint, state)
         with _timed(seconds, "seconds/replay"):
@@ -169,6 +213,12 @@ def _check_steps(request: LearnRequest) -> int:
         )
     if request.base.version != step - 1:
         raise TaskError("bad_request", f"base: version {request.base.version} is not where step {step} starts from")
+    if request.optimizer.name == "muon" and (request.learning.processes or torch.cuda.device_count()) > 1:
+        raise TaskError(
+            "bad_request",
+            "optimizer.name: muon needs whole matrices, and several learning processes hold parts of them:"
+            " take adamw, or set learning.processes to 1",
+        )
     if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
         raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")
     return step
@@ -190,16 +240,25 @@ def _check_pieces(request: LearnRequest) -> None:
 
 
 def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
-    dtype = torch_dtype(request.model)
+    dtype, ranks = torch_dtype(request.model), state.ranks
     if isinstance(state.policy, PeftModel):
-        publish_adapter(request.publish, state.policy)
+        if ranks.size == 1:
+            publish_adapter(request.publish, state.policy)
+        else:
+            publish_adapter_together(request.publish, state.policy, ranks)
         weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
     else:
-        publish_weights(request.publish, state.policy, state.tokenizer, dtype)
+        if ranks.size == 1:
+            publish_weights(request.publish, state.policy, state.tokenizer, dtype)
+        else:
+            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks)
         weights = WeightsReference(version=state.version, uri=request.publish)
     critic = None
     if state.critic is not None and request.publish_critic is not None:
-        publish_critic(request.publish_critic, state.critic, dtype)
+        if ranks.size == 1:
+            publish_critic(request.publish_critic, state.critic, dtype)
+        else:
+            publish_critic_together(request.publish_critic, state.critic, dtype, ranks)
         critic = WeightsReference(version=state.version, uri=request.publish_critic)
     if request.save_checkpoint is not None:
         save_checkpoint(request.save_checkpoint, state)
@@ -208,6 +267,8 @@ def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
 
 def _bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
     """What a version weighs that has just been published, and what it would if it were all weights."""
+    if state.ranks.rank:
+        return {}
     with store_errors():
         manifest = artifacts.manifest(request.publish)
     assert manifest is not None

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rlhfless_functions.settings import OptimizerSettings
+from rlhfless_functions.sharding import local, whole
 
 
 class NonFiniteGradientError(ArithmeticError):
@@ -52,7 +54,7 @@ class ModelOptimizer:
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._stepped = [_host_copy(p) for p in self._parameters] if settings.offload else self._parameters
+        self._stepped = [_stepped(parameter, offload=settings.offload) for parameter in self._parameters]
         self._settings = settings
         embeddings = _embedding_parameters(model)
         pairs = list(zip(self._parameters, self._stepped, strict=True))
@@ -94,13 +96,13 @@ class ModelOptimizer:
         Raises:
             NonFiniteGradientError: the parameters are as they were.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm)))
         if not math.isfinite(norm):
             self.clear()
             raise NonFiniteGradientError(f"the gradient's norm is {norm}")
-        if self._settings.offload:
-            for parameter, own in zip(self._parameters, self._stepped, strict=True):
-                own.grad = None if parameter.grad is None else parameter.grad.to(own.device)
+        for parameter, own in zip(self._parameters, self._stepped, strict=True):
+            if own is not parameter:
+                own.grad = None if parameter.grad is None else local(parameter.grad).to(own.device)
                 parameter.grad = None
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -109,7 +111,7 @@ class ModelOptimizer:
         if self._settings.offload:
             with torch.no_grad():
                 for parameter, own in zip(self._parameters, self._stepped, strict=True):
-                    parameter.copy_(own)
+                    local(parameter).copy_(own)
         self.clear()
         return norm
 
@@ -135,11 +137,15 @@ class ModelOptimizer:
         if self._settings.offload:
             with torch.no_grad():
                 for parameter, own in zip(self._parameters, self._stepped, strict=True):
-                    own.copy_(parameter)
+                    own.copy_(local(parameter))
 
 
-def _host_copy(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to("cpu", copy=True))
+def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
+    """What an optimizer steps on: the parameter, this rank's part of it in the same memory, or a copy on the host."""
+    own = local(parameter.detach())
+    if offload:
+        return nn.Parameter(own.to("cpu", copy=True))
+    return nn.Parameter(own) if isinstance(parameter, DTensor) else parameter
 
 
 def _embedding_parameters(model: nn.Module) -> set[int]:

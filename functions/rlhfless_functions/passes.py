@@ -20,6 +20,10 @@ class Block:
     """Samples of each micro-batch."""
 
 
+WHOLE = Block([], [])
+"""Where samples are passed whole."""
+
+
 def plan_passes(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool) -> list[Block]:
     """Cut samples so that the fewest tokens are computed; the result depends on the arguments alone.
 

@@ -110,10 +110,17 @@ class TrainingBatch:
         counted = [self.counted[index] for index in minibatch]
         return normalizer(counted, self._algorithm.aggregation, longest_response)
 
+    def in_loss(self, minibatch: Sequence[int]) -> list[int]:
+        """The samples that have a token in the loss; the others cost nothing."""
+        return [index for index in minibatch if self.counted[index]]
+
+    def tokens(self, row: int) -> int:
+        """Tokens of a sample, prompt and response."""
+        return len(self.samples[row].prompt_tokens) + self.lengths[row]
+
     def passes(self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool) -> list[Block]:
-        """Cut a minibatch; samples without a token in the loss are left out, and cost nothing."""
-        chosen = [index for index in minibatch if self.counted[index]]
-        return plan_passes(self.samples, chosen, budget_tokens, share=share_prompts)
+        """Cut what is in the loss of a minibatch."""
+        return plan_passes(self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts)
 
     def select(self, block: Block, rows: Sequence[int], device: torch.device) -> MicroBatch:
         """The tensors of one of a block's runs."""

@@ -1,7 +1,7 @@
 """What a learner keeps in memory between steps: the models that learn, and their optimizers."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel
@@ -13,9 +13,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlhfless_functions.api import LearnRequest, WeightsReference
 from rlhfless_functions.optimizers import ModelOptimizer
 from rlhfless_functions.output_head import check_output_logits
+from rlhfless_functions.ranks import Ranks
 from rlhfless_functions.settings import CriticSettings, ModelSettings
+from rlhfless_functions.sharding import Unit, unit_of
 from rlhfless_functions.task import TaskError
-from rlhfless_functions.weights import CriticModel, load_critic, load_policy, load_tokenizer
+from rlhfless_functions.weights import (
+    CriticModel,
+    check_sharded_publishing,
+    load_critic,
+    load_policy,
+    load_tokenizer,
+)
 
 
 @dataclass
@@ -32,6 +40,12 @@ class TrainingState:
     critic: CriticModel | None
     critic_optimizer: ModelOptimizer | None
     tokenizer: PreTrainedTokenizerBase
+    policy_unit: Unit
+    """What computes with the policy; its parts are with several ranks, where there are several."""
+    critic_unit: Unit | None = None
+    """What computes with the critic."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """Processes that learn together."""
 
     @property
     def device(self) -> torch.device:
@@ -51,28 +65,38 @@ def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreT
     return load_policy(model, weights, torch.float32 if model.lora is None else None)
 
 
-def initial_state(request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None) -> TrainingState:
+def initial_state(
+    request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None, ranks: Ranks | None = None
+) -> TrainingState:
     """The state before the first step: the model as given, and a critic that is its body with a zero head.
 
     Args:
         request: any of the job's learning requests.
         policy: of `load_master_weights` for the initial weights, where it has been loaded already.
+        ranks: processes that learn together; this one alone if left out.
 
     Raises:
         TaskError: if the model cannot be loaded or trained.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = ranks or Ranks()
     policy = policy or load_master_weights(request.model, request.initial)
-    policy.to(device)
+    if ranks.size == 1:
+        policy.to(ranks.device)
+    else:
+        check_sharded_publishing(policy)
     try:
         check_output_logits(policy)
     except ValueError as error:
         raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
     _make_trainable(policy, request.learning.gradient_checkpointing)
-    critic = critic_optimizer = None
+    policy_unit = unit_of(policy, ranks)
+    critic = critic_optimizer = critic_unit = None
     if request.algorithm.advantage == "gae":
-        critic = load_critic(request.model, request.initial, torch.float32).to(device)
+        critic = load_critic(request.model, request.initial, torch.float32)
+        if ranks.size == 1:
+            critic.to(ranks.device)
         _make_trainable(critic.body, request.learning.gradient_checkpointing)
+        critic_unit = unit_of(critic, ranks)
         own = request.algorithm.critic or CriticSettings()
         # The critic's AdamW shares everything but the learning rate with the policy's.
         settings = request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
@@ -85,6 +109,9 @@ def initial_state(request: LearnRequest, policy: PreTrainedModel | PeftModel | N
         critic=critic,
         critic_optimizer=critic_optimizer,
         tokenizer=load_tokenizer(request.model, request.initial),
+        policy_unit=policy_unit,
+        critic_unit=critic_unit,
+        ranks=ranks,
     )
 
 

@@ -9,12 +9,19 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from rlhfless_functions.algorithms.aggregation import normalizer
-from rlhfless_functions.algorithms.diagnostics import Statistics, add_statistics, sampler_statistics, summarize
+from rlhfless_functions.algorithms.diagnostics import (
+    Moments,
+    Statistics,
+    add_statistics,
+    sampler_statistics,
+    summarize,
+)
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.modeling import body_of, response_log_probs, response_values
 from rlhfless_functions.optimizers import ModelOptimizer, NonFiniteGradientError, schedule_factor
-from rlhfless_functions.passes import Block
+from rlhfless_functions.passes import WHOLE, Block
+from rlhfless_functions.ranks import Ranks
 from rlhfless_functions.settings import CriticSettings
 from rlhfless_functions.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.task import TaskError
@@ -55,6 +62,16 @@ class StepReport:
         self.tokens += prompts + sum(batch.lengths[row] for row in rows)
         self.shared_tokens += whole - prompts
 
+    def add_up(self, ranks: Ranks) -> None:
+        """Take in what the other ranks' passes came to."""
+        parts = ranks.all((self.tokens, {name: moments.data.cpu() for name, moments in self.statistics.items()}))
+        if ranks.size > 1:
+            self.tokens = sum(tokens for tokens, _ in parts)
+            self.statistics = {}
+            for _, statistics in parts:
+                own = {name: Moments(data) for name, data in statistics.items()}
+                self.statistics = add_statistics(self.statistics, own)
+
     def summary(self) -> dict[str, float]:
         """The statistics' summary."""
         return summarize(self.statistics)
@@ -88,8 +105,7 @@ def train_step(
         scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
         if taken.accumulate(batch, minibatch, scale):
             taken.update()
-    state.version = step
-    return taken.report
+    return taken.end()
 
 
 def train_step_in_pieces(
@@ -125,8 +141,7 @@ def train_step_in_pieces(
         assert request.algorithm.aggregation is not None
         taken.divide(normalizer(counted, request.algorithm.aggregation, request.sampling.max_response_tokens))
         taken.update()
-    state.version = step
-    return taken.report
+    return taken.end()
 
 
 class _Step:
@@ -137,7 +152,8 @@ class _Step:
         self._state, self._request, self._step, self._check = state, request, step, check
         self._policy_learns = step > critic_warmup
         self._factor = schedule_factor(request.optimizer, step, request.total_steps)
-        self._share = request.learning.share_prompts and can_share_prompts(body_of(state.policy))
+        whole = state.ranks.size == 1
+        self._share = request.learning.share_prompts and whole and can_share_prompts(body_of(state.policy))
         rate = request.optimizer.learning_rate * self._factor
         self.report = StepReport(learning_rate=rate if self._policy_learns else 0.0)
         self._policy_total = torch.zeros((), device=state.device)
@@ -147,8 +163,14 @@ class _Step:
 
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
         """Add the gradients of samples' losses times a scale; whether any of them is in the loss."""
-        state, request, report = self._state, self._request, self.report
-        blocks = batch.passes(chosen, request.batch_settings.microbatch_tokens, share_prompts=self._share)
+        state, request, report, ranks = self._state, self._request, self.report, self._state.ranks
+        chosen = batch.in_loss(chosen)
+        mine = [chosen[place] for place in ranks.deal([batch.tokens(row) for row in chosen])]
+        blocks = batch.passes(mine, request.batch_settings.microbatch_tokens, share_prompts=self._share)
+        passes = sum(len(block.runs) for block in blocks)
+        spare = ranks.most(passes) - passes
+        # Sharded gradients are means over the ranks.
+        scale *= ranks.size
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
             report.count(batch, block)
@@ -173,7 +195,10 @@ class _Step:
             for shared in (policy_prompts, critic_prompts):
                 if shared is not None:
                     shared.backward()
-        return bool(blocks)
+        for _ in range(spare):
+            self._check()
+            _keep_step(state, batch.select(WHOLE, chosen[:1], state.device), request, policy=self._policy_learns)
+        return bool(chosen)
 
     def divide(self, by: float) -> None:
         """Divide everything that has been accumulated."""
@@ -188,13 +213,23 @@ class _Step:
         """Take the optimizers' steps with what has been accumulated, and begin anew."""
         state, who = self._state, f"step {self._step}: the "
         if self._policy_learns:
-            loss, course = float(self._policy_total), self.report.policy
+            loss, course = self._mean(self._policy_total), self.report.policy
             _update(state.policy_optimizer, self._factor, loss, course, f"{who}policy's", "optimizer.learningRate")
         if state.critic_optimizer is not None:
-            loss, course, rate = float(self._critic_total), self.report.critic, "algorithm.critic.learningRate"
+            loss, course, rate = self._mean(self._critic_total), self.report.critic, "algorithm.critic.learningRate"
             _update(state.critic_optimizer, self._factor, loss, course, f"{who}critic's", rate)
         self._policy_total = torch.zeros((), device=state.device)
         self._critic_total = torch.zeros((), device=state.device)
+
+    def end(self) -> StepReport:
+        """How the step went, on all ranks."""
+        self._state.version = self._step
+        self.report.add_up(self._state.ranks)
+        return self.report
+
+    def _mean(self, total: torch.Tensor) -> float:
+        ranks = self._state.ranks
+        return sum(ranks.all(float(total))) / ranks.size
 
 
 def _check_numbers(batch: TrainingBatch, state: TrainingState, updates: int, step: int) -> None:
@@ -218,14 +253,16 @@ def _shared(
 
 
 def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
-    log_probs, entropy = response_log_probs(
-        state.policy,
-        batch.tokens,
-        request.sampling.temperature,
-        prompts=prompts,
-        entropy=True,
-        entropy_gradient=request.algorithm.entropy_coefficient > 0,
-        chunk_tokens=request.learning.logits_chunk_tokens,
+    log_probs, entropy = state.policy_unit(
+        lambda policy: response_log_probs(
+            policy,
+            batch.tokens,
+            request.sampling.temperature,
+            prompts=prompts,
+            entropy=True,
+            entropy_gradient=request.algorithm.entropy_coefficient > 0,
+            chunk_tokens=request.learning.logits_chunk_tokens,
+        )
     )
     return policy_loss(
         request.algorithm,
@@ -240,14 +277,26 @@ def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest,
 
 
 def _critic_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:
-    assert state.critic is not None
+    assert state.critic_unit is not None
     return critic_loss(
         request.algorithm,
-        values=response_values(state.critic, batch.tokens, prompts),
+        values=state.critic_unit(lambda critic: response_values(critic, batch.tokens, prompts)),
         old_values=batch.numbers["values"],
         returns=batch.numbers["returns"],
         mask=batch.tokens.response_mask,
     )
+
+
+def _keep_step(state: TrainingState, batch: MicroBatch, request: LearnRequest, *, policy: bool) -> None:
+    """Pass as often as the rank that has most to do: layers are gathered from all ranks, or from none."""
+    if policy:
+        with autocast(request, state.policy):
+            loss = _policy_loss(state, batch, request, None)
+        (loss.total * 0).backward()
+    if state.critic is not None:
+        with autocast(request, state.critic):
+            loss = _critic_loss(state, batch, request, None)
+        (loss.total * 0).backward()
 
 
 def _compare_with_sampler(batch: MicroBatch, report: StepReport) -> None:

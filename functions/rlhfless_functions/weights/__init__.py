@@ -3,6 +3,12 @@
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
 from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
+from rlhfless_functions.weights.sharded import (
+    check_sharded_publishing,
+    publish_adapter_together,
+    publish_critic_together,
+    publish_weights_together,
+)
 from rlhfless_functions.weights.source import load_config, store_errors, weights_folder
 from rlhfless_functions.weights.support import longest_sequence
 from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
@@ -10,6 +16,7 @@ from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokeniz
 __all__ = [
     "CriticModel",
     "attach_adapter",
+    "check_sharded_publishing",
     "check_vocabulary",
     "load_config",
     "load_critic",
@@ -18,8 +25,11 @@ __all__ = [
     "longest_sequence",
     "merge_adapter",
     "publish_adapter",
+    "publish_adapter_together",
     "publish_critic",
+    "publish_critic_together",
     "publish_weights",
+    "publish_weights_together",
     "store_errors",
     "swap_critic",
     "swap_policy",

@@ -73,7 +73,7 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
     with unloadable(uri, "give an adapter of the job's own model, rank and target modules"):
         check_backbone(folder, uri, _backbones.get(policy))
         tensors = load_file(folder / _FILE)
-        own = _state(policy)
+        own = cast(dict[str, Any], get_peft_model_state_dict(policy, adapter_name=_NAME, save_embedding_layers=False))
         for name in sorted(own.keys() | tensors.keys()):
             if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
                 raise ValueError(f"{name} is missing, unknown or of another shape")
@@ -96,15 +96,30 @@ def publish_adapter(
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri) as folder, saving():
-        policy.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's is a form to fill in
-        if policy in _backbones:
-            (folder / _BACKBONE).write_text(json.dumps({"fingerprint": _backbones[policy]}))
+    with store_errors(), artifacts.publish(uri) as folder:
+        write_adapter(folder, policy)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
         if readme is not None:
             (folder / "README.md").write_text(readme, encoding="utf-8")
+
+
+def write_adapter(folder: Path, policy: PeftModel, state: dict[str, torch.Tensor] | None = None) -> None:
+    """Write a peft folder.
+
+    Args:
+        folder: an existing one.
+        policy: the model with its adapter.
+        state: the adapter's parameters by their names in the model, where that holds but a part of each.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    with saving():
+        policy.save_pretrained(folder, save_embedding_layers=False, state_dict=state)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's is a form to fill in
+    if policy in _backbones:
+        (folder / _BACKBONE).write_text(json.dumps({"fingerprint": _backbones[policy]}))
 
 
 def merge_adapter(policy: PeftModel) -> PreTrainedModel:
@@ -160,10 +175,6 @@ def check_backbone(folder: Path, uri: str, ours: str | None) -> None:
             f"{uri} is an adapter of another backbone (fingerprint {theirs}) than the one that is loaded ({ours}):"
             " give model.source the model that it was trained on",
         )
-
-
-def _state(policy: PeftModel) -> dict[str, torch.Tensor]:
-    return cast(dict[str, Any], get_peft_model_state_dict(policy, adapter_name=_NAME, save_embedding_layers=False))
 
 
 def _reset(policy: PeftModel) -> None:

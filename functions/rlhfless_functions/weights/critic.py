@@ -5,6 +5,7 @@ prefix, and `score.weight`.
 """
 
 import copy
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -112,6 +113,15 @@ def publish_critic(uri: str, critic: CriticModel, dtype: torch.dtype | None = No
     with store_errors(), artifacts.publish(uri) as folder:
         dtype = dtype or critic.body.dtype
         write_tensors({**converted(critic, dtype), "score.weight": critic.score.weight.detach()}, folder)
-        config = copy.deepcopy(critic.config)
-        config.dtype = dtype
-        config.save_pretrained(folder)
+        write_critic_settings(critic, folder, dtype)
+
+
+def write_critic_settings(critic: CriticModel, folder: Path, dtype: torch.dtype) -> None:
+    """Write a critic's configuration.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    config = copy.deepcopy(critic.config)
+    config.dtype = dtype
+    config.save_pretrained(folder)

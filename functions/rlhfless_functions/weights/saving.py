@@ -46,12 +46,21 @@ def write_model(
         OSError: if the disk is full.
     """
     dtype = dtype or model.dtype
+    write_settings(model, folder, dtype)
+    # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
+    write_tensors(revert_weight_conversion(model, converted(model, dtype)), folder, shard_bytes=shard_bytes)
+
+
+def write_settings(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+    """Write a model's configuration and generation configuration, as they were when they were first written.
+
+    Raises:
+        OSError: if the disk is full.
+    """
     by_dtype = _settings.setdefault(model, {})
     if dtype not in by_dtype:
         by_dtype[dtype] = _files(lambda scratch: _save_settings(model, dtype, scratch))
     _write(by_dtype[dtype], folder)
-    # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
-    write_tensors(revert_weight_conversion(model, converted(model, dtype)), folder, shard_bytes=shard_bytes)
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

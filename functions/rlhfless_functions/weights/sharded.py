@@ -1,0 +1,105 @@
+"""Publishing models from ranks that hold a part of each tensor: every rank writes a file, and none holds everything."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlhfless_functions.ranks import Ranks
+from rlhfless_functions.sharding import owned, publish_together, whole
+from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.adapters import write_adapter
+from rlhfless_functions.weights.critic import CriticModel, write_critic_settings
+from rlhfless_functions.weights.saving import saving, write_settings, write_tokenizer
+from rlhfless_functions.weights.source import store_errors
+
+
+def check_sharded_publishing(policy: nn.Module) -> None:
+    """Make sure that the architecture's tensors are published under the names that they have in memory.
+
+    Raises:
+        TaskError: `model_unloadable` for one whose tensors are fused or renamed when it is loaded.
+    """
+    if isinstance(policy, PeftModel):
+        return
+    assert isinstance(policy, PreTrainedModel)
+    names = {name: tensor.to("meta") for name, tensor in policy.state_dict().items()}
+    if revert_weight_conversion(policy, dict(names)).keys() != names.keys():
+        raise TaskError(
+            "model_unloadable",
+            f"{type(policy).__name__} keeps its tensors in another form in memory than in files, which several learning"
+            " processes cannot publish: set learning.processes to 1",
+        )
+
+
+def publish_weights_together(
+    uri: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, ranks: Ranks
+) -> None:
+    """`publish_weights` by all ranks.
+
+    Raises:
+        TaskError: `artifact_unwritable`; nothing is published.
+    """
+    with store_errors(), publish_together(uri, ranks) as folder:
+        _write(policy, {}, dtype, folder, ranks)
+        if ranks.rank == 0:
+            write_settings(policy, folder, dtype)
+            write_tokenizer(tokenizer, folder)
+
+
+def publish_critic_together(uri: str, critic: CriticModel, dtype: torch.dtype, ranks: Ranks) -> None:
+    """`publish_critic` by all ranks.
+
+    Raises:
+        TaskError: `artifact_unwritable`; nothing is published.
+    """
+    with store_errors(), publish_together(uri, ranks) as folder:
+        _write(critic, {"score.weight": torch.float32}, dtype, folder, ranks)
+        if ranks.rank == 0:
+            write_critic_settings(critic, folder, dtype)
+
+
+def publish_adapter_together(uri: str, policy: PeftModel, ranks: Ranks) -> None:
+    """`publish_adapter` by all ranks; an adapter is small enough for each of them to hold it.
+
+    Raises:
+        TaskError: `artifact_unwritable`; nothing is published.
+    """
+    learnt = ((name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad)
+    state = {name: whole(parameter.detach()).cpu() for name, parameter in learnt}
+    with store_errors(), publish_together(uri, ranks) as folder:
+        if ranks.rank == 0:
+            write_adapter(folder, policy, state)
+
+
+def _write(
+    module: nn.Module, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype, folder: Path, ranks: Ranks
+) -> None:
+    names: dict[int, str] = {}
+    tensors = module.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), name)  # of tied tensors one is written
+    distinct = {name: tensors[name] for name in names.values()}
+    file = f"model-{ranks.rank + 1:05d}-of-{ranks.size:05d}.safetensors"
+    mine = {
+        name: tensor.to(dtypes.get(name, dtype) if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
+        for name, tensor in owned(distinct, ranks)
+    }
+    with saving():
+        save_file(mine, folder / file, metadata={"format": "pt"})
+    sizes = ranks.all({name: tensor.nbytes for name, tensor in mine.items()})
+    if ranks.rank == 0:
+        place = {
+            name: f"model-{rank + 1:05d}-of-{ranks.size:05d}.safetensors"
+            for rank, written in enumerate(sizes)
+            for name in written
+        }
+        total = sum(size for written in sizes for size in written.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(place.items()))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
