@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.policy.overlap import TrainerPlan, free_gpus, plan_trainer, run_trainer
+from rlhfless_operator.policy.overlap import TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
 
 
 def by_small_steps(arrivals, work, joined, tick=0.01):
@@ -35,6 +35,15 @@ def test_the_queue_ends_when_walking_through_time_says_so(groups, free):
     free = np.sort(np.array(free))
     run = run_trainer(arrivals, work, free, TrainerPlan(len(free), 0.0), start_seconds=0, update_seconds=0)
     assert run.end == pytest.approx(by_small_steps(arrivals, work, free), abs=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 2)), min_size=1, max_size=8))
+def test_one_server_takes_each_in_its_turn(items):
+    arrivals, work = (np.array(column) for column in zip(*items, strict=True))
+    free, ends = 0.0, np.zeros(len(items))
+    for item in np.argsort(arrivals, kind="stable"):
+        free = ends[item] = max(free, arrivals[item]) + work[item]
+    assert queue(arrivals, work) == pytest.approx(ends)
 
 
 def test_the_trainer_works_off_groups_as_they_arrive():

@@ -43,6 +43,34 @@ def test_the_trainer_works_under_the_tail():
     assert step.expected_seconds < afterwards
 
 
+def plan_apart(**training):
+    """A plan where preparation and learning have GPUs of their own."""
+    return plan_step(
+        SAMPLES,
+        PROFILE,
+        Limits(1, CLUSTER, PROFILE.kv_tokens, 256),
+        Training(1, 1e-5, 0.0, 0.0, own_gpus=1, **training),
+        cost_weight=0.3,
+        ready_seconds=2.0,
+    )
+
+
+def test_a_learner_that_follows_preparation_shortens_the_step_and_waits_for_nothing():
+    tokens = sum(each.prompt_tokens + each.expected_tokens for each in SAMPLES)
+    work = 2e-4 * tokens
+    afterwards = plan_apart(afterwards_seconds=work + 1.0)
+    followed = plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=2e-4)
+    assert afterwards.trainer.begin == pytest.approx(afterwards.expected_seconds - work - 1.0)
+    assert followed.expected_seconds < afterwards.expected_seconds
+    # It works from when it begins to the end without a break.
+    assert followed.trainer.begin == pytest.approx(followed.expected_seconds - work - 1.0)
+
+
+def test_a_learner_with_more_to_do_than_generation_begins_with_the_first_groups():
+    assert plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=1.0).trainer.begin > 0
+    assert plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=1.0).trainer.begin < 5
+
+
 def test_little_training_leaves_the_cheapest_generation():
     step = plan(1.0, token_gpu_seconds=1e-9)
     assert len(step.generation.shares) == 1

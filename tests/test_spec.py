@@ -66,7 +66,7 @@ def test_a_job_survives_being_written_and_read() -> None:
 
 
 def test_the_learner_is_given_its_settings_without_the_control_planes() -> None:
-    assert set(LearningSpec.model_fields) - set(LearningSpec.__base__.model_fields) == {"keep_alive", "pods"}
+    assert set(LearningSpec.model_fields) - set(LearningSpec.__base__.model_fields) == {"overlap", "keep_alive", "pods"}
 
 
 @pytest.mark.parametrize("name", ["a", "a-b", "0", "x" * 53])

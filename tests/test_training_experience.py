@@ -1,6 +1,7 @@
 """What a job learns on the way, and what its plans make of it."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
     dealt = [sample for share in whole.shares for sample in share]
     assert sorted((sample.prompt, sample.index) for sample in dealt) == [(p, i) for p in range(3) for i in range(4)]
     assert all(isinstance(sample, SampleTask) for sample in dealt)
+
+
+def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
+    experience = experience_of(tiny_job(planning={"policy": "cost"}))
+    plan = experience.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    assert math.isinf(plan.learning_begins), "nothing is known of learning"
+    metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
+    experience.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
+    assert experience.history.mean("learning") == pytest.approx(3.0)
+    assert experience.history.mean("learning/token") == pytest.approx(2.0 / 200)
+    assert experience.history.mean("learning/rest") == pytest.approx(1.0)
+    plan = experience.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    assert plan.learning_begins < plan.expected_step_seconds - 1.0
+    assert math.isinf(experience.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).learning_begins)
 
 
 def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:

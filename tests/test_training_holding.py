@@ -153,6 +153,18 @@ async def test_expected_instances_that_are_fewer_than_kept_change_nothing(make_t
     await time.holding.close()
 
 
+async def test_what_works_already_is_not_expected(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(keep_alive=0.0)
+    await time.holding.use("learning", 1)
+    time.holding.expect("learning", 1, PRELOAD, time_price=1.0)
+    await time.pass_time(10)
+    await time.holding.use("learning", 0)
+    await time.pass_time(10)
+    assert time.counts("learning")[-1] == (10, 0)
+    assert time.history.recent("lead/learning") == []
+    await time.holding.close()
+
+
 async def test_nothing_is_asked_for_after_the_end(make_timeline: MakeTimeline) -> None:
     time = make_timeline()
     time.history.add("lead/generation", 10.0)

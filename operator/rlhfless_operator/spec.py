@@ -76,6 +76,10 @@ class PreparationSpec(Settings):
 class LearningSpec(LearningSettings):
     """The instance that learns."""
 
+    overlap: Literal["never", "auto"] = "never"
+    """`auto` lets the `cost` planning policy begin to learn from groups that are prepared while others are still
+    generated, where a step is one optimizer update, no advantage needs the whole batch and no group is replaced, but in
+    no rehearsal. The last bits of the weights depend on this setting, and on nothing that happens."""
     keep_alive: KeepAlive = None
     """How long the instance without work, which holds the optimizer's state in memory, is kept; `auto` weighs waiting
     against starting anew, loading the checkpoint and taking the steps since then again."""

@@ -138,6 +138,16 @@ def _outcomes(
     return end + update_seconds, at_end, held
 
 
+def queue(arrivals: Floats, work: Floats) -> Floats:
+    """[items] when each is done by one server that works them off in the order of their arrival."""
+    order = np.argsort(arrivals, kind="stable")
+    done = np.cumsum(work[order])
+    started = np.maximum.accumulate(arrivals[order] - (done - work[order]))
+    result = np.empty_like(arrivals)
+    result[order] = started + done
+    return result
+
+
 def free_gpus(ends: Sequence[float], gpus: int, gpus_per_instance: int) -> Floats:
     """[GPUs] when one, two, … of a cluster's GPUs are free, instances being released at `ends`."""
     spare = max(0, gpus - len(ends) * gpus_per_instance)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhfless_operator.policy.latency import InstanceProfile
 from rlhfless_operator.policy.loads import Loads, SampleLoad
-from rlhfless_operator.policy.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, run_trainer
+from rlhfless_operator.policy.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
 from rlhfless_operator.policy.planning import InfeasibleError, Limits, Plan, Planner
 
 _STRETCHES = (1.05, 1.25)
@@ -36,6 +36,8 @@ class Training:
     """GPUs that do nothing else, all the step long; where there are some, instances leave none to training."""
     afterwards_seconds: float = 0.0
     """What those do once all groups are done, where it can't begin under the tail."""
+    accumulation_token_seconds: float = 0.0
+    """What they do besides for each token of a sample, on a GPU of its own, as soon as its group is prepared."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def plan_step(
     charged = profile.startup_seconds + profile.weight_load_seconds
     loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
     sizes = np.bincount(loads.group, minlength=loads.groups)
-    tokens = np.bincount(loads.group, loads.context + loads.length, loads.groups)
-    work: Floats = (training.token_gpu_seconds * tokens).astype(np.float64)
+    tokens: Floats = np.bincount(loads.group, loads.context + loads.length, loads.groups).astype(np.float64)
+    work: Floats = training.token_gpu_seconds * tokens
     delayed = _delayed(loads, sizes, runaways or {}) if tail_tokens else np.zeros(loads.groups, dtype=bool)
     planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
     # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
@@ -102,7 +104,7 @@ def plan_step(
     weight = max(cost_weight, 1e-3)
     guess = min(each.gpu_seconds for each in forecasts) + float(work.sum())
     price = (1 - weight) / weight * guess / min(each.end for each in forecasts)
-    outcomes = [each.trained(work, training, price, len(each.plan.shares)) for each in forecasts]
+    outcomes = [each.trained(work, tokens, training, price, len(each.plan.shares)) for each in forecasts]
     fastest = min(seconds for _, seconds, _ in outcomes)
     cheapest = min(cost for _, _, cost in outcomes)
     values = [(1 - cost_weight) * seconds / fastest + cost_weight * cost / cheapest for _, seconds, cost in outcomes]
@@ -151,12 +153,12 @@ class _Forecast:
         self.gpu_seconds = profile.gpus * math.fsum(end + charged for end in self._ends)
 
     def trained(
-        self, work: Floats, training: Training, price: float, instances: int
+        self, work: Floats, tokens: Floats, training: Training, price: float, instances: int
     ) -> tuple[TrainerPlan, float, float]:
         """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
         gpus = self._profile.gpus
         if training.own_gpus:
-            return self._trained_apart(work, training)
+            return self._trained_apart(work, tokens, training)
         free = free_gpus(self._ends, training.gpus, gpus)
         trainer = plan_trainer(
             self.completions,
@@ -179,17 +181,15 @@ class _Forecast:
         late = self._profile.startup_seconds if run.gpus > training.gpus - instances * gpus else 0.0
         return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
 
-    def _trained_apart(self, work: Floats, training: Training) -> tuple[TrainerPlan, float, float]:
-        trainer = TrainerPlan(training.own_gpus, 0.0)
-        run = run_trainer(
-            self.completions,
-            work,
-            np.zeros(training.own_gpus),
-            trainer,
-            start_seconds=0.0,
-            update_seconds=training.update_seconds + training.afterwards_seconds,
-        )
-        return trainer, run.end, self.gpu_seconds + run.gpu_seconds
+    def _trained_apart(self, work: Floats, tokens: Floats, training: Training) -> tuple[TrainerPlan, float, float]:
+        """Preparation is a queue under generation; so is accumulation, as far as there is any, under both."""
+        prepared = queue(self.completions, work / training.own_gpus)
+        accumulated = training.accumulation_token_seconds * tokens
+        end = float(queue(prepared, accumulated).max())
+        # Whoever begins so late that nothing is ever waited for is done as early as whoever begins at once.
+        begin = max(0.0, end - float(accumulated.sum()))
+        seconds = end + training.update_seconds + training.afterwards_seconds
+        return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * seconds
 
 
 def _delayed(

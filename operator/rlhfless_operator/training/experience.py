@@ -44,13 +44,20 @@ class Experience:
     # --- planning ---
 
     def plan(
-        self, prompts: Sequence[int], samples_per_prompt: int, prompt_tokens: Sequence[int], *, known: bool
+        self,
+        prompts: Sequence[int],
+        samples_per_prompt: int,
+        prompt_tokens: Sequence[int],
+        *,
+        known: bool,
+        follows: bool = False,
     ) -> GenerationPlan:
         """The plan of a step's generation.
 
         Args:
             prompt_tokens: of every prompt of their dataset, by row.
             known: whether they are training prompts. Of others, rows of another dataset, the prior alone is known.
+            follows: whether learning may begin before the batch is complete.
         """
         longest = self._spec.sampling.max_response_tokens
         prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
@@ -62,6 +69,7 @@ class Experience:
             self.predictor if known else prior,
             self.calibration.latency,
             self.history,
+            follows=follows,
         )
 
     def open_migration(self, plan: GenerationPlan) -> Migration:
@@ -117,9 +125,16 @@ class Experience:
 
     def learned(self, result: LearnResult) -> None:
         """Learn what learning takes."""
+        metrics = result.metrics
+        waited = metrics.get("seconds/wait", 0.0)
         for name, metric in (("", "seconds"), ("/train", "seconds/train"), ("/load", "seconds/load")):
-            if (seconds := result.metrics.get(metric)) is not None:
-                self.history.add(f"learning{name}", seconds)
+            if (seconds := metrics.get(metric)) is not None:
+                self.history.add(f"learning{name}", seconds - (waited if metric == "seconds" else 0.0))
+        # Tokens that were passed once for several samples are none of the work, but foreseen of each sample.
+        tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
+        if tokens and "seconds" in metrics and "seconds/train" in metrics:
+            self.history.add("learning/token", metrics["seconds/train"] / tokens)
+            self.history.add("learning/rest", metrics["seconds"] - waited - metrics["seconds/train"])
 
     # --- keeping ---
 

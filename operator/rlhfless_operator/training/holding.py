@@ -81,13 +81,16 @@ class Holding:
             held.releasing = asyncio.create_task(self._release(stage, held))
 
     def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
-        """Work for so many instances is expected after about as long as the last times; have them ready by then.
+        """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
+        so many work already.
 
         Args:
             preload: what they load before they are ready.
             time_price: instance-seconds that a second of delay is worth.
         """
         held = self._stages[stage]
+        if held.working >= count:
+            return
         self._stop_waking(held)
         held.expected_from = self._clock()
         wake = wake_time(

@@ -3,7 +3,7 @@
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose
 from rlhfless_operator.training.evaluation import evaluate
-from rlhfless_operator.training.learning import learn
+from rlhfless_operator.training.learning import EarlyLearning, learn
 from rlhfless_operator.training.rollout import roll_out
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.summary import model_card_of
@@ -29,10 +29,11 @@ async def train(run: TrainingRun) -> None:
     for step in range(run.status.step + 1, run.total_steps + 1):
         run.progress.begin_step(step, run.samples_per_step)
         await run.update_status(stage="generation")
-        step_batch = await roll_out(run, step)
-        run.experience.measured(step_batch.lengths)
-        await run.update_status(stage="learning")
-        learned = await learn(run, step_batch.batch)
+        async with EarlyLearning(run) as early:
+            step_batch = await roll_out(run, step, early.expect)
+            run.experience.measured(step_batch.lengths)
+            await run.update_status(stage="learning")
+            learned = await learn(run, step_batch.batch, early)
         evaluation = await evaluate(run, step, learned.weights) if run.evaluation_due(step) else None
         await run.commit(step, step_batch, learned, evaluation)
 

@@ -1,5 +1,6 @@
 """The plan of a step's generation, from what the control plane knows: predicted lengths, speed, prices, limits."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ class GenerationPlan:
     """On instances that are ready."""
     expected_step_seconds: float
     """To the new weights."""
+    learning_begins: float = math.inf
+    """Seconds into the step when a learner that follows preparation begins, so that it has no group to wait for;
+    infinite for one that waits for the whole batch."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -70,6 +74,8 @@ def plan_generation(
     predictor: LengthPredictor,
     latency: LinearLatency,
     history: History,
+    *,
+    follows: bool = False,
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
@@ -78,6 +84,7 @@ def plan_generation(
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
         history: what the stages have taken so far.
+        follows: whether learning may begin before the batch is complete.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
     longest = spec.sampling.max_response_tokens
@@ -89,6 +96,8 @@ def plan_generation(
     instances = spec.generation.instances
     limits = Limits(instances.min, instances.max, kv_tokens=spec.generation.kv_budget_tokens)
     start_seconds = history.mean("startup/generation")
+    begins = math.inf
+    accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
     if spec.planning.policy == "cost":
         step = plan_step(
@@ -101,7 +110,8 @@ def plan_generation(
                 start_seconds=0.0,
                 update_seconds=0.0,
                 own_gpus=1,
-                afterwards_seconds=history.mean("learning"),
+                afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
+                accumulation_token_seconds=accumulation,
             ),
             cost_weight=spec.planning.cost_weight,
             # Instances are awaited where they are not warm yet, but most are.
@@ -110,6 +120,7 @@ def plan_generation(
             runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
         )
         made, seconds, price = step.generation, step.expected_seconds, step.time_price
+        begins = step.trainer.begin if accumulation else math.inf
     else:
         made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
         seconds = made.expected_seconds + history.mean("learning")
@@ -117,4 +128,4 @@ def plan_generation(
         price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    return GenerationPlan(made, tasks, estimates, price, made.expected_seconds - start_seconds, seconds)
+    return GenerationPlan(made, tasks, estimates, price, made.expected_seconds - start_seconds, seconds, begins)

@@ -50,6 +50,11 @@ def prepared_before(folder: str) -> PreparationOutcome:
     return outcome
 
 
+def chunks_of(driver: int) -> str:
+    """How the names of a driver's chunks begin."""
+    return f"chunk-{driver}-"
+
+
 async def prepare(
     platform: Platform,
     groups: AsyncIterator[CompleteGroup],
@@ -97,7 +102,7 @@ async def prepare(
             # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
             # group through the models by itself.
             chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
-            part = f"chunk-{driver}-{chunk_number:04d}"
+            part = f"{chunks_of(driver)}{chunk_number:04d}"
             chunk_number += 1
             began = time.monotonic()
             result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)

@@ -23,6 +23,9 @@ from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
 
 _HEARTBEAT_SECONDS = 5.0
 
+_PIECES = 6
+"""More wait less for the last groups of each, fewer pad less and have larger passes."""
+
 
 class RequestBuilder:
     """Makes the requests of one job.
@@ -59,6 +62,16 @@ class RequestBuilder:
         batch = self._spec.batch
         samples = batch.prompts_per_step * batch.samples_per_prompt
         return samples // (batch.minibatch_samples or samples) * self.algorithm.epochs
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a step's batch whose gradients are accumulated one after the other."""
+        whole = (
+            self.updates_per_step > 1
+            or self.algorithm.advantage_normalization == "batch"
+            or bool(self.algorithm.dynamic_sampling_rounds)
+        )
+        return 1 if self._spec.learning.overlap == "never" or whole or self._spec.rehearsal is not None else _PIECES
 
     @property
     def has_critic(self) -> bool:
@@ -168,8 +181,9 @@ class RequestBuilder:
         *,
         checkpoint_due: bool,
         attempt: int,
+        following: str | None = None,
     ) -> LearnRequest:
-        """Take one training step."""
+        """Take one training step; `following` where the batch is still being prepared."""
         step = batch.step
         return LearnRequest(
             key=self._key(step, "learning", "learn", attempt),
@@ -182,6 +196,8 @@ class RequestBuilder:
             checkpoint=status.checkpoint.uri if status.checkpoint else None,
             checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
             replay=replay,
+            pieces=self.pieces,
+            following=following,
             algorithm=self.algorithm,
             optimizer=self._spec.optimizer,
             batch_settings=self._spec.batch,

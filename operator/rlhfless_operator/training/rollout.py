@@ -1,7 +1,7 @@
 """Generation and preparation of one step, overlapped; with dynamic sampling, in rounds."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
@@ -15,8 +15,14 @@ from rlhfless_operator.training.preparation import PreparationOutcome, prepare, 
 from rlhfless_operator.training.run import TrainingRun
 
 
-async def roll_out(run: TrainingRun, step: int) -> StepBatch:
+async def roll_out(
+    run: TrainingRun, step: int, on_planned: Callable[[BatchReference, GenerationPlan], None]
+) -> StepBatch:
     """Draw, predict, plan, generate and prepare one step; or find that an earlier driver has done so.
+
+    Args:
+        on_planned: where learning takes the batch in pieces, told of it when its generation begins: of its samples in
+            canonical order, and of the parts that are there.
 
     Raises:
         StageFailedError: generation or preparation can't be done.
@@ -44,6 +50,10 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
         prompts = run.cursor.draw(count, taken=[*kept, *flat])
         plan = run.plan(prompts, batch_settings.samples_per_prompt, "training")
         first_plan = first_plan or plan
+        if run.requests.pieces > 1:
+            # Rounds and pieces exclude each other.
+            prompts = canonical_order(prompts, plan)
+            on_planned(_reference(step, prepared, prompts, batch_settings.samples_per_prompt), plan)
         preparation_seconds += await generate_and_prepare(run, step, "training", weights, plan, generated, prepared)
         for prompt in prompts:
             (kept if rounds == 0 or prepared.groups[prompt].spread > 0 else flat).append(prompt)
@@ -72,15 +82,7 @@ async def roll_out(run: TrainingRun, step: int) -> StepBatch:
         metrics["planning/lower_bound_instance_seconds"] = bound
     metrics |= prediction_metrics(report)
     step_batch = StepBatch(
-        batch=BatchReference(
-            step=step,
-            parts=sorted(prepared.parts),
-            samples=[
-                SampleTask(prompt=prompt, index=index)
-                for prompt in chosen
-                for index in range(batch_settings.samples_per_prompt)
-            ],
-        ),
+        batch=_reference(step, prepared, chosen, batch_settings.samples_per_prompt),
         cursor=run.cursor.state(),
         lengths=lengths,
         metrics=metrics,
@@ -180,6 +182,19 @@ def prediction_metrics(report: PredictionReport) -> dict[str, float]:
         "bias": report.bias,
     }
     return {f"prediction/{name}": value for name, value in numbers.items() if value is not None}
+
+
+def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
+    """The order of learning in pieces: those that are expected to be complete first come first.
+
+    It depends on predicted lengths, which are those of earlier steps, and not on how this one is carried out.
+    """
+    return sorted(prompts, key=lambda prompt: (plan.estimates[prompt].mean, prompt))
+
+
+def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], samples: int) -> BatchReference:
+    tasks = [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(samples)]
+    return BatchReference(step=step, parts=sorted(prepared.parts), samples=tasks)
 
 
 def _sinks_before(folder: str) -> list[str]:

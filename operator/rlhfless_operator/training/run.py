@@ -129,7 +129,11 @@ class TrainingRun:
         if ahead is not None and purpose == "training" and ahead[0] == prompts:
             return ahead[1]
         return self.experience.plan(
-            prompts, samples_per_prompt, self._prompt_tokens[purpose], known=purpose == "training"
+            prompts,
+            samples_per_prompt,
+            self._prompt_tokens[purpose],
+            known=purpose == "training",
+            follows=purpose == "training" and self.requests.pieces > 1,
         )
 
     def look_ahead(self, step: int) -> None:
@@ -196,7 +200,7 @@ class TrainingRun:
         account = self.ledger.close(now)
         stages = dict(batch.seconds) if batch else {}
         if learned:
-            stages["learning"] = learned.metrics.get("seconds", 0.0)
+            stages["learning"] = learned.metrics.get("learning/beyond_preparation", learned.metrics.get("seconds", 0.0))
         stages["overhead"] = max(0.0, seconds - sum(stages.values()))
         price = self.spec.prices.instance_hour
         metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
