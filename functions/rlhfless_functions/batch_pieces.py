@@ -75,7 +75,7 @@ class FollowedBatch:
 
     def _fresh(self) -> list[str]:
         """Parts that have not been read yet."""
-        if not self._begun:
+        if not self._begun and self.reference.parts:
             self._begun = True
             return self.reference.parts
         folder = self.following.rsplit("/", 1)[0]
