@@ -6,7 +6,7 @@ a prompt, one update over all of them, AdamW, float32, the same samples in a mic
 loss and its tiled head. Each measurement is a process of its own, the two sides take turns, and the first update of a
 process does not count. That they do the same work is checked: the gradient's norm must be the same.
 
-    python benchmarks/learner.py [--sizes small,medium,large] [--rounds 3] [--threads 2] [--output results.json]
+    python benchmarks/learner.py [--sizes small,medium,large] [--rounds 3] [--threads 2] [--json FILE]
 """
 
 import argparse
@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES), help="some of small, medium and large")
     parser.add_argument("--rounds", type=int, default=3, help="how often the two take turns")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="also write the result here")
+    parser.add_argument("--json", type=Path, help="also write the result here")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -350,8 +350,8 @@ def main() -> None:
     }
     text = json.dumps(result, indent=2)
     print(text)
-    if arguments.output is not None:
-        arguments.output.write_text(text + "\n")
+    if arguments.json is not None:
+        arguments.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":
