@@ -171,6 +171,22 @@ def test_what_is_wrong_with_a_pod_has_kubernetes_own_reason(status: dict[str, An
     assert (view.problem, view.fatal) == (problem, fatal)
 
 
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        ({"container_statuses": [{"name": "c", "state": {"terminated": {"reason": "Error", "exitCode": 137}}}]}, ""),
+        ({"phase": "Failed"}, ""),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {"container_statuses": [{"name": "c", "state": {"waiting": {"reason": "ErrImagePull", "message": "m"}}}]},
+            "ErrImagePull: container c: m",
+        ),
+    ],
+)
+def test_that_containers_of_a_deleted_pod_are_killed_is_no_problem(status: dict[str, Any], problem: str) -> None:
+    assert pod(deleting=True, **status).problem == problem
+
+
 def test_a_pods_address_is_read(book: StagePods) -> None:
     book.changed(pod(ready=True, podIP="10.0.0.7"), first=False)
     view = book.view("p")

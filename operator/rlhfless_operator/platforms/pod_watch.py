@@ -96,7 +96,8 @@ def view_of(pod: Pod) -> PodView | None:
         return None
     conditions = {condition.type: condition for condition in pod.status.conditions}
     ready = conditions.get("Ready")
-    problem, fatal = _problem(pod.status, conditions.get("PodScheduled"))
+    deleting = pod.metadata.deletion_timestamp is not None
+    problem, fatal = _problem(pod.status, conditions.get("PodScheduled"), deleting)
     return PodView(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
@@ -104,7 +105,7 @@ def view_of(pod: Pod) -> PodView | None:
         created=pod.metadata.creation_timestamp,
         ip=pod.status.pod_ip,
         ready=ready is not None and ready.status == "True",
-        deleting=pod.metadata.deletion_timestamp is not None,
+        deleting=deleting,
         ended=pod.status.phase in ("Failed", "Succeeded"),
         deletion_cost=pod.metadata.annotations.get(DELETION_COST),
         problem=problem,
@@ -112,14 +113,16 @@ def view_of(pod: Pod) -> PodView | None:
     )
 
 
-def _problem(status: PodStatus, scheduled: Condition | None) -> tuple[str, bool]:
+def _problem(status: PodStatus, scheduled: Condition | None, deleting: bool) -> tuple[str, bool]:
     if scheduled is not None and scheduled.status == "False":
         return f"{scheduled.reason}: {scheduled.message}", False
-    if status.phase == "Failed":
+    # However the containers of a deleted pod end, it is because they were told to.
+    if status.phase == "Failed" and (status.reason or not deleting):
         return f"{status.reason or 'Failed'}: {status.message or 'the pod has ended'}", True
     for container in (*status.init_container_statuses, *status.container_statuses):
         waiting = container.state.get("waiting", {})
-        ended = container.state.get("terminated") or container.last_state.get("terminated") or {}
+        told_to_end = deleting and "terminated" in container.state
+        ended = {} if told_to_end else container.state.get("terminated") or container.last_state.get("terminated") or {}
         how = f"{ended.get('reason', 'ended')}, exit code {ended.get('exitCode')}" if ended else ""
         if waiting.get("reason") in _FATAL_REASONS:
             details = "; ".join(text for text in (waiting.get("message", ""), how) if text)
