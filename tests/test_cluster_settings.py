@@ -20,6 +20,9 @@ def test_every_setting_survives_the_environment() -> None:
         pools={"h100": PoolSettings(gpus=64, namespaces={"team-a": 16})},
         namespaces=("a", "b"),
         metrics_port=0,
+        admission_port=9443,
+        admission_certificate="/certificates",
+        admission_grace_seconds=30,
         request_timeout=3600.0,
         initial_scale=1,
         operator_namespace="rlhfless",
@@ -39,6 +42,8 @@ def test_every_setting_survives_the_environment() -> None:
         ("RLHFLESS_POOLS", '{"h100": {"gpus": -1}}', r"RLHFLESS_POOLS\.h100\.gpus: .*greater than or equal to 0"),
         ("RLHFLESS_METRICS_PORT", "ninety", "RLHFLESS_METRICS_PORT: 'ninety' is no whole number"),
         ("RLHFLESS_LIVENESS_PORT", "70000", "RLHFLESS_LIVENESS_PORT: .*65535"),
+        ("RLHFLESS_ADMISSION_PORT", "https", "RLHFLESS_ADMISSION_PORT: 'https' is no whole number"),
+        ("RLHFLESS_ADMISSION_GRACE_SECONDS", "0", "RLHFLESS_ADMISSION_GRACE_SECONDS: .*greater than or equal to 1"),
         ("RLHFLESS_REQUEST_TIMEOUT", "600", "RLHFLESS_REQUEST_TIMEOUT: .*such as 30s, 15m"),
     ],
 )

@@ -14,6 +14,8 @@ from rlhfless_operator.training.errors import UserError
 PREFIX = "RLHFLESS_"
 _JSON = ("pods", "pools", "egress_rules")
 """Settings that are written as JSON."""
+_NUMBERS = ("metrics_port", "liveness_port", "admission_port", "admission_grace_seconds", "initial_scale")
+"""Settings that are whole numbers."""
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -53,6 +55,13 @@ class ClusterSettings(Settings):
     """Port of Prometheus' metrics; 0 for any that is free."""
     liveness_port: Port = 8081
     """Port of the liveness probe; 0 for any that is free."""
+    admission_port: Port | None = None
+    """Port of the webhook by which function pods are made to go quickly; it is not served if left out."""
+    admission_certificate: str = Field(default="/etc/rlhfless/admission", min_length=1)
+    """Folder with the webhook's certificate and key, `tls.crt` and `tls.key`, as Secrets of type kubernetes.io/tls have
+    them. They are read anew when they change."""
+    admission_grace_seconds: int = Field(default=10, ge=1)
+    """Seconds that a function pod has to end when it is deleted, where the webhook is served."""
     request_timeout: Duration = 600.0
     """Longest request, which is one actor's share or one learning step: Knative ends what takes longer. At most
     `max-revision-timeout-seconds` of Knative's `config-defaults`."""
@@ -126,7 +135,7 @@ def _read(name: str, field: FieldInfo, text: str) -> Any:
             raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write JSON") from error
     if name == "namespaces":
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if name in ("metrics_port", "liveness_port", "initial_scale"):
+    if name in _NUMBERS:
         try:
             return int(text)
         except ValueError as error:

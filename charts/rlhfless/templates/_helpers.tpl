@@ -26,6 +26,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Name of the webhook's Service. */ -}}
+{{- define "rlhfless.admission" -}}
+{{- printf "%s-admission" (include "rlhfless.fullname" .) -}}
+{{- end -}}
+
+{{- /* Name of the Secret with the webhook's certificate. */ -}}
+{{- define "rlhfless.admissionSecret" -}}
+{{- default (include "rlhfless.admission" .) .Values.quickRelease.certificate.secretName -}}
+{{- end -}}
+
 {{- /* An image's whole name; the argument is a list of its values and the chart's appVersion. */ -}}
 {{- define "rlhfless.image" -}}
 {{- $image := index . 0 -}}
@@ -54,6 +64,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .existingClaim .hostPath -}}
 {{- fail (printf "%s.existingClaim and %s.hostPath are both given: remove one" $name $name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.quickRelease -}}
+{{- if and .enabled .certificate.secretName (not .certificate.caBundle) (not .annotations) -}}
+{{- fail "quickRelease.certificate.secretName is given without its authority: give quickRelease.certificate.caBundle, or quickRelease.annotations by which it is put in" -}}
+{{- end -}}
+{{- if and .certificate.caBundle (not .certificate.secretName) -}}
+{{- fail "quickRelease.certificate.caBundle is given without its certificate: give quickRelease.certificate.secretName" -}}
+{{- end -}}
+{{- if and .enabled (has (int .port) (list (int $.Values.operator.metricsPort) (int $.Values.operator.livenessPort))) -}}
+{{- fail (printf "quickRelease.port is %d, which operator.metricsPort or operator.livenessPort is too: give another" (int .port)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}

@@ -1,16 +1,32 @@
-"""The operator's own HTTP endpoints: metrics for Prometheus, and liveness for the kubelet.
+"""The operator's own HTTP endpoints: metrics for Prometheus, liveness for the kubelet, a webhook for the API server.
 
 They are the operator's rather than kopf's, because a replica that does not lead is alive too.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 
+from rlhfless_operator.cluster_settings import ClusterSettingsError, variable_of
+from rlhfless_operator.controller.admission import review
 from rlhfless_operator.controller.metrics import OperatorMetrics
 
+logger = logging.getLogger(__name__)
+
+ADMISSION_PATH = "/pods"
+"""Where the webhook is."""
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LONGEST_REVIEW = 8 * 2**20
+"""An API server takes requests of up to 3 MB, and a review may have an object twice."""
+_RENEWAL_SECONDS = 60.0
+"""Between two looks at the certificate's files."""
+
+_Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
@@ -20,7 +36,7 @@ async def serve_metrics(metrics: OperatorMetrics, port: int) -> AsyncIterator[in
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=metrics.exposition(), headers={"Content-Type": _CONTENT_TYPE})
 
-    async with _serve("/metrics", answer, port) as bound:
+    async with _serve("GET", "/metrics", answer, port) as bound:
         yield bound
 
 
@@ -32,18 +48,87 @@ async def serve_liveness(stuck: Callable[[], list[str]], port: int) -> AsyncIter
         names = stuck()
         return web.json_response({"stuck": names}, status=503 if names else 200)
 
-    async with _serve("/healthz", answer, port) as bound:
+    async with _serve("GET", "/healthz", answer, port) as bound:
         yield bound
 
 
 @asynccontextmanager
-async def _serve(path: str, answer: Callable[[web.Request], object], port: int) -> AsyncIterator[int]:
-    app = web.Application()
-    app.router.add_get(path, answer)  # type: ignore[arg-type]
+async def serve_admission(
+    port: int | None, certificate: Path, grace_seconds: int, *, renewal_seconds: float = _RENEWAL_SECONDS
+) -> AsyncIterator[int | None]:
+    """Serve the webhook of `admission.review` on all addresses, by TLS; yields the port.
+
+    Args:
+        port: where it is served; nothing is without one.
+        certificate: folder with `tls.crt` and `tls.key`, which are read anew when they have changed.
+        grace_seconds: the longest grace period of a function pod.
+        renewal_seconds: between two looks at the certificate.
+
+    Raises:
+        ClusterSettingsError: there is no certificate that can be used.
+    """
+    if port is None:
+        yield None
+        return
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(review(await request.json(), grace_seconds))
+        except ValueError as error:
+            # The API server does without an answer, and makes the pod as it is.
+            return web.json_response({"error": str(error)}, status=400)
+
+    try:
+        files = _certificate(certificate)
+        context = _context(certificate)
+    except OSError as error:
+        raise ClusterSettingsError(
+            f"{variable_of('admission_certificate')}: {certificate} has no certificate that can be used ({error}); "
+            "mount a Secret of type kubernetes.io/tls there"
+        ) from error
+    renewal = asyncio.create_task(_renew(context, certificate, files, renewal_seconds))
+    try:
+        async with _serve("POST", ADMISSION_PATH, answer, port, context) as bound:
+            yield bound
+    finally:
+        renewal.cancel()
+
+
+def _certificate(folder: Path) -> tuple[bytes, bytes]:
+    return (folder / "tls.crt").read_bytes(), (folder / "tls.key").read_bytes()
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return context
+
+
+async def _renew(context: ssl.SSLContext, folder: Path, files: tuple[bytes, bytes], pause: float) -> None:
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            found = _certificate(folder)
+            if found != files:
+                # In a context of its own first: the one in use would be left with half of a pair that does not match.
+                _context(folder)
+                context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+                files = found
+                logger.info("the webhook has a new certificate")
+        except OSError as error:
+            logger.warning("the webhook keeps its certificate, as that in %s can't be used: %s", folder, error)
+
+
+@asynccontextmanager
+async def _serve(
+    method: str, path: str, answer: _Answer, port: int, context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    app = web.Application(client_max_size=_LONGEST_REVIEW)
+    app.router.add_route(method, path, answer)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "0.0.0.0", port)
+        site = web.TCPSite(runner, "0.0.0.0", port, ssl_context=context)
         await site.start()
         yield int(runner.addresses[0][1])
     finally:

@@ -17,7 +17,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from rlhfless_operator.cluster_settings import ClusterSettings
-from rlhfless_operator.controller.endpoints import serve_liveness, serve_metrics
+from rlhfless_operator.controller.endpoints import serve_admission, serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
@@ -48,6 +48,7 @@ class Operator:
     Attributes:
         metrics_port: where its metrics are, once it runs.
         liveness_port: where its liveness probe is, once it runs.
+        admission_port: where its webhook is, once it runs; None if it serves none.
     """
 
     settings: ClusterSettings
@@ -56,6 +57,7 @@ class Operator:
     pacing: Pacing = field(default_factory=Pacing)
     metrics_port: int | None = None
     liveness_port: int | None = None
+    admission_port: int | None = None
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Operate until SIGTERM or SIGINT, or until `stop` is set."""
@@ -82,6 +84,12 @@ class Operator:
             )
             handlers = Handlers(place)
             async with (
+                serve_admission(
+                    self.settings.admission_port,
+                    Path(self.settings.admission_certificate),
+                    self.settings.admission_grace_seconds,
+                ) as self.admission_port,
+                # Afterwards: a replica that has metrics is ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,
                 serve_liveness(handlers.stuck, self.settings.liveness_port) as self.liveness_port,
             ):

@@ -30,8 +30,8 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 PORT = 8080
 USER = 65532
 TOKEN_KEY = "token"
+CONTAINER = "function"
 
-_CONTAINER = "function"
 _LONGEST_NAME = 63
 _REVISION_SUFFIX = "-00001"
 _CPU_SUFFIX = "m"
@@ -195,7 +195,7 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
     if pods.shared_memory is not None:
         shared_memory["sizeLimit"] = str(pods.shared_memory)
     container: Manifest = {
-        "name": _CONTAINER,
+        "name": CONTAINER,
         "image": pods.image or settings.functions_image,
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "env": _env(function),
