@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -182,6 +183,37 @@ async def test_draining_ends_the_task_with_a_terminal_record_and_takes_no_more(t
         async with client.run(request_for(tmp_path)) as response:
             refusal = parse_event(await response.read())
         assert (response.status, refusal.reason, refusal.retryable) == (503, "drained", True)
+
+
+@pytest.mark.parametrize("doing", ["nothing", "a task", "publishing what a cut left"])
+async def test_sigterm_ends_the_process_at_once_but_for_what_it_has_to_publish(tmp_path: Path, doing: str) -> None:
+    published, script = tmp_path / "published", Path(__file__).with_name("slow_instance.py")
+    command = [sys.executable, str(script), TOKEN, str(published)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(await process.stdout.readline())}/v1/run"
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession() as session:
+            if doing != "nothing":
+                async with session.post(url, data=request_for(tmp_path), headers=headers) as response:
+                    await response.content.readline()
+                    if doing == "a task":
+                        process.terminate()
+                        lines = [parse_event(line) async for line in response.content]
+                        assert lines[-1].event == "done", "the stream ends with its terminal record"
+                    else:
+                        response.close()
+                # A cut is noticed within milliseconds, and takes a second to publish.
+                await asyncio.sleep(0.2)
+            if doing != "a task":
+                process.terminate()
+            await asyncio.wait_for(process.wait(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert published.exists() == (doing != "nothing")
 
 
 async def test_one_task_at_a_time(tmp_path: Path) -> None:

@@ -272,6 +272,12 @@ class InstanceServer(uvicorn.Server):
         self.should_exit = self.should_exit or self._instance.lost
         return await super().on_tick(counter)
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        """End the streams, then wait for a task that was cut and still publishes: after this uvicorn raises the signal
+        anew, and a process that is not the first of its container dies of it."""
+        await super().shutdown(sockets)
+        await self._instance.idle()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain first; uvicorn then waits for the open stream to end."""
         if sig == signal.SIGTERM:
@@ -304,5 +310,4 @@ async def serve(
     server = InstanceServer(config, instance, on_listening)
     loading = asyncio.create_task(instance.start(model, weights))
     await server.serve()
-    await instance.idle()
     loading.cancel()
