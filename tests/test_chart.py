@@ -633,6 +633,25 @@ def test_the_operators_pod_may_run_where_only_restricted_pods_may(server: ApiSer
     assert status == 201, answer
 
 
+@needs_helm
+@needs_assets
+def test_an_upgrade_keeps_the_certificate_that_the_chart_has_made(server: ApiServer) -> None:
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/kept-rlhfless-admission"
+    values = ("--values", CHART / "ci" / "quick-release.yaml", "--set", "crds.install=false")
+    found: list[tuple[Any, Any]] = []
+    for seconds in ("5", "6"):
+        change = ("--set", f"quickRelease.graceSeconds={seconds}")
+        command = ["helm", "upgrade", "--install", "kept", CHART, "--namespace", NAMESPACE, *values, *change]
+        done = subprocess.run([*command, "--kubeconfig", server.kubeconfig], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+        _, configuration = server.request("GET", f"{configurations}/{NAMESPACE}.kept-rlhfless")
+        authority = configuration["webhooks"][0]["clientConfig"]["caBundle"]
+        found.append((server.request("GET", path)[1]["data"], authority))
+    assert found[0] == found[1]
+    assert found[0][0]["ca.crt"] == found[0][1]
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Something that the operator may want to do."""
