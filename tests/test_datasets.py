@@ -312,4 +312,5 @@ def test_a_published_dataset_has_prompts_for_the_functions_and_an_index_for_the_
     uri = str(tmp_path / "published")
     publish_prompts(uri, prompts, dropped=3)
     assert read_prompts(uri) == prompts
-    assert artifacts.read_json(artifacts.join(uri, "index.json")) == {"prompts": 2, "dropped": 3, "lengths": [4, 4]}
+    index = {"prompts": 2, "dropped": 3, "lengths": [4, 4], "prefixes": None}
+    assert artifacts.read_json(artifacts.join(uri, "index.json")) == index

@@ -1,7 +1,11 @@
 """Shared prefixes whose keys and values one instance of vLLM computes and others read."""
 
+import json
+import os
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +215,30 @@ def test_actors_of_a_step_share_what_their_requests_say(folder: Path, tmp_path: 
     assert second.prompt_tokens < first.prompt_tokens - 400
     assert responses(second) == responses(alone)
     engine.close()
+
+
+def test_the_actors_of_a_job_compute_what_its_prompts_have_in_common_once(
+    tiny_job: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = tiny_job(
+        generation={"engine": "vllm", "sharePrefixes": True, "instances": {"min": 2, "max": 2}},
+        sampling={"maxPromptTokens": 480},
+        steps=2,
+    )
+    prompts = [{"prompt": 110 * "1+2=" + f"{number}=", "ground_truth": number} for number in range(8)]
+    (job.parent / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    run = subprocess.run(
+        [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    folder = tmp_path / "runs" / "tiny"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2]
+    first = records[0]["metrics"]
+    assert first["generation/prefixes/tokens_sent"] == first["generation/prefixes/tokens_fetched"] == 384
+    assert first["mismatch/mean_exp_abs"] < 1.01
+    assert not (folder / "prefixes" / "step-000001").exists()

@@ -285,8 +285,8 @@ class GenerationResult(Message):
     response_tokens: int
     """Response tokens that were computed."""
     shared_prefixes: dict[str, float] = {}
-    """What was sent to and fetched from other actors: `bytes_sent`, `bytes_fetched`, `seconds_sent`,
-    `seconds_fetched`; empty where nothing can be."""
+    """What was sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
+    `_fetched`, of all workers of the engine; empty where nothing can be."""
 
 
 class GroupResult(Message):

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import FinishReason
 from rlhfless_functions.parquet import array, read_table, unreadable, values, write_table
+from rlhfless_functions.prefix_tree import prefix_tree
 
 _TOKENS = pa.list_(pa.int32())
 _FLOATS = pa.list_(pa.float32())
@@ -265,12 +266,15 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
 def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
     """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
 
-    The index holds `prompts` and `dropped` (how many), and `lengths` (tokens of each prompt).
+    The index holds `prompts` and `dropped` (how many), `lengths` (tokens of each prompt), and `prefixes`: how prompts
+    begin alike (`prefix_tree`), null where none do.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written; nothing is published.
     """
-    index = {"prompts": len(prompts), "dropped": dropped, "lengths": [len(prompt.tokens) for prompt in prompts]}
+    tokens = [prompt.tokens for prompt in prompts]
+    lengths = [len(each) for each in tokens]
+    index = {"prompts": len(prompts), "dropped": dropped, "lengths": lengths, "prefixes": prefix_tree(tokens)}
     with artifacts.publish(uri) as folder:
         write_prompts(str(folder / PROMPTS), prompts)
         artifacts.write_json(str(folder / "index.json"), index)

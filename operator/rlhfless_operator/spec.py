@@ -58,6 +58,9 @@ class GenerationSpec(Settings):
     """Settings of vLLM, where it generates."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in an instance's KV cache at a time; from its free memory if left out."""
+    share_prefixes: bool = False
+    """Compute beginnings that prompts of several instances have in common once, and send their keys and values, where
+    vLLM generates, instances share a file system and sending takes less time than computing."""
     flush: Duration = 5.0
     """Longest time that generated tokens are kept in an instance alone: what a lost instance costs at most."""
     pods: PodsSpec = PodsSpec()

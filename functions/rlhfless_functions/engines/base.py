@@ -108,8 +108,8 @@ class EngineRun(Protocol):
         """(prompt, index, response tokens) of the running sequences."""
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What has been sent to and fetched from other instances of shared prefixes: `bytes_sent`, `bytes_fetched`,
-        `seconds_sent`, `seconds_fetched`; empty where nothing can be."""
+        """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
+        `seconds_sent` and the same with `_fetched`, of all workers; empty where nothing can be."""
 
     def unfinished(self) -> list[SequenceResult]:
         """Every unfinished sequence that has response tokens, running or waiting, as it is now."""

@@ -53,6 +53,7 @@ _OURS = {
     "kv_cache_dtype": "generation.vllm.kvCacheDtype",
     "kv_cache_memory_bytes": "generation.kvBudgetTokens",
     "num_gpu_blocks_override": "generation.kvBudgetTokens",
+    "kv_transfer_config": "generation.sharePrefixes",
 }
 """Arguments that the job says elsewhere."""
 _FIXED = frozenset(

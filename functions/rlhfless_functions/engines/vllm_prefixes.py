@@ -94,6 +94,8 @@ class _Work(KVConnectorMetadata):  # type: ignore[misc]
 class PrefixTraffic:
     """What a worker has sent and fetched so far."""
 
+    tokens_sent: int = 0
+    tokens_fetched: int = 0
     bytes_sent: int = 0
     bytes_fetched: int = 0
     seconds_sent: float = 0.0
@@ -203,6 +205,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             began = time.monotonic()
             try:
                 self.traffic.bytes_fetched += self._read(copy)
+                self.traffic.tokens_fetched += len(copy.blocks) * self._block_size
             except (OSError, SafetensorError, ValueError):
                 logger.warning("a shared prefix could not be read, and is computed", exc_info=True)
                 self._failed |= set(copy.blocks)
@@ -220,6 +223,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             began = time.monotonic()
             try:
                 self.traffic.bytes_sent += self._write(copy)
+                self.traffic.tokens_sent += len(copy.blocks) * self._block_size
             except (OSError, SafetensorError):
                 logger.warning("a shared prefix could not be written: others compute it", exc_info=True)
             self.traffic.seconds_sent += time.monotonic() - began

@@ -105,7 +105,7 @@ class VllmRun:
         return [(each.task.prompt, each.task.index, each.length) for each in self._running.values()]
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What has been sent to and fetched from other instances of shared prefixes: bytes and seconds."""
+        """What has been sent to and fetched from other instances of shared prefixes; see `EngineRun`."""
         return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
 
     def unfinished(self) -> list[SequenceResult]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_functions.api import LearnResult, Stage
+from rlhfless_functions.api import LearnResult, SampleTask, Stage
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.policy.bounds import lower_bound
 from rlhfless_operator.policy.calibration import Calibration
@@ -18,6 +18,7 @@ from rlhfless_operator.spec import RLHFJobSpec
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
 from rlhfless_operator.training.preparation import PreparationOutcome
 
 _UNKNOWN_DEVICE = LinearLatency(
@@ -72,6 +73,14 @@ class Experience:
             follows=follows,
         )
 
+    def share_prefixes(
+        self, tree: Mapping[str, Any], shares: Sequence[Sequence[SampleTask]], prompt_tokens: Sequence[int]
+    ) -> PrefixSharing:
+        """What actors compute for each other, where sending pays."""
+        latency = self.calibration.latency
+        transfer = self.history.mean("prefix/token", UNKNOWN_TRANSFER_SHARE * latency.prefill_token_seconds)
+        return PrefixSharing(tree, shares, prompt_tokens, latency.prefill_token_seconds, transfer)
+
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
@@ -112,6 +121,8 @@ class Experience:
     ) -> None:
         """Learn the speed of the instances from what a step's did."""
         observe(self.calibration, generation, prompt_tokens)
+        if fetched := generation.prefixes.get("tokens_fetched"):
+            self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
         for pause in generation.pauses:
             self.history.add("pause", pause)
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)

@@ -26,6 +26,10 @@ class JobFolder:
         """The sinks of one step's actors."""
         return join(self.root, "rollouts", _named(step, purpose))
 
+    def prefixes(self, step: int, purpose: Purpose) -> str:
+        """Keys and values of prompts' beginnings that one of a step's actors has computed for others."""
+        return join(self.root, "prefixes", _named(step, purpose))
+
     def batches(self, step: int, purpose: Purpose) -> str:
         """The prepared chunks of one step, and the results that announced them."""
         return join(self.root, "batches", _named(step, purpose))

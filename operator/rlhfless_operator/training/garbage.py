@@ -32,6 +32,7 @@ def kept(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> dic
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [folder.checkpoint(running), *_newest_checkpoints(folder, status, keep_checkpoints)],
         "rollouts": [folder.rollouts(running, "training"), folder.rollouts(running, "evaluation")],
+        "prefixes": [folder.prefixes(running, "training"), folder.prefixes(running, "evaluation")],
         "batches": [
             *(folder.batches(step, "training") for step in since_checkpoint),
             folder.batches(running, "evaluation"),

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Event, GenerationRequest, Partial, Progress, Samples, SampleTask
+from rlhfless_functions.api import Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.policy.migration import Key, Migration, Move
@@ -276,6 +276,8 @@ class _Stage:
                 self._published[key] = each.tokens
                 # It holds all that earlier sinks do.
                 self._sinks_of[key] = [sink]
+        elif isinstance(event, Done):
+            self._outcome.prefixes.update(event.result.get("shared_prefixes", {}))
 
     # --- chosen moves ---
 

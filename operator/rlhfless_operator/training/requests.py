@@ -11,6 +11,8 @@ from rlhfless_functions.api import (
     PrepareRequest,
     Purpose,
     SampleTask,
+    SharedPrefix,
+    SharedPrefixes,
     Stage,
     TaskKey,
     WeightsReference,
@@ -54,6 +56,7 @@ class RequestBuilder:
             vllm=generation.vllm,
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
+            share_prefixes=generation.share_prefixes,
         )
 
     @property
@@ -113,6 +116,7 @@ class RequestBuilder:
         sink: str,
         resume_from: list[str],
         known_until: dict[str, str],
+        shared_prefixes: list[SharedPrefix],
     ) -> GenerationRequest:
         """Generate an actor's share."""
         return GenerationRequest(
@@ -132,6 +136,11 @@ class RequestBuilder:
             flush_seconds=self._spec.generation.flush,
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
             engine=self.engine,
+            shared_prefixes=(
+                SharedPrefixes(folder=self._folder.prefixes(step, purpose), prefixes=shared_prefixes)
+                if shared_prefixes
+                else None
+            ),
         )
 
     def prepare(

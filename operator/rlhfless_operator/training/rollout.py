@@ -73,6 +73,7 @@ async def roll_out(
     metrics["generation/lost_instances"] = float(generated.lost)
     metrics["generation/cuts"] = float(generated.cuts)
     metrics["generation/moved_samples"] = float(generated.moved)
+    metrics |= {f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()}
     generation_seconds = time.monotonic() - started - preparation_seconds
     metrics["generation/seconds"] = generation_seconds
     metrics["planning/expected_seconds"] = first_plan.expected_generation_seconds
@@ -124,6 +125,7 @@ async def generate_and_prepare(
         run.holding.expect("learning", 1, run.learner_preload, time_price=plan.time_price)
     run.progress.stage("generation" if purpose == "training" else purpose, actors=len(plan.shares))
     generated_at = time.monotonic()
+    sharing = run.prefix_sharing(plan, purpose)
 
     async def hold(actors: int) -> None:
         await run.holding.use("generation", actors)
@@ -134,7 +136,16 @@ async def generate_and_prepare(
             run.platform,
             plan.shares,
             lambda part, attempt, samples, sink, resume_from, known_until: run.requests.generate(
-                step, purpose, weights, part, attempt, samples, sink, resume_from, known_until
+                step,
+                purpose,
+                weights,
+                part,
+                attempt,
+                samples,
+                sink,
+                resume_from,
+                known_until,
+                sharing.of(part, samples) if sharing is not None else [],
             ),
             generated,
             GenerationSettings(

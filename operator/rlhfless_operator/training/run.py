@@ -20,6 +20,7 @@ from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.ledger import Account, Ledger
 from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
@@ -85,6 +86,7 @@ class TrainingRun:
         self.total_steps = 0
         self.records: list[StepRecord] = []
         self._prompt_tokens: dict[Purpose, list[int]] = {}
+        self._prefix_trees: dict[Purpose, dict[str, Any] | None] = {}
         self._ahead: tuple[list[int], GenerationPlan] | None = None
         self._clock_offset = status.seconds - time.monotonic()
         self.committed_at = time.monotonic()
@@ -96,6 +98,8 @@ class TrainingRun:
         """Take note of a materialised dataset; returns how many prompts it has."""
         index = artifacts.read_json(artifacts.join(self.folder.data(purpose), "index.json"))
         self._prompt_tokens[purpose] = index["lengths"]
+        # Datasets that earlier releases prepared say nothing of it.
+        self._prefix_trees[purpose] = index.get("prefixes")
         return len(index["lengths"])
 
     def open_position(self) -> None:
@@ -161,6 +165,13 @@ class TrainingRun:
     def prompt_tokens(self, purpose: Purpose) -> Sequence[int]:
         """Tokens of every prompt of a dataset, by row."""
         return self._prompt_tokens[purpose]
+
+    def prefix_sharing(self, plan: GenerationPlan, purpose: Purpose) -> PrefixSharing | None:
+        """What the actors of a plan share; None where nothing is, or the job does not want it."""
+        tree = self._prefix_trees[purpose]
+        if tree is None or not self.spec.generation.share_prefixes or len(plan.shares) < 2:
+            return None
+        return self.experience.share_prefixes(tree, plan.shares, self._prompt_tokens[purpose])
 
     @property
     def samples_per_step(self) -> int:
