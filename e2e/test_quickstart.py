@@ -59,13 +59,13 @@ def test_the_weights_are_those_of_the_laptop(
     assert theirs["accuracy_after"] == ours["accuracy_after"]
 
 
-def test_generation_goes_from_no_pods_to_two_and_back_in_every_step(
-    applied: tuple[dict[str, Any], PodCounts],
-) -> None:
+def test_pods_come_and_go_with_their_stages(applied: tuple[dict[str, Any], PodCounts]) -> None:
     _, pods = applied
     print({stage: (pods.rises(stage), pods.most(stage)) for stage in pods.counts})
     assert pods.most("generation") == 2
-    assert pods.rises("generation") >= STEPS
+    # Once it is known that a start takes longer than the stages between, the next step's pods are those of this one.
+    assert pods.rises("generation") > 1
+    assert pods.rises("preparation") > 1
     assert pods.counts["generation"][-1] == pods.counts["learning"][-1] == 0
 
 
