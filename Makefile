@@ -68,7 +68,7 @@ e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, o
 	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
 		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
 			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" || exit 1; \
-	fi; $(BIN)/pytest $(E2E) --verbose --timeout 1800
+	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600
 
 lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
