@@ -239,6 +239,8 @@ def test_the_actors_of_a_job_compute_what_its_prompts_have_in_common_once(
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2]
     first = records[0]["metrics"]
-    assert first["generation/prefixes/tokens_sent"] == first["generation/prefixes/tokens_fetched"] == 384
+    assert first["generation/prefixes/tokens_sent"] == 384
+    # On a busy machine the other instance may be there so much earlier that it has not waited.
+    assert first["generation/prefixes/tokens_fetched"] in (0, 384)
     assert first["mismatch/mean_exp_abs"] < 1.01
     assert not (folder / "prefixes" / "step-000001").exists()

@@ -23,8 +23,10 @@ def sharing(
     tasks = [[SampleTask(prompt=row, index=0) for row in rows] for rows in shares]
     made = PrefixSharing(tree, tasks, [len(prompt) for prompt in prompts], 1.0, transfer)
     return {
-        f"actor-{number:04d}": {each.prompt: each for each in made.of(f"actor-{number:04d}", samples)}
+        name: {each.prompt: each for each in (told.prefixes if told else [])}
         for number, samples in enumerate(tasks)
+        for name in [f"actor-{number:04d}"]
+        for told in [made.of(name, samples, "folder")]
     }
 
 
@@ -70,9 +72,12 @@ def test_a_prompt_that_was_moved_is_read_where_it_goes() -> None:
     assert tree is not None
     first, second = ([SampleTask(prompt=row, index=0)] for row in range(2))
     made = PrefixSharing(tree, [first, second], [21, 21], 1.0, 0.1)
-    assert made.of("actor-0007", [*first, *second]) == [
-        SharedPrefix(prompt=row, tokens=20, source=False) for row in range(2)
-    ]
+    told = made.of("actor-0007", [*first, *second], "folder")
+    assert told is not None
+    assert (told.folder, told.prefixes) == (
+        "folder", [SharedPrefix(prompt=row, tokens=20, source=False) for row in range(2)],
+    )  # fmt: skip
+    assert told.wait_seconds == 5 + 2 * 21, "twice what the busiest has to compute"
 
 
 def test_nothing_is_shared_where_sending_takes_longer_or_nobody_else_needs_it() -> None:

@@ -23,7 +23,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
     initial = requests.initial
     made = [
         requests.materialize("training", 0),
-        requests.generate(1, "training", initial, "actor-0000", 0, samples, "sink", [], {}, []),
+        requests.generate(1, "training", initial, "actor-0000", 0, samples, "sink", [], {}, None),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", 0),

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhfless_functions.api import SampleTask, SharedPrefix
+from rlhfless_functions.api import SampleTask, SharedPrefix, SharedPrefixes
 from rlhfless_operator.policy.prefixes import PromptBlocks, plan_prefixes
 
 UNKNOWN_TRANSFER_SHARE = 0.1
 """Of the time that computing a token takes: what its keys and values are thought to take on their way, at first."""
 TRANSFER_SECONDS = 0.001
 """What it takes to send anything at all, thought to be."""
+
+PATIENCE, PATIENCE_SECONDS = 2.0, 5.0
+"""An actor waits so many times as long as all of the busiest actor's prompts should take, and so much longer."""
 
 
 class PrefixSharing:
@@ -52,12 +55,17 @@ class PrefixSharing:
             if unit is not None and unit in sent
         }
 
-    def of(self, actor: str, samples: Sequence[SampleTask]) -> list[SharedPrefix]:
-        """What a request of an actor says, whatever has been moved to it."""
+        # By then whoever computes most has computed it, if its instance began with the others.
+        busiest = max(plan.prefill_tokens.values()) * prefill_token_seconds
+        self._wait_seconds = PATIENCE_SECONDS + PATIENCE * busiest
+
+    def of(self, actor: str, samples: Sequence[SampleTask], folder: str) -> SharedPrefixes | None:
+        """What a request of an actor says, whatever has been moved to it; None if it has nothing in common."""
         found = ((row, self._units.get(row)) for row in dict.fromkeys(sample.prompt for sample in samples))
-        return [
+        prefixes = [
             SharedPrefix(prompt=row, tokens=unit[0], source=unit[1] == actor) for row, unit in found if unit is not None
         ]
+        return SharedPrefixes(folder=folder, prefixes=prefixes, wait_seconds=self._wait_seconds) if prefixes else None
 
 
 def _name(number: int) -> str:

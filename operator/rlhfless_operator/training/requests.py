@@ -11,8 +11,6 @@ from rlhfless_functions.api import (
     PrepareRequest,
     Purpose,
     SampleTask,
-    SharedPrefix,
-    SharedPrefixes,
     Stage,
     TaskKey,
     WeightsReference,
@@ -21,6 +19,7 @@ from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
 
 _HEARTBEAT_SECONDS = 5.0
@@ -116,9 +115,10 @@ class RequestBuilder:
         sink: str,
         resume_from: list[str],
         known_until: dict[str, str],
-        shared_prefixes: list[SharedPrefix],
+        sharing: PrefixSharing | None,
     ) -> GenerationRequest:
-        """Generate an actor's share."""
+        """Generate an actor's share; `sharing` is what the step's actors share."""
+        folder = self._folder.prefixes(step, purpose)
         return GenerationRequest(
             key=self._key(step, "generation", part, attempt),
             result=join(sink, "result.json"),
@@ -136,11 +136,7 @@ class RequestBuilder:
             flush_seconds=self._spec.generation.flush,
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
             engine=self.engine,
-            shared_prefixes=(
-                SharedPrefixes(folder=self._folder.prefixes(step, purpose), prefixes=shared_prefixes)
-                if shared_prefixes
-                else None
-            ),
+            shared_prefixes=sharing.of(part, samples, folder) if sharing is not None else None,
         )
 
     def prepare(

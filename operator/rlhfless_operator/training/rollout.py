@@ -145,7 +145,7 @@ async def generate_and_prepare(
                 sink,
                 resume_from,
                 known_until,
-                sharing.of(part, samples) if sharing is not None else [],
+                sharing,
             ),
             generated,
             GenerationSettings(
