@@ -1,8 +1,9 @@
 """The generation stage: whatever happens to instances, every group comes out once and whole."""
 
 import asyncio
+import math
 import random
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -28,11 +29,20 @@ from rlhfless_functions.api import (
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.policy.migration import Actor, Migration, Move
+from rlhfless_operator.training import generation
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.tasks import StageFailedError
 
 Key = tuple[int, int]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_look_is_quick() -> Iterator[None]:
+    """On a busy machine a look at the rule takes long, and the next one would come after the end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generation, "_LOOK_SHARE", math.inf)
+        yield
 
 
 @dataclass
@@ -44,6 +54,7 @@ class UnreliablePlatform:
     drain: float = 0.0
     sinks: dict[str, set[Key]] = field(default_factory=dict)
     generated: list[Key] = field(default_factory=list)
+    part_of: dict[Key, str] = field(default_factory=dict)
     held: set[Key] = field(default_factory=set)
     running: int = 0
     most_running: int = 0
@@ -72,7 +83,9 @@ class UnreliablePlatform:
                     self.generated.append(key)
                 mine.add(key)
                 finished = FinishedSample(prompt=key[0], index=key[1], tokens=sum(key), finish_reason="stop")
-                yield Samples(samples=[finished], part=f"{request.sink}/{number}")
+                # What had been generated before is announced as what it was.
+                part = self.part_of.setdefault(key, f"{request.sink}/{number}")
+                yield Samples(samples=[finished], part=part)
                 if self.chance.random() < self.loss:
                     ended = True
                     raise InstanceLostError("killed")
@@ -201,6 +214,7 @@ async def test_every_group_comes_out_once_and_whole(
     for group in groups:
         assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
         assert group.lengths == [group.prompt + index for index in range(4)]
+        assert group.parts == sorted({platform.part_of[group.prompt, index] for index in range(4)})
     assert len(platform.generated) == 20, "what is published is never generated again"
     assert held[-1] == 0, "every instance is released in the end"
     assert all(before != after for before, after in pairwise([actors, *held])), "told of changes alone"

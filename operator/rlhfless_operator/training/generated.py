@@ -16,6 +16,8 @@ class CompleteGroup:
     samples: list[SampleTask]
     lengths: list[int]
     """Response tokens of each sample."""
+    parts: list[str]
+    """Rollout parts that hold them."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,6 @@ class GenerationOutcome:
     """Folders with rollout parts of this step, of earlier drivers too."""
     lengths: dict[Key, int] = field(default_factory=dict)
     """Response tokens of every finished sample."""
-    parts: list[str] = field(default_factory=list)
-    """Rollout parts that hold finished samples."""
     lost: int = 0
     """Instances that were lost."""
     cuts: int = 0
@@ -73,11 +73,10 @@ class Completion:
         self._sizes = Counter(sample.prompt for share in shares for sample in share)
         self._outcome = outcome
         self._on_group = on_group
-        self._finished: dict[int, dict[int, int]] = {}
+        self._finished: dict[int, dict[int, tuple[int, str]]] = {}
 
     def take(self, event: Samples) -> list[Key]:
         """Samples were announced; returns those that had not been before."""
-        self._outcome.parts.append(event.part)
         fresh = []
         for sample in event.samples:
             key = (sample.prompt, sample.index)
@@ -87,9 +86,11 @@ class Completion:
             self._outcome.lengths[key] = sample.tokens
             self._outcome.tokens += sample.tokens
             group = self._finished.setdefault(sample.prompt, {})
-            group[sample.index] = sample.tokens
+            group[sample.index] = sample.tokens, event.part
             if len(group) == self._sizes[sample.prompt]:
                 indices = sorted(group)
                 tasks = [SampleTask(prompt=sample.prompt, index=index) for index in indices]
-                self._on_group(CompleteGroup(sample.prompt, tasks, [group[index] for index in indices]))
+                lengths = [group[index][0] for index in indices]
+                parts = sorted({part for _, part in group.values()})
+                self._on_group(CompleteGroup(sample.prompt, tasks, lengths, parts))
         return fresh

@@ -166,9 +166,8 @@ async def generate_and_prepare(
     def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
         samples = [sample for group in chunk for sample in group.samples]
         visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
-        return run.requests.prepare(
-            step, purpose, weights, critic, part, attempt, samples, list(generated.parts), visits
-        )
+        rollouts = sorted({uri for group in chunk for uri in group.parts})
+        return run.requests.prepare(step, purpose, weights, critic, part, attempt, samples, rollouts, visits)
 
     await prepare(
         run.platform,
