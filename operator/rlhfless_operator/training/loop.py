@@ -28,11 +28,11 @@ async def train(run: TrainingRun) -> None:
         artifacts.remove(run.folder.export)
     for step in range(run.status.step + 1, run.total_steps + 1):
         run.progress.begin_step(step, run.samples_per_step)
-        await run.update_status(stage="generation")
+        run.enter("generation")
         async with EarlyLearning(run) as early:
             step_batch = await roll_out(run, step, early.expect)
             run.experience.measured(step_batch.lengths)
-            await run.update_status(stage="learning")
+            run.enter("learning")
             learned = await learn(run, step_batch.batch, early)
         evaluation = await evaluate(run, step, learned.weights) if run.evaluation_due(step) else None
         await run.commit(step, step_batch, learned, evaluation)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import LearnResult, Purpose, WeightsReference
+from rlhfless_functions.api import LearnResult, Purpose, Stage, WeightsReference
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
@@ -91,6 +91,7 @@ class TrainingRun:
         self._clock_offset = status.seconds - time.monotonic()
         self.committed_at = time.monotonic()
         self._background: set[asyncio.Task[None]] = set()
+        self._announced: asyncio.Task[None] | None = None
 
     # --- opening ---
 
@@ -199,8 +200,23 @@ class TrainingRun:
             LeaseLostError: another driver has the job.
         """
         self.status = self.status.model_copy(update=changes)
+        announced, self._announced = self._announced, None
+        if announced is not None:
+            await announced
         await asyncio.to_thread(self._write_status)
         self.on_status(self.status)
+
+    def enter(self, stage: Stage) -> None:
+        """Say which stage begins. Nobody goes on by it, so that nobody waits until it is written: the next write of the
+        status does, and raises what this one comes to."""
+        self.status = self.status.model_copy(update={"stage": stage})
+        self._announced = asyncio.create_task(self._announce(self._announced))
+        self.on_status(self.status)
+
+    async def _announce(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await earlier
+        await asyncio.to_thread(self._write_status)
 
     async def commit(
         self, step: int, batch: StepBatch | None, learned: LearnResult | None, evaluation: dict[str, float] | None
@@ -230,7 +246,7 @@ class TrainingRun:
             finished_at=time.time(),
         )
         changes = self._progress_of(step, record, account, learned, evaluation)
-        await asyncio.to_thread(self._write_records, step, record)
+        await self._write_records(step, record)
         await self.update_status(**changes)
         self.records.append(record)
         self.tracking.log(record)
@@ -278,26 +294,25 @@ class TrainingRun:
                 changes |= {"best": newest, "best_evaluation": evaluation["accuracy"]}
         return changes
 
-    def _write_records(self, step: int, record: StepRecord) -> None:
-        self.lease.check()
-        self._metrics.append(record.model_dump(mode="json"))
-        spans = self.ledger.take_spans()
+    async def _write_records(self, step: int, record: StepRecord) -> None:
+        """Beside each other, since a store takes its time for each file."""
+        await asyncio.to_thread(self.lease.check)
         offset = self._clock_offset
-        self._spans.append(
-            *(
-                {
-                    "instance": f"{span.instance}@{self.lease.number}",
-                    "stage": span.stage,
-                    "state": span.state,
-                    "start": round(span.start + offset, 6),
-                    "end": round(span.end + offset, 6),
-                }
-                for span in spans
-            )
-        )
-        artifacts.write_json(
-            self.folder.progress(step),
-            {"cursor": self.cursor.state(), **self.experience.state()},
+        spans = [
+            {
+                "instance": f"{span.instance}@{self.lease.number}",
+                "stage": span.stage,
+                "state": span.state,
+                "start": round(span.start + offset, 6),
+                "end": round(span.end + offset, 6),
+            }
+            for span in self.ledger.take_spans()
+        ]
+        progress = {"cursor": self.cursor.state(), **self.experience.state()}
+        await asyncio.gather(
+            asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
+            asyncio.to_thread(self._spans.append, *spans),
+            asyncio.to_thread(artifacts.write_json, self.folder.progress(step), progress),
         )
 
     def _on_state(self, change: StateChange) -> None:
