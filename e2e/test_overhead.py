@@ -39,6 +39,8 @@ def buckets(kubectl: Kubectl) -> dict[str, float]:
     """The histogram, summed over the operator's replicas: how many changes of stage took no longer than each limit."""
     found: dict[str, float] = {}
     for pod in kubectl.list("pods", **{"app.kubernetes.io__instance": "rlhfless"}):
+        if "deletionTimestamp" in pod["metadata"]:
+            continue
         name = pod["metadata"]["name"]
         text = kubectl("get", "--raw", f"/api/v1/namespaces/{kubectl.namespace}/pods/{name}:9090/proxy/metrics")
         for line in text.splitlines():
