@@ -8,10 +8,13 @@ import pytest
 
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.sharing import gpus_by_stage, sharing
+from rlhfless_operator.controller.workplace import Tell
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.resource_status import ConditionType
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.validation import load_job
 
@@ -50,9 +53,13 @@ class Cluster:
     def __init__(self) -> None:
         self.platforms: dict[str, Noting] = {}
 
-    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener) -> Noting:
+    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Noting:
         self.platforms[resource.uid] = Noting(job)
         return self.platforms[resource.uid]
+
+
+def tell(kind: ConditionType, true: bool, reason: Reason, message: str) -> None:
+    """Nobody listens."""
 
 
 def resource(uid: str, namespace: str = "team") -> JobResource:
@@ -71,7 +78,7 @@ def job(tiny_job: Callable[..., Path]) -> Callable[..., RLHFJob]:
 async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster()
     make = sharing(cluster, SETTINGS)
-    a, b = (make(resource(uid), job(), "root", lambda change: None) for uid in "ab")
+    a, b = (make(resource(uid), job(), "root", lambda change: None, tell) for uid in "ab")
     await a.open()
     await b.open()
     await a.hold("generation", 2)
@@ -88,7 +95,9 @@ async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None
 
 async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster()
-    shared = sharing(cluster, SETTINGS)(resource("a"), job(learning={"keepAlive": "1h"}), "root", lambda change: None)
+    shared = sharing(cluster, SETTINGS)(
+        resource("a"), job(learning={"keepAlive": "1h"}), "root", lambda change: None, tell
+    )
     await shared.open()
     await shared.hold("learning", 1)
     await shared.hold("learning", 0)
@@ -103,7 +112,7 @@ async def test_without_pools_nothing_is_shared(job: Callable[..., RLHFJob]) -> N
 
 
 async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) -> None:
-    shared = sharing(Cluster(), SETTINGS)(resource("a"), job(pool="h200"), "root", lambda change: None)
+    shared = sharing(Cluster(), SETTINGS)(resource("a"), job(pool="h200"), "root", lambda change: None, tell)
     with pytest.raises(PlatformUnavailableError, match=r"spec.pool: the operator has no pool 'h200'; name one of h100"):
         await shared.open()
     await shared.close()
@@ -111,7 +120,7 @@ async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) ->
 
 async def test_a_job_that_its_namespace_has_no_quota_for_is_told(job: Callable[..., RLHFJob]) -> None:
     two = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
-    shared = sharing(Cluster(), SETTINGS)(resource("a", "small"), job(pods=two), "root", lambda change: None)
+    shared = sharing(Cluster(), SETTINGS)(resource("a", "small"), job(pods=two), "root", lambda change: None, tell)
     with pytest.raises(
         PlatformUnavailableError, match=r"pool h100: .* asks for 2 GPUs, and namespace small may have 1"
     ):

@@ -12,6 +12,7 @@ import boto3
 import pytest
 import torch
 from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
 from safetensors.torch import load
 
 from rlhfless_functions.api import Failed
@@ -57,7 +58,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     boto3.client("s3").create_bucket(Bucket=BUCKET)
+    # fsspec keeps its connections, whatever the variables say by then.
+    S3FileSystem.clear_instance_cache()
     yield store
+    S3FileSystem.clear_instance_cache()
     store.stop()
 
 

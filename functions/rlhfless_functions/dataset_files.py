@@ -66,7 +66,7 @@ def read_table(data: DataSettings) -> Table:
     try:
         table = readers[_format(data) if data.format == "auto" else data.format](data.source)
     except artifacts.ArtifactMissingError as error:
-        raise TaskError("artifact_missing", f"data.source: {error}") from error
+        raise TaskError("artifact_missing", f"data.source: {error}", retryable=error.retryable) from error
     if not table.rows:
         raise invalid(f"{data.source} is empty: give a dataset with at least one row")
     return table

@@ -163,10 +163,8 @@ class Instance:
             terminal = Done(result=self._result(request, context))
         except TaskError as error:
             terminal = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
-        except artifacts.ArtifactMissingError as error:
-            terminal = Failed(reason="artifact_missing", message=str(error), retryable=False)
         except artifacts.ArtifactError as error:
-            terminal = Failed(reason="artifact_unwritable", message=str(error), retryable=False)
+            terminal = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
         except MemoryError as error:
             terminal = Failed(reason="out_of_memory", message=f"out of memory: {error}", retryable=True)
         except Exception as error:

@@ -30,6 +30,10 @@ class ArtifactUnwritableError(ArtifactError):
     reason: FailureReason = "artifact_unwritable"
 
 
+_PASSING = {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN,
+            errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ESTALE,
+            errno.ETIMEDOUT}  # fmt: skip
+"""Errors of a file system in a network, or of a request that s3fs gives up."""
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 
 
@@ -50,7 +54,7 @@ def reading(uri: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         unreadable = ArtifactMissingError(f"{uri} cannot be read: {_no_answer(error)}")
-        unreadable.retryable = not isinstance(error, ImportError)
+        unreadable.retryable = _may_pass(error)
         raise unreadable from error
 
 
@@ -68,14 +72,22 @@ def writing(uri: str) -> Iterator[None]:
 def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
     """The error that says why `uri` could not be written."""
     refusal = ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
-    of_network = isinstance(error, ConnectionError | TimeoutError)
-    refusal.retryable = of_network or not isinstance(error, OSError | ImportError)
+    refusal.retryable = _may_pass(error)
     return refusal
 
 
 def no_space(error: BaseException) -> bool:
     """Whether the error says that a disk or quota is full, or that a file may not grow further."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether an error is of a store that did not answer, rather than one of what was asked."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _PASSING
+    return not isinstance(error, ImportError | ValueError)
 
 
 def _obstacle(error: Exception) -> str:
@@ -93,6 +105,8 @@ def _obstacle(error: Exception) -> str:
 def _no_answer(error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"its protocol needs a package that is not installed ({error})"
+    if isinstance(error, ValueError):
+        return f"it is no URI of a store that there is a driver for; check it and, for S3, AWS_ENDPOINT_URL ({error})"
     return (
         "the store did not answer as it should; check the URI and, for S3, AWS_ENDPOINT_URL and the credentials"
         f" ({type(error).__name__}: {error})"
