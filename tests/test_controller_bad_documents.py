@@ -135,6 +135,8 @@ def odd_documents() -> Iterator[dict[str, Any]]:
 
 def test_odd_documents_do_no_harm(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    # One of the folders names a file of the working directory.
+    monkeypatch.chdir(tmp_path)
     with (
         fresh_namespace(server) as jobs,
         running_operator(tmp_path, namespaces=(jobs.namespace,)) as operator,
