@@ -8,7 +8,7 @@ import pytest
 
 from harness.chart import Chart
 from harness.images import Images
-from harness.jobs import Jobs, short
+from harness.jobs import Jobs, PodCounts, short
 from harness.kubectl import Kubectl
 
 KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
@@ -40,6 +40,22 @@ def test_a_suspended_job_holds_no_pods_and_goes_on_where_it_was(jobs: Jobs) -> N
     assert status["uid"] == before["uid"]
     assert status["step"] == 4
     jobs.delete("suspended")
+
+
+def test_a_stage_has_no_pods_while_another_works_for_longer_than_they_take_to_start(jobs: Jobs) -> None:
+    released = {"instances": {"min": 2, "max": 2}, "keepAlive": "0s"}
+    job = short("released", generation=released, preparation={"keepAlive": "0s"}, algorithm={"epochs": 64})
+    with PodCounts(jobs.kubectl, "released") as pods:
+        jobs.apply(job)
+        status = jobs.wait_succeeded("released", 900)
+        jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "released"})
+    jobs.delete("released")
+    print({stage: pods.counts[stage] for stage in pods.counts})
+    # How long the learner takes is not known before it has learnt once: pods may be asked for at once then.
+    assert pods.rises("generation") >= status["step"] - 1
+    assert pods.rises("preparation") >= status["step"] - 1
+    assert pods.most("generation") == 2
+    assert pods.most("preparation") == pods.most("learning") == 1
 
 
 @pytest.mark.parametrize("stage", ["generation", "preparation", "learning"])

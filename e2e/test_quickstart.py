@@ -63,10 +63,9 @@ def test_pods_come_and_go_with_their_stages(applied: tuple[dict[str, Any], PodCo
     _, pods = applied
     print({stage: (pods.rises(stage), pods.most(stage)) for stage in pods.counts})
     assert pods.most("generation") == 2
-    # Once it is known that a start takes longer than the stages between, the next step's pods are those of this one.
-    assert pods.rises("generation") > 1
-    assert pods.rises("preparation") > 1
-    assert pods.counts["generation"][-1] == pods.counts["learning"][-1] == 0
+    # How often depends on how long pods take to start here: test_lifecycle.py has a job in which it does not.
+    assert all(pods.rises(stage) >= 1 for stage in ("generation", "preparation", "learning"))
+    assert all(counts[-1] == 0 for counts in pods.counts.values())
 
 
 def test_kubectl_tells_step_reward_and_cost(applied: tuple[dict[str, Any], PodCounts], kubectl: Kubectl) -> None:

@@ -1,18 +1,20 @@
-"""The Knative platform on a real cluster, with real Knative, ingress, activator and queue-proxy.
+"""The Knative platform with real Knative, ingress, activator and queue-proxy: what its pods do at the edges.
 
-KUBECONFIG names the cluster, and RLHFLESS_FAKE_IMAGE an image of `fake_function.py` that its nodes have or can pull.
+The pods speak the wire contract and do nothing else: they run `tests/fake_function.py` in the operator's image.
 """
 
 import asyncio
-import os
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fake_function
+from harness.images import Images
 from knative_jobs import JobUnderTest, job_under_test, until
 from rlhfless_functions.api import Done
 from rlhfless_operator.cluster_settings import ClusterSettings
@@ -21,42 +23,58 @@ from rlhfless_operator.knative import Kind, KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.manifests import DELETION_COST
 from rlhfless_operator.platforms.pod_watch import PODS
-from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.pods import PodsSpec, merge_pods
 
-IMAGE = os.environ.get("RLHFLESS_FAKE_IMAGE", "")
 NAMESPACES = Kind("", "v1", "namespaces", KubernetesObject)
 CONFIG_MAPS = Kind("", "v1", "configmaps", KubernetesObject)
-
-pytestmark = pytest.mark.skipif(
-    "KUBECONFIG" not in os.environ or not IMAGE,
-    reason="nothing runs on a real cluster: KUBECONFIG names none, or RLHFLESS_FAKE_IMAGE no image of fake_function.py",
+PROGRAM = Path(fake_function.__file__)
+FAKE_FUNCTION = PodsSpec.model_validate(
+    {
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "volumes": [{"configMap": "job", "mountPath": "/fake", "readOnly": True}],
+        "template": {"spec": {"containers": [{"name": "function", "command": ["python", f"/fake/{PROGRAM.name}"]}]}},
+    }
 )
+"""What runs the program that the job's ConfigMap holds."""
+
+MakeJob = Callable[..., AbstractAsyncContextManager[JobUnderTest]]
+
+
+@pytest.fixture
+def job(images: Images, tmp_path: Path) -> MakeJob:
+    """Called, it makes a job in a namespace of its own, which goes with it."""
+    return partial(_job, images.operator, tmp_path)
 
 
 @asynccontextmanager
-async def job(folder: Path, pods: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[JobUnderTest]:
-    """A job in a namespace of its own, which goes with it."""
+async def _job(
+    image: str, folder: Path, pods: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[JobUnderTest]:
     name = f"rlhfless-test-{uuid.uuid4().hex[:8]}"
     start_timeout = options.pop("start_timeout", 120.0)
-    settings = ClusterSettings(functions_image=IMAGE, start_timeout=start_timeout, **options.pop("settings", {}))
+    settings = ClusterSettings(functions_image=image, start_timeout=start_timeout, **options.pop("settings", {}))
     async with connect() as api:
         client = KnativeClient(api, field_manager="rlhfless-tests")
         namespaces = client.resource(NAMESPACES)
         await namespaces.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         try:
             owner = await client.resource(CONFIG_MAPS).create(
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job", "namespace": name}}
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": "job", "namespace": name},
+                    "data": {PROGRAM.name: PROGRAM.read_text()},
+                }
             )
-            resources = {"requests": {"cpu": "10m", "memory": "32Mi"}}
-            spec = PodsSpec.model_validate({"resources": resources, **(pods or {})})
+            spec = merge_pods(FAKE_FUNCTION, PodsSpec.model_validate(pods or {}))
             async with job_under_test(client, owner, settings, root=str(folder), pods=spec, **options) as made:
                 yield made
         finally:
             await namespaces.delete(None, name)
 
 
-async def test_pods_come_and_go_with_what_is_held(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_pods_come_and_go_with_what_is_held(job: MakeJob) -> None:
+    async with job() as under_test:
         hold = under_test.platform.hold
         await hold("generation", 3)
         await under_test.until(3, "idle")
@@ -72,8 +90,8 @@ async def test_pods_come_and_go_with_what_is_held(tmp_path: Path) -> None:
         await under_test.until(3, "ended")
 
 
-async def test_every_request_has_a_pod_to_itself_and_a_cut_is_over_when_it_is_published(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_every_request_has_a_pod_to_itself_and_a_cut_is_over_when_it_is_published(job: MakeJob) -> None:
+    async with job() as under_test:
         await under_test.platform.hold("generation", 2)
         async with (
             under_test.running("work=600,publish=2") as (first, _),
@@ -87,8 +105,8 @@ async def test_every_request_has_a_pod_to_itself_and_a_cut_is_over_when_it_is_pu
         assert under_test.now("idle") == {first, second}
 
 
-async def test_a_pod_that_publishes_is_passed_over(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_a_pod_that_publishes_is_passed_over(job: MakeJob) -> None:
+    async with job() as under_test:
         await under_test.platform.hold("generation", 1)
         await under_test.until(1, "idle")
         # As if pods could not be asked: a network policy allows Knative alone.
@@ -98,8 +116,8 @@ async def test_a_pod_that_publishes_is_passed_over(tmp_path: Path) -> None:
         assert await under_test.instance_of("work=0.1") == instance
 
 
-async def test_a_busy_pod_is_never_the_one_that_goes(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_a_busy_pod_is_never_the_one_that_goes(job: MakeJob) -> None:
+    async with job() as under_test:
         await under_test.platform.hold("generation", 4)
         await under_test.until(4, "idle")
         async with under_test.running("work=600") as (busy, events):
@@ -110,8 +128,8 @@ async def test_a_busy_pod_is_never_the_one_that_goes(tmp_path: Path) -> None:
             assert (await anext(events)).event == "heartbeat"
 
 
-async def test_a_killed_pods_work_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_a_killed_pods_work_is_lost_and_another_takes_its_place(job: MakeJob) -> None:
+    async with job() as under_test:
         await under_test.platform.hold("generation", 1)
         async with under_test.running("work=600,stubborn") as (instance, events):
             pods = under_test.client.resource(PODS)
@@ -123,15 +141,15 @@ async def test_a_killed_pods_work_is_lost_and_another_takes_its_place(tmp_path: 
         await until(lambda: under_test.states(instance)[-1] == "ended")
 
 
-async def test_a_pod_whose_process_dies_is_a_lost_instance(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_a_pod_whose_process_dies_is_a_lost_instance(job: MakeJob) -> None:
+    async with job() as under_test:
         with pytest.raises(InstanceLostError, match="exit code 1"):
             await under_test.run("exit")
         assert isinstance((await under_test.run("work=0"))[-1], Done)
 
 
-async def test_a_pod_that_says_nothing_is_replaced(tmp_path: Path) -> None:
-    async with job(tmp_path, stall_seconds=3.0, start_timeout=60.0) as under_test:
+async def test_a_pod_that_says_nothing_is_replaced(job: MakeJob) -> None:
+    async with job(stall_seconds=3.0, start_timeout=60.0) as under_test:
         await under_test.platform.hold("generation", 1)
         await under_test.until(1, "idle")
         async with under_test.running("work=600,mute,stubborn") as (instance, events):
@@ -141,17 +159,17 @@ async def test_a_pod_that_says_nothing_is_replaced(tmp_path: Path) -> None:
         assert await under_test.instance_of("work=0") != instance
 
 
-async def test_no_first_line_is_an_error_that_names_what_is_wrong_with_the_pods(tmp_path: Path) -> None:
+async def test_no_first_line_is_an_error_that_names_what_is_wrong_with_the_pods(job: MakeJob) -> None:
     pods = {"nodeSelector": {"rlhfless.io/no-such": "node"}}
-    async with job(tmp_path, pods, start_timeout=15.0) as under_test:
+    async with job(pods, start_timeout=15.0) as under_test:
         with pytest.raises(InstanceLostError, match=r"no generation pod took the work within 15 s.*Unschedulable"):
             await under_test.run("work=0")
         assert any("Unschedulable" in problem for problem in under_test.problems)
 
 
-async def test_a_quota_that_is_used_up_is_named(tmp_path: Path) -> None:
+async def test_a_quota_that_is_used_up_is_named(job: MakeJob) -> None:
     pods = {"resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": 1, "memory": "64Mi"}}}
-    async with job(tmp_path, pods, start_timeout=20.0) as under_test:
+    async with job(pods, start_timeout=20.0) as under_test:
         quotas = under_test.client.resource(Kind("", "v1", "resourcequotas", KubernetesObject))
         namespace = under_test.owner.metadata.namespace
         await quotas.create(
@@ -166,8 +184,8 @@ async def test_a_quota_that_is_used_up_is_named(tmp_path: Path) -> None:
             await under_test.run("work=0")
 
 
-async def test_surplus_pods_are_kept_for_as_long_as_was_asked(tmp_path: Path) -> None:
-    async with job(tmp_path, keep_alive=5.0) as under_test:
+async def test_surplus_pods_are_kept_for_as_long_as_was_asked(job: MakeJob) -> None:
+    async with job(keep_alive=5.0) as under_test:
         await under_test.platform.hold("generation", 2)
         await under_test.until(2, "idle")
         await under_test.platform.hold("generation", 0)
@@ -182,8 +200,8 @@ async def test_surplus_pods_are_kept_for_as_long_as_was_asked(tmp_path: Path) ->
             assert going >= idle + 5.0
 
 
-async def test_a_closed_platform_leaves_no_pods_and_a_removed_one_no_services(tmp_path: Path) -> None:
-    async with job(tmp_path) as under_test:
+async def test_a_closed_platform_leaves_no_pods_and_a_removed_one_no_services(job: MakeJob) -> None:
+    async with job() as under_test:
         await under_test.platform.hold("generation", 2)
         await under_test.until(2, "idle")
         await under_test.platform.close()
@@ -217,8 +235,8 @@ async def test_a_closed_platform_leaves_no_pods_and_a_removed_one_no_services(tm
     ],
 )
 async def test_what_knative_refuses_comes_with_a_remedy(
-    tmp_path: Path, pods: dict[str, Any], settings: dict[str, Any], remedy: str
+    job: MakeJob, pods: dict[str, Any], settings: dict[str, Any], remedy: str
 ) -> None:
     with pytest.raises(PlatformUnavailableError, match=remedy):
-        async with job(tmp_path, pods, settings=settings):
+        async with job(pods, settings=settings):
             pass
