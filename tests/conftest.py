@@ -1,4 +1,4 @@
-"""Fixtures that several modules share: a real S3 server, a tiny model folder, and small jobs around it."""
+"""Fixtures that several modules share: stores with a real S3 server, a tiny model folder, and small jobs around it."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
@@ -44,6 +45,45 @@ def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=bucket)
     return f"s3://{bucket}"
+
+
+@pytest.fixture(params=["local", "file", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URI of an empty folder in each kind of artifact store."""
+    match request.param:
+        case "local":
+            return str(tmp_path / "store")
+        case "file":
+            return f"file://{tmp_path}/store"
+        case "memory":
+            return f"memory://{uuid.uuid4().hex}"
+        case _:
+            return f"{request.getfixturevalue('s3')}/store"
+
+
+@pytest.fixture(params=["memory", "s3"])
+def remote_store(request: pytest.FixtureRequest) -> str:
+    """URI of an empty folder in each kind of artifact store that is not the local disk."""
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    return f"{request.getfixturevalue('s3')}/store"
+
+
+@pytest.fixture
+def artifact_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of local copies of artifacts, the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("RLHFLESS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fails a test whose processes outlive it."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 TINY_CHARACTERS = string.digits + string.ascii_letters[:40] + " +-*/=;#:\n?."
