@@ -3,7 +3,7 @@ process left, and the same command goes on once the input is mended.
 
 What a document alone shows is checked in this process, since no other is involved; the rest runs `python -m
 rlhfless_operator`. Of the faults that stage code finds, each family is here once: the others are in `test_datasets`,
-`test_preparation`, `test_rewards_pool`, `test_rewards_scoring`, `test_training_step` and `test_weights`.
+`test_preparation`, `test_rewards_pool`, `test_rewards_scoring`, `test_training_step` and `test_weights_policy`.
 """
 
 import ctypes
