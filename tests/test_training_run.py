@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_shares import save_model
+from rlhfless_functions import artifacts
 from rlhfless_operator.policy.migration import Actor, Move
 from rlhfless_operator.training import migration
 from rlhfless_operator.training.driver import JobChangedError
@@ -22,13 +23,7 @@ from rlhfless_operator.validation import load_job
 
 MakeJob = Callable[..., Path]
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
@@ -168,6 +163,34 @@ def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, mo
     records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
     assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
     assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
+
+
+def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step has begun by then, with weights that nobody knows of."""
+    undisturbed = tiny_job("undisturbed", steps=4)
+    run_job(undisturbed)
+    file = tiny_job("disturbed", steps=4)
+    folder = folder_of(file)
+    write_json = artifacts.write_json
+
+    def refuse_the_second_step(uri: str, value: Any) -> None:
+        if uri.endswith("progress/step-000002.json"):
+            deadline = time.monotonic() + 120
+            while not list((folder / "rollouts" / "step-000003").rglob("*.parquet")) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise artifacts.ArtifactUnwritableError("the disk is full")
+        write_json(uri, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifacts, "write_json", refuse_the_second_step)
+        with pytest.raises(artifacts.ArtifactError, match="the disk is full"):
+            run_job(file)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["phase"], status["step"], status["message"]) == ("Failed", 1, "the disk is full")
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+    assert (folder / "rollouts" / "step-000003").exists()
+    assert run_job(file)["steps"] == 4
+    assert_equal_weights(final_weights(file), final_weights(undisturbed))
 
 
 def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:

@@ -136,11 +136,16 @@ class Instance:
         self._current = context
         self._idle.clear()
         self._busy.set(1)
-        engine = getattr(self._function, "engine", None)
-        emit(Started(instance=self.name, cold_start=self._cold_start, engine=engine))
-        self._cold_start = None
-        loop.run_in_executor(self._worker, self._work, request, context)
+        started = Started(
+            instance=self.name, cold_start=self._cold_start, engine=getattr(self._function, "engine", None)
+        )
+        working = False
         try:
+            # On its way before there is work that would keep it waiting for the interpreter's lock.
+            yield dump_event(started)
+            self._cold_start = None
+            working = True
+            loop.run_in_executor(self._worker, self._work, request, context)
             while True:
                 try:
                     event = await asyncio.wait_for(events.get(), request.heartbeat_seconds)
@@ -151,6 +156,13 @@ class Instance:
                     return
         finally:
             context.stop("cut")
+            if not working:
+                self._ends()
+
+    def _ends(self) -> None:
+        self._busy.set(0)
+        self._current = None
+        self._idle.set()
 
     def _work(self, request: BaseRequest, context: TaskContext) -> None:
         task: str = getattr(request, "task", "unknown")
@@ -176,9 +188,7 @@ class Instance:
         seconds = time.monotonic() - started
         self._tasks.labels(task, outcome).inc()
         self._seconds.labels(task).inc(seconds)
-        self._busy.set(0)
-        self._current = None
-        self._idle.set()
+        self._ends()
         logger.info("task ended", extra={"fields": {**fields, "outcome": outcome, "seconds": round(seconds, 4)}})
         context.emit(terminal)
 

@@ -76,12 +76,18 @@ class Calibration:
         better = statistics.median(self._fitted_errors) < statistics.median(self._prior_errors)
         return self._fitted if better else self.prior
 
-    def observe(self, observation: Observation) -> None:
-        """Learn from one stretch of work; both candidates forecast it first."""
-        for errors, candidate in ((self._prior_errors, self.prior), (self._fitted_errors, self._fitted)):
-            errors.append(abs(observation.forecast(candidate) / observation.seconds - 1))
-        self._observations.append(observation)
-        self._fitted = self._fit()
+    def observe(self, *observations: Observation) -> None:
+        """Learn from stretches of work, one after another; both candidates forecast each first.
+
+        A fit takes milliseconds and a step has up to a thousand stretches: it is fitted after the first, the second,
+        the fourth and so on, and the last.
+        """
+        for number, observation in enumerate(observations, start=1):
+            for errors, candidate in ((self._prior_errors, self.prior), (self._fitted_errors, self._fitted)):
+                errors.append(abs(observation.forecast(candidate) / observation.seconds - 1))
+            self._observations.append(observation)
+            if number.bit_count() == 1 or number == len(observations):
+                self._fitted = self._fit()
 
     def state(self) -> dict[str, Any]:
         """Everything that `from_state` needs, as JSON values."""

@@ -20,7 +20,7 @@ from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease
 from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.run import TrainingRun, committed_records, new_uid, read_status
-from rlhfless_operator.training.status import RLHFJobStatus
+from rlhfless_operator.training.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.summary import summarize
 from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
 
@@ -92,7 +92,7 @@ async def drive(
             await run.holding.close()
             await run.platform.close()
             await asyncio.to_thread(run.tracking.close, run.status.phase)
-            await asyncio.to_thread(_write_summary, run)
+            await _write_summary(run)
         return summarize(job, run.status, run.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
@@ -105,6 +105,7 @@ async def _train_under_lease(run: TrainingRun) -> None:
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_SECONDS)
+            run.heed_writes()
             try:
                 await asyncio.to_thread(run.lease.renew)
             except artifacts.ArtifactError as error:
@@ -148,15 +149,18 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, StoreUnavailableError) or (isinstance(error, artifacts.ArtifactError) and error.retryable)
 
 
-async def _leave(run: TrainingRun, phase: str, message: str) -> None:
+async def _leave(run: TrainingRun, phase: Phase, message: str) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
-        await run.update_status(phase=phase, message=message)
+        await run.leave(phase, message)
 
 
-def _write_summary(run: TrainingRun) -> None:
+async def _write_summary(run: TrainingRun) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
-        run.lease.check()
-        artifacts.write_json(run.folder.file("summary.json"), summarize(run.job, run.status, run.records))
+        # A summary of what is not written down would tell too much.
+        await run.written()
+        await asyncio.to_thread(run.lease.check)
+        summary = summarize(run.job, run.status, run.records)
+        await asyncio.to_thread(artifacts.write_json, run.folder.file("summary.json"), summary)
 
 
 def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:

@@ -1,5 +1,7 @@
 """Mean reward of one weights version on prompts that are not trained on."""
 
+import asyncio
+
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, WeightsReference
 from rlhfless_operator.training.generated import GenerationOutcome
@@ -26,10 +28,11 @@ async def evaluate(run: TrainingRun, step: int, weights: WeightsReference) -> di
     await generate_and_prepare(run, step, "evaluation", weights, plan, generated, prepared)
     metrics = mean_metrics(prepared.sums)
     evaluation = {"accuracy": metrics.get("reward", 0.0), **metrics}
+    await asyncio.to_thread(run.lease.check)
     if step in (0, run.total_steps):
-        _write_examples(run, "before" if step == 0 else "after", prepared.examples)
-    run.lease.check()
-    artifacts.write_json(recorded, evaluation)
+        when = "before" if step == 0 else "after"
+        await asyncio.to_thread(_write_examples, run, when, prepared.examples)
+    await asyncio.to_thread(artifacts.write_json, recorded, evaluation)
     return evaluation
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, Event, LearnResult, Started, Waiting
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.platforms.base import InstanceState, StateChange
-from rlhfless_operator.training.journal import StepBatch
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import chunks_of
+from rlhfless_operator.training.rollout import Rollout
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.tasks import run_to_end
 
@@ -70,7 +69,7 @@ class EarlyLearning:
         return await _take_step(run, batch, following=following)
 
 
-async def learn(run: TrainingRun, batch: BatchReference, early: EarlyLearning) -> LearnResult:
+async def learn(run: TrainingRun, rollout: Rollout, early: EarlyLearning) -> LearnResult:
     """Take the step. A learner that lost its memory replays the batches since the newest checkpoint.
 
     Args:
@@ -80,13 +79,15 @@ async def learn(run: TrainingRun, batch: BatchReference, early: EarlyLearning) -
         StageFailedError: the step can't be taken, for a loss that is not finite for one.
     """
     run.progress.stage("learning")
+    batch = rollout.batch
     looked_ahead = False
 
     def look_ahead(event: Event | None = None) -> None:
-        # While the learner works there is time to plan.
+        # While the learner works there is time for what a step has taught, and to plan.
         nonlocal looked_ahead
         if not looked_ahead:
             looked_ahead = True
+            run.experience.measured(rollout.record.lengths)
             run.look_ahead(batch.step)
 
     if early.begun:
@@ -113,7 +114,7 @@ async def _take_step(
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> LearnResult:
     await run.holding.use("learning", 1, run.learner_preload)
-    replay = [_batch_of(run, step) for step in range(_checkpoint_step(run) + 1, batch.step)]
+    replay = [run.batch_of(step) for step in range(_checkpoint_step(run) + 1, batch.step)]
     instance = ""
 
     def hear(event: Event) -> None:
@@ -145,7 +146,3 @@ async def _take_step(
 
 def _checkpoint_step(run: TrainingRun) -> int:
     return run.status.checkpoint.step if run.status.checkpoint else 0
-
-
-def _batch_of(run: TrainingRun, step: int) -> BatchReference:
-    return StepBatch.model_validate(artifacts.read_json(run.folder.result("batch", step))).batch

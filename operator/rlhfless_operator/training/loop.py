@@ -30,16 +30,14 @@ async def train(run: TrainingRun) -> None:
         run.progress.begin_step(step, run.samples_per_step)
         run.enter("generation")
         async with EarlyLearning(run) as early:
-            step_batch = await roll_out(run, step, early.expect)
-            run.experience.measured(step_batch.lengths)
+            rollout = await roll_out(run, step, early.expect)
             run.enter("learning")
-            learned = await learn(run, step_batch.batch, early)
+            learned = await learn(run, rollout, early)
         evaluation = await evaluate(run, step, learned.weights) if run.evaluation_due(step) else None
-        await run.commit(step, step_batch, learned, evaluation)
+        await run.commit(step, rollout.record, learned, evaluation)
 
     await run.update_status(stage="export")
     await export(run)
-    await run.settle()
     await run.update_status(phase="Succeeded", stage=None)
 
 

@@ -42,9 +42,8 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
     """
-    for stretch in outcome.stretches:
-        if (seen := _observation(stretch, prompt_tokens)) is not None:
-            calibration.observe(seen)
+    seen = [_observation(stretch, prompt_tokens) for stretch in outcome.stretches]
+    calibration.observe(*(each for each in seen if each is not None))
 
 
 def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation | None:

@@ -1,7 +1,9 @@
 """Generation and preparation of one step, overlapped; with dynamic sampling, in rounds."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import cached_property
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
@@ -15,9 +17,27 @@ from rlhfless_operator.training.preparation import PreparationOutcome, prepare, 
 from rlhfless_operator.training.run import TrainingRun
 
 
+class Rollout:
+    """A step's rollout.
+
+    Args:
+        batch: what is to be learnt.
+        conclude: writes down how it went, and learns from it for later plans.
+    """
+
+    def __init__(self, batch: BatchReference, conclude: Callable[[], StepBatch]) -> None:
+        self.batch = batch
+        self._conclude = conclude
+
+    @cached_property
+    def record(self) -> StepBatch:
+        """How it went. To find out takes time that nobody should wait for: first asked while the learner works."""
+        return self._conclude()
+
+
 async def roll_out(
     run: TrainingRun, step: int, on_planned: Callable[[BatchReference, GenerationPlan], None]
-) -> StepBatch:
+) -> Rollout:
     """Draw, predict, plan, generate and prepare one step; or find that an earlier driver has done so.
 
     Args:
@@ -28,15 +48,19 @@ async def roll_out(
         StageFailedError: generation or preparation can't be done.
     """
     recorded = run.folder.result("batch", step)
-    if artifacts.exists(recorded):
+    # Asked beside each other: a store takes its time for each question, and instances wait.
+    is_recorded, sinks, prepared = await asyncio.gather(
+        asyncio.to_thread(artifacts.exists, recorded),
+        asyncio.to_thread(_sinks_before, run.folder.rollouts(step, "training")),
+        asyncio.to_thread(prepared_before, run.folder.batches(step, "training")),
+    )
+    if is_recorded:
         step_batch = StepBatch.model_validate(artifacts.read_json(recorded))
         run.cursor = run.cursor.restored(step_batch.cursor)
-        return step_batch
+        return Rollout(step_batch.batch, lambda: step_batch)
     batch_settings = run.spec.batch
     weights = run.requests.weights(run.status.weights)
-    rollouts = run.folder.rollouts(step, "training")
-    generated = GenerationOutcome(sinks=_sinks_before(rollouts))
-    prepared = prepared_before(run.folder.batches(step, "training"))
+    generated = GenerationOutcome(sinks=sinks)
     started = time.monotonic()
     kept: list[int] = []
     flat: list[int] = []
@@ -61,50 +85,66 @@ async def roll_out(
             break
         run.progress.note(f"round {round_number + 1}: {len(flat)} groups had equal rewards")
     assert first_plan is not None
-    run.experience.generated(generated, prepared, run.prompt_tokens("training"))
+    plan = first_plan
+    generation_seconds = time.monotonic() - started - preparation_seconds
     # Where the rounds are used up, groups that teach nothing fill the batch.
     chosen = kept + flat[: batch_settings.prompts_per_step - len(kept)]
+    batch = _reference(step, prepared, chosen, batch_settings.samples_per_prompt)
+
+    def conclude() -> StepBatch:
+        seconds = {"generation": generation_seconds, "preparation": preparation_seconds}
+        record = _recorded(run, batch, plan, generated, prepared, seconds, replaced_groups=len(flat))
+        run.keep_batch(step, record)
+        return record
+
+    return Rollout(batch, conclude)
+
+
+def _recorded(
+    run: TrainingRun,
+    batch: BatchReference,
+    plan: GenerationPlan,
+    generated: GenerationOutcome,
+    prepared: PreparationOutcome,
+    seconds: dict[str, float],
+    *,
+    replaced_groups: int,
+) -> StepBatch:
+    run.experience.generated(generated, prepared, run.prompt_tokens("training"))
     lengths: dict[int, list[int]] = {}
     for (prompt, _), tokens in sorted(generated.lengths.items()):
         lengths.setdefault(prompt, []).append(tokens)
-    report = assess(first_plan.estimates, {prompt: lengths[prompt] for prompt in first_plan.estimates})
+    report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
     metrics = mean_metrics(prepared.sums)
-    metrics["dynamic_sampling/replaced_groups"] = float(len(flat))
+    metrics["dynamic_sampling/replaced_groups"] = float(replaced_groups)
     metrics["generation/lost_instances"] = float(generated.lost)
     metrics["generation/cuts"] = float(generated.cuts)
     metrics["generation/moved_samples"] = float(generated.moved)
     metrics |= {f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()}
-    generation_seconds = time.monotonic() - started - preparation_seconds
-    metrics["generation/seconds"] = generation_seconds
-    metrics["planning/expected_seconds"] = first_plan.expected_generation_seconds
-    metrics["planning/expected_step_seconds"] = first_plan.expected_step_seconds
-    bound = run.experience.lower_bound(generated, run.prompt_tokens("training"), generation_seconds)
+    metrics["generation/seconds"] = seconds["generation"]
+    metrics["planning/expected_seconds"] = plan.expected_generation_seconds
+    metrics["planning/expected_step_seconds"] = plan.expected_step_seconds
+    bound = run.experience.lower_bound(generated, run.prompt_tokens("training"), seconds["generation"])
     if bound is not None:
         metrics["planning/lower_bound_instance_seconds"] = bound
     metrics |= prediction_metrics(report)
-    step_batch = StepBatch(
-        batch=_reference(step, prepared, chosen, batch_settings.samples_per_prompt),
+    return StepBatch(
+        batch=batch,
         cursor=run.cursor.state(),
         lengths=lengths,
         metrics=metrics,
         plan=PlanRecord(
-            policy=first_plan.plan.policy,
-            actors=len(first_plan.shares),
-            expected_seconds=first_plan.plan.expected_seconds,
-            expected_instance_seconds=first_plan.plan.expected_instance_seconds,
-            cheapest_instance_seconds=first_plan.plan.cheapest_instance_seconds,
-            lower_bound_instance_seconds=first_plan.plan.lower_bound_instance_seconds,
+            policy=plan.plan.policy,
+            actors=len(plan.shares),
+            expected_seconds=plan.plan.expected_seconds,
+            expected_instance_seconds=plan.plan.expected_instance_seconds,
+            cheapest_instance_seconds=plan.plan.cheapest_instance_seconds,
+            lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
             rank_correlation=report.rank_correlation,
             relative_error=report.relative_error,
         ),
-        seconds={
-            "generation": generation_seconds,
-            "preparation": preparation_seconds,
-        },
+        seconds=seconds,
     )
-    run.lease.check()
-    artifacts.write_json(recorded, step_batch.model_dump(mode="json"))
-    return step_batch
 
 
 async def generate_and_prepare(

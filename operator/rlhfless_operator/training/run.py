@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import LearnResult, Purpose, Stage, WeightsReference
+from rlhfless_functions.api import BatchReference, LearnResult, Purpose, Stage, WeightsReference
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
@@ -17,7 +17,7 @@ from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.holding import STAGES, Holding
 from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
-from rlhfless_operator.training.lease import Lease
+from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Account, Ledger
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
@@ -27,11 +27,13 @@ from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.status import (
     RECENT_STEPS,
     CheckpointStatus,
+    Phase,
     RLHFJobStatus,
     StepStatus,
     WeightsStatus,
 )
 from rlhfless_operator.training.tracking import Tracking
+from rlhfless_operator.training.write_behind import WriteBehind
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
@@ -90,8 +92,10 @@ class TrainingRun:
         self._ahead: tuple[list[int], GenerationPlan] | None = None
         self._clock_offset = status.seconds - time.monotonic()
         self.committed_at = time.monotonic()
-        self._background: set[asyncio.Task[None]] = set()
-        self._announced: asyncio.Task[None] | None = None
+        self._behind = WriteBehind()
+        self._published = status
+        self._batches: dict[int, bytes] = {}
+        """What was learnt from since the newest checkpoint, by step, as JSON: a thousand jobs have it in memory."""
 
     # --- opening ---
 
@@ -192,36 +196,72 @@ class TrainingRun:
         return step == self.total_steps or step % self.spec.checkpoints.every_steps == 0
 
     # --- committing ---
+    # What is written down is what a later driver goes on from. This one goes on at once: a step that was not written
+    # down is taken again by whoever comes, and comes to the same bits.
 
     async def update_status(self, **changes: Any) -> None:
-        """Write the status; the lease is the fence.
+        """Write the status, once all that came before is written; the lease is the fence.
 
         Raises:
             LeaseLostError: another driver has the job.
         """
-        self.status = self.status.model_copy(update=changes)
-        announced, self._announced = self._announced, None
-        if announced is not None:
-            await announced
-        await asyncio.to_thread(self._write_status)
-        self.on_status(self.status)
+        self._status_is(**changes)
+        await self.written()
 
     def enter(self, stage: Stage) -> None:
-        """Say which stage begins. Nobody goes on by it, so that nobody waits until it is written: the next write of the
-        status does, and raises what this one comes to."""
-        self.status = self.status.model_copy(update={"stage": stage})
-        self._announced = asyncio.create_task(self._announce(self._announced))
-        self.on_status(self.status)
+        """Say which stage begins."""
+        self._status_is(stage=stage)
 
-    async def _announce(self, earlier: asyncio.Task[None] | None) -> None:
-        if earlier is not None:
-            await earlier
-        await asyncio.to_thread(self._write_status)
+    async def written(self) -> None:
+        """Wait until everything is written down.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self._behind.done()
+
+    async def leave(self, phase: Phase, message: str) -> None:
+        """Write this driver's last status. Where a write has failed, what came after it is not so.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        try:
+            await self.written()
+        except (LeaseLostError, artifacts.ArtifactError):
+            self._behind = WriteBehind()
+            self.status = self._published
+            self.records = [record for record in self.records if record.step <= self.status.step]
+        await self.update_status(phase=phase, message=message)
+
+    def heed_writes(self) -> None:
+        """Raise what a write has come to that nobody has waited for yet."""
+        self._behind.heed()
+
+    def keep_batch(self, step: int, batch: StepBatch) -> None:
+        """Write down a step's batch, of which a later driver learns."""
+        self._batches[step] = batch.batch.model_dump_json().encode()
+        content = batch.model_dump(mode="json")
+        self._behind.add(lambda: self._under_lease(artifacts.write_json, self.folder.result("batch", step), content))
+
+    def batch_of(self, step: int) -> BatchReference:
+        """What an earlier step was learnt from, back to the newest checkpoint."""
+        if step not in self._batches:
+            recorded = StepBatch.model_validate(artifacts.read_json(self.folder.result("batch", step)))
+            self._batches[step] = recorded.batch.model_dump_json().encode()
+        return BatchReference.model_validate_json(self._batches[step])
 
     async def commit(
         self, step: int, batch: StepBatch | None, learned: LearnResult | None, evaluation: dict[str, float] | None
     ) -> StepRecord:
-        """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done."""
+        """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done.
+
+        Returns before that is written, but not before the step before is.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self.written()
         now = time.monotonic()
         seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
@@ -246,16 +286,14 @@ class TrainingRun:
             finished_at=time.time(),
         )
         changes = self._progress_of(step, record, account, learned, evaluation)
-        await self._write_records(step, record)
-        await self.update_status(**changes)
         self.records.append(record)
-        self.tracking.log(record)
-        self._collect_garbage()
+        self._write_records(step, record)
+        self._status_is(**changes)
+        status = self.status
+        self._behind.add(lambda: self._conclude(record, status))
+        if status.checkpoint is not None:
+            self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
-
-    async def settle(self) -> None:
-        """Wait for what runs in the background."""
-        await asyncio.gather(*self._background)
 
     def _progress_of(
         self,
@@ -294,9 +332,18 @@ class TrainingRun:
                 changes |= {"best": newest, "best_evaluation": evaluation["accuracy"]}
         return changes
 
-    async def _write_records(self, step: int, record: StepRecord) -> None:
-        """Beside each other, since a store takes its time for each file."""
-        await asyncio.to_thread(self.lease.check)
+    def _status_is(self, **changes: Any) -> None:
+        self.status = status = self.status.model_copy(update=changes)
+        content = status.model_dump_json(by_alias=True).encode()
+
+        async def publish() -> None:
+            await self._under_lease(artifacts.write_bytes, self.folder.file("status.json"), content)
+            self._published = status
+            self.on_status(status)
+
+        self._behind.add(publish)
+
+    def _write_records(self, step: int, record: StepRecord) -> None:
         offset = self._clock_offset
         spans = [
             {
@@ -309,29 +356,34 @@ class TrainingRun:
             for span in self.ledger.take_spans()
         ]
         progress = {"cursor": self.cursor.state(), **self.experience.state()}
-        await asyncio.gather(
-            asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
-            asyncio.to_thread(self._spans.append, *spans),
-            asyncio.to_thread(artifacts.write_json, self.folder.progress(step), progress),
-        )
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            # Beside each other, since a store takes its time for each file.
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+                asyncio.to_thread(artifacts.write_json, self.folder.progress(step), progress),
+            )
+
+        self._behind.add(write)
+
+    async def _conclude(self, record: StepRecord, status: RLHFJobStatus) -> None:
+        self.tracking.log(record)
+        # What can't be removed now is found again after the next step.
+        with contextlib.suppress(artifacts.ArtifactError):
+            await asyncio.to_thread(remove_garbage, self.folder, status, self.spec.checkpoints.keep)
+
+    async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
+        def fenced() -> None:
+            self.lease.check()
+            write(*arguments)
+
+        await asyncio.to_thread(fenced)
 
     def _on_state(self, change: StateChange) -> None:
         self.ledger.observe(change)
         self.experience.instance_changed(change)
-
-    def _write_status(self) -> None:
-        self.lease.check()
-        artifacts.write_bytes(self.folder.file("status.json"), self.status.model_dump_json(by_alias=True).encode())
-
-    def _collect_garbage(self) -> None:
-        task = asyncio.create_task(asyncio.to_thread(self._remove_garbage))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _remove_garbage(self) -> None:
-        # What can't be removed now is found again after the next step.
-        with contextlib.suppress(artifacts.ArtifactError):
-            remove_garbage(self.folder, self.status, self.spec.checkpoints.keep)
 
 
 def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
