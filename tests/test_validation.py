@@ -11,65 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator import familiar_names
-from rlhfless_operator.fields import walk
-from rlhfless_operator.remedies import PATTERN_REMEDIES
+from good_document import GOOD, faults, only
 from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.validation import Fault, InvalidJobError, load_job, parse_job
-
-GOOD = """\
-apiVersion: rlhfless.io/v1alpha1
-kind: RLHFJob
-metadata:
-  name: job
-  labels: {team: a}
-spec:
-  model:
-    source: org/model
-    lora: {rank: 8, targetModules: [q_proj]}
-  algorithm:
-    name: ppo
-    clipLow: 0.1
-    kl: {coefficient: 0.01, placement: reward, estimator: k1}
-    critic: {learningRate: 1e-5, valueClip: null}
-    importanceSampling:
-      cap: 2
-  rewards:
-    - name: right
-      math: {}
-      timeout: 30s
-    - name: short
-      weight: -0.5
-      length: {bufferTokens: 16}
-      memory: 512Mi
-  data: {source: data.jsonl, promptColumn: question}
-  sampling: {maxResponseTokens: 64, stop: ["\\n\\n"]}
-  batch: {promptsPerStep: 8, samplesPerPrompt: 4, minibatchSamples: 16}
-  optimizer: {learningRate: 1e-6, schedule: cosine}
-  steps: 10
-  generation:
-    instances: {min: 1, max: 4}
-    keepAlive: 0s
-  planning: {lambda: 0.25}
-  prices: {instanceHour: "2.50", currency: EUR}
-  evaluation:
-    data: {source: held-out.jsonl}
-  checkpoints: {best: true}
-  tracking:
-    wandb: {project: p, mode: offline}
-  limits: {stall: 1m30s}
-"""
-
-
-def faults(text: str, base: Path | None = None) -> list[Fault]:
-    with pytest.raises(InvalidJobError) as caught:
-        parse_job(text, base=base)
-    return caught.value.faults
-
-
-def only(text: str) -> Fault:
-    (fault,) = faults(text)
-    return fault
+from rlhfless_operator.validation import InvalidJobError, load_job, parse_job
 
 
 def line_of(text: str, part: str) -> int:
@@ -252,72 +196,6 @@ def test_a_document_without_a_spec_says_so(spec: str) -> None:
     assert all(fault.path.startswith("spec") for fault in faults(text))
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("num_generations", "spec.batch.samplesPerPrompt"),
-        ("rollout.n", "spec.batch.samplesPerPrompt"),
-        ("group_size", "spec.batch.samplesPerPrompt"),
-        ("numGenerations", "spec.batch.samplesPerPrompt"),
-        ("beta", "spec.algorithm.kl.coefficient"),
-        ("kl_loss_coef", "spec.algorithm.kl.coefficient"),
-        ("init_kl_coef", "spec.algorithm.kl.coefficient"),
-        ("epsilon", "spec.algorithm.clipLow and spec.algorithm.clipHigh"),
-        ("clip_ratio_low", "spec.algorithm.clipLow"),
-        ("max_completion_length", "spec.sampling.maxResponseTokens"),
-        ("max_prompt_length", "spec.sampling.maxPromptTokens"),
-        ("per_device_train_batch_size", "spec.batch.microbatchTokens"),
-        ("train_batch_size", "spec.batch.promptsPerStep"),
-        ("rollout_batch_size", "spec.batch.promptsPerStep"),
-        ("ppo_mini_batch_size", "spec.batch.minibatchSamples"),
-        ("loss_agg_mode", "spec.algorithm.aggregation"),
-        ("adv_estimator", "spec.algorithm.advantage"),
-        ("num_iterations", "spec.algorithm.epochs"),
-        ("ppo_epochs", "spec.algorithm.epochs"),
-        ("scale_rewards", "spec.algorithm.advantageNormalization"),
-        ("mask_truncated_completions", "spec.algorithm.maskTruncated"),
-        ("run_name", "metadata.name"),
-    ],
-)
-@pytest.mark.parametrize("section", ["algorithm", "batch", "sampling", "model"])
-def test_names_from_trl_verl_and_openrlhf_lead_to_ours(theirs: str, ours: str, section: str) -> None:
-    document = yaml.safe_load(GOOD)
-    document["spec"][section][theirs] = 1
-    assert str(only(yaml.safe_dump(document))) == f"spec.{section}.{theirs}: unknown field; it is {ours} here"
-
-
-def test_every_name_in_the_table_leads_to_a_field_and_none_to_two() -> None:
-    known = {".".join(path) for path, _ in walk(RLHFJob)}
-    for ours in familiar_names.FIELDS:
-        assert {f"spec.{part.removeprefix('spec.')}" for part in ours.split(" and ")} <= known
-    everything = [theirs for names in familiar_names.FIELDS.values() for theirs in names]
-    assert len(everything) == len(set(everything))
-
-
-@pytest.mark.parametrize(
-    ("field", "theirs", "ours"),
-    [
-        ("name: ppo", "reinforce++", "reinforce_plus_plus"),
-        ("name: ppo", "Dr_GRPO", "dr_grpo"),
-        ("schedule: cosine", "cosin", "cosine"),
-        ("estimator: k1", "low_var_kl", "k3"),
-        ("clipLow: 0.1", "token_mean", "token-mean"),
-    ],
-)
-def test_what_others_call_a_choice_leads_to_ours(field: str, theirs: str, ours: str) -> None:
-    name = field.split(":")[0] if field != "clipLow: 0.1" else "aggregation"
-    assert f"did you mean {ours}?" in only(GOOD.replace(field, f"{name}: {theirs}")).remedy
-
-
-def test_every_pattern_has_words_for_what_it_asks() -> None:
-    patterned = {
-        ".".join(path).replace("[]", "")
-        for path, field in walk(RLHFJob)
-        if any(getattr(part, "pattern", None) for part in field.info.metadata)
-    }
-    assert patterned == set(PATTERN_REMEDIES)
-
-
 def test_missing_files_are_faults_with_field_and_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(GOOD)
@@ -428,9 +306,5 @@ def test_any_damage_to_the_text_is_accepted_or_explained(seed: int) -> None:
     for _ in range(rng.randint(1, 4)):
         start = rng.randrange(len(text))
         end = min(len(text), start + rng.choice([0, 1, 3, 20]))
-        text = (
-            text[:start]
-            + rng.choice(["", " ", "\n", "\t", ":", "- ", "{", "]", '"', "&a ", "*a", "!", "é", "\0", "<<: "])
-            + text[end:]
-        )
+        text = text[:start] + rng.choice(DEBRIS) + text[end:]
     accepted_or_explained(text)
