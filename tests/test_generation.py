@@ -1,139 +1,26 @@
 """Generation as its caller sees it: requests in, events and rollout parts out."""
 
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
+from generation_shares import PROMPTS, SAMPLES, run
+from generation_shares import generator as generator  # The fixtures.
+from generation_shares import make_request as make_request
+from generation_shares import prompts as prompts
+from generation_shares import undisturbed as undisturbed
+from generation_shares import whole as whole
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import (
-    Event,
-    GenerationRequest,
-    GenerationResult,
-    Partial,
-    Progress,
-    Samples,
-    SampleTask,
-    TaskKey,
-    WeightsReference,
-)
+from rlhfless_functions.api import GenerationRequest, Partial, Progress, Samples, SampleTask, WeightsReference
 from rlhfless_functions.generation import Generator
-from rlhfless_functions.rollouts import Prompt, Rollout, read_rollouts, write_prompts, write_rollouts
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
-from rlhfless_functions.task import TaskContext, TaskError
-
-torch.set_num_threads(1)
-
-PROMPTS = 5
-SAMPLES = 4
-
-
-@dataclass
-class Ticks:
-    """A clock that goes on by `step` seconds whenever it is read, and can do something at a reading."""
-
-    step: float = 0.01
-    reading: int = 0
-    at: dict[int, Callable[[], None]] = field(default_factory=dict)
-
-    def __call__(self) -> float:
-        self.reading += 1
-        self.at.get(self.reading, lambda: None)()
-        return self.reading * self.step
-
-
-@pytest.fixture(scope="session")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    numbers = random.Random(0)
-    rows = [
-        Prompt(row=row, tokens=[numbers.randrange(2, 60) for _ in range(5 + 9 * row)], text="")
-        for row in range(PROMPTS)
-    ]
-    uri = str(tmp_path_factory.mktemp("data") / "prompts.parquet")
-    write_prompts(uri, rows)
-    return uri
-
-
-@pytest.fixture
-def make_request(tiny_model: Path, prompts: str, tmp_path: Path) -> Callable[..., GenerationRequest]:
-    def make(sink: str = "sink", *, step: int = 3, **changes: Any) -> GenerationRequest:
-        request = GenerationRequest(
-            key=TaskKey(job_uid="job", step=step, stage="generation", part="share-0", attempt=0),
-            result=str(tmp_path / "result.json"),
-            model=ModelSettings(source=str(tiny_model), dtype="float32"),
-            weights=WeightsReference(version=2, uri=str(tiny_model)),
-            prompts=prompts,
-            samples=[SampleTask(prompt=prompt, index=i) for prompt in range(PROMPTS) for i in range(SAMPLES)],
-            sampling=SamplingSettings(max_prompt_tokens=50, max_response_tokens=40),
-            seed=11,
-            sink=sink if "://" in sink else str(tmp_path / sink),
-        )
-        return request.model_copy(update=changes)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def generator() -> Generator:
-    return Generator()
-
-
-@dataclass
-class Outcome:
-    result: GenerationResult
-    events: list[Event]
-
-    def announced(self, kind: type[Samples] | type[Partial]) -> list[tuple[tuple[int, int], str]]:
-        """((prompt, index), part) of each sample named by such an event."""
-        return [
-            ((sample.prompt, sample.index), event.part)
-            for event in self.events
-            if isinstance(event, kind)
-            for sample in event.samples
-        ]
-
-    def finished(self) -> dict[tuple[int, int], Rollout]:
-        """Every finished sample, read from the part that its event named."""
-        return {key: read_rollouts([part])[key] for key, part in self.announced(Samples)}
-
-
-def run(
-    request: GenerationRequest, generator: Generator | None = None, *, stop_at: int | None = None, step: float = 0.01
-) -> Outcome:
-    """Run a request; `stop_at`: the reading of the clock, of which there is one a decode step, at which it is cut."""
-    events: list[Event] = []
-    context = TaskContext(emit=events.append)
-    if stop_at is not None and generator is None:
-        generator = Generator(clock=Ticks(step, at={stop_at: lambda: context.stop("cut")}))
-    return Outcome((generator or Generator(clock=Ticks(step))).run(request, context), events)
-
-
-@pytest.fixture(scope="session")
-def undisturbed() -> dict[str, dict[tuple[int, int], Rollout]]:
-    return {}
-
-
-@pytest.fixture
-def whole(
-    make_request: Callable[..., GenerationRequest],
-    generator: Generator,
-    undisturbed: dict[str, dict[tuple[int, int], Rollout]],
-) -> dict[tuple[int, int], Rollout]:
-    """What the share is when nothing happens."""
-    if "rollouts" not in undisturbed:
-        undisturbed["rollouts"] = run(make_request("whole"), generator).finished()
-    return undisturbed["rollouts"]
-
+from rlhfless_functions.rollouts import Rollout, read_rollouts, write_rollouts
+from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.task import TaskError
 
 # --- a share that runs to its end --------------------------------------------------------------------------------
 
@@ -215,166 +102,6 @@ def test_parts_can_live_in_an_object_store(
     s3: str,
 ) -> None:
     assert run(make_request(f"{s3}/sink"), generator).finished() == whole
-
-
-# --- cut, killed, and continued ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cut", [1, 2, 5, 17, 39, 40, 41])
-def test_a_cut_publishes_everything_and_the_rest_is_continued_exactly(
-    make_request: Callable[..., GenerationRequest],
-    generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
-    cut: int,
-) -> None:
-    first = run(make_request("first"), stop_at=cut)
-    kept = read_rollouts(first.result.parts)
-    tokens_kept = sum(len(rollout.response_tokens) for rollout in kept.values())
-    assert tokens_kept == first.result.response_tokens
-    assert first.result.finished + first.result.unfinished == len(whole)
-    assert {key for key, _ in first.announced(Partial)} == {k for k, rollout in kept.items() if not rollout.finished}
-    for key, rollout in kept.items():
-        assert rollout.response_tokens == whole[key].response_tokens[: len(rollout.response_tokens)]
-    second_request = make_request("second")
-    second = run(second_request.model_copy(update={"resume_from": [make_request("first").sink]}), generator)
-    assert second.finished() == whole
-    assert second.result.response_tokens == sum(len(r.response_tokens) for r in whole.values()) - tokens_kept
-
-
-def test_samples_can_move_many_times(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
-) -> None:
-    sinks: list[str] = []
-    for attempt in range(4):
-        request = make_request(f"attempt-{attempt}", resume_from=list(sinks))
-        run(request, stop_at=8)
-        sinks.append(request.sink)
-    last = run(make_request("last", resume_from=sinks[::-1]), generator)
-    assert last.finished() == whole
-    assert last.result.response_tokens < sum(len(rollout.response_tokens) for rollout in whole.values()) / 2
-
-
-def test_parts_that_the_sender_has_heard_of_are_not_looked_at(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
-) -> None:
-    first = run(make_request("first", flush_seconds=0.1), stop_at=25)
-    *heard, last = first.result.parts
-    finished = {key for key, part in first.announced(Samples) if part in heard}
-    left = [sample for sample in make_request().samples if (sample.prompt, sample.index) not in finished]
-    assert finished and left
-    for part in heard:
-        artifacts.write_bytes(part, b"no rollouts")
-    changes = {
-        "samples": left,
-        "resume_from": [make_request("first").sink],
-        "known_until": {make_request("first").sink: heard[-1]},
-    }
-    second = run(make_request("second", **changes))
-    assert second.finished() == {key: rollout for key, rollout in whole.items() if key not in finished}
-    kept = sum(len(rollout.response_tokens) for rollout in read_rollouts([last]).values() if not rollout.finished)
-    assert kept > 0
-    asked = sum(len(rollout.response_tokens) for key, rollout in whole.items() if key not in finished)
-    assert second.result.response_tokens <= asked - kept
-
-
-def test_a_single_part_can_be_gone_on_from(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
-) -> None:
-    first = run(make_request("first", flush_seconds=0.1), stop_at=25)
-    snapshot = first.announced(Partial)[-1][1]
-    held = read_rollouts([snapshot])
-    second = run(make_request("second", resume_from=[snapshot]))
-    assert second.finished() == whole
-    total = sum(len(rollout.response_tokens) for rollout in whole.values())
-    assert second.result.response_tokens == total - sum(len(rollout.response_tokens) for rollout in held.values())
-
-
-def test_the_same_attempt_on_another_instance_keeps_the_parts_of_the_first(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
-) -> None:
-    first = run(make_request(), stop_at=20)
-    before = {part: artifacts.read_bytes(part) for part in first.result.parts}
-    second = run(make_request(), generator)
-    assert second.finished() == whole
-    assert {part: artifacts.read_bytes(part) for part in before} == before
-    assert second.result.parts == artifacts.list_files(make_request().sink)
-
-
-def test_what_is_finished_is_announced_again_and_not_generated(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
-) -> None:
-    first = run(make_request("first"), generator)
-    weights = WeightsReference(version=2, uri="nowhere")
-    again = run(make_request("second", resume_from=[make_request("first").sink], weights=weights), generator)
-    assert sorted(again.announced(Samples)) == sorted(first.announced(Samples))
-    assert again.result == GenerationResult(
-        finished=len(whole), unfinished=0, parts=[], prompt_tokens=0, response_tokens=0
-    )
-
-
-@pytest.mark.parametrize("cut", [None, 10])
-def test_samples_of_another_weights_version_are_not_used(
-    make_request: Callable[..., GenerationRequest],
-    generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
-    cut: int | None,
-    tiny_model: Path,
-) -> None:
-    old = make_request("old", weights=WeightsReference(version=1, uri=str(tiny_model)))
-    run(old, stop_at=cut)
-    outcome = run(make_request("new", resume_from=[old.sink]), generator)
-    assert outcome.finished() == whole
-    assert outcome.result.response_tokens == sum(len(rollout.response_tokens) for rollout in whole.values())
-
-
-def test_samples_outside_the_share_are_left_alone(
-    make_request: Callable[..., GenerationRequest], generator: Generator
-) -> None:
-    first = run(make_request("first"), generator)
-    mine = make_request().samples[3:7]
-    second = run(make_request("second", samples=mine, resume_from=[make_request("first").sink]), generator)
-    assert {key for key, _ in second.announced(Samples)} == {(sample.prompt, sample.index) for sample in mine}
-    assert first.result.finished > second.result.finished == 4
-
-
-def test_a_task_that_is_stopped_before_it_begins_loads_nothing(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
-) -> None:
-    events: list[Event] = []
-    context = TaskContext(emit=events.append)
-    context.stop("drain")
-    result = Generator().run(make_request(weights=WeightsReference(version=2, uri="nowhere")), context)
-    assert (result.finished, result.unfinished, events) == (0, len(whole), [])
-
-
-KILLED = """
-import os, sys
-import torch
-torch.set_num_threads(1)
-from rlhfless_functions.api import GenerationRequest
-from rlhfless_functions.generation import Generator
-from rlhfless_functions.task import TaskContext
-Generator().run(
-    GenerationRequest.model_validate_json(sys.argv[1]),
-    TaskContext(emit=lambda event: print(event.event, flush=True)),
-)
-"""
-
-
-def test_an_instance_that_is_killed_loses_no_more_than_its_last_moments(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
-) -> None:
-    request = make_request("killed", flush_seconds=1e-6)
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, request.model_dump_json()], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(4):
-            assert process.stdout.readline()
-        os.kill(process.pid, signal.SIGKILL)
-    outcome = run(make_request("next", resume_from=[request.sink]), generator)
-    assert outcome.finished() == whole
-    assert outcome.result.response_tokens < sum(len(rollout.response_tokens) for rollout in whole.values())
 
 
 # --- what is told on the way -------------------------------------------------------------------------------------
