@@ -1,6 +1,5 @@
 """The learning stage: versions, replay, failures, publication, export."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,155 +9,24 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from learning_jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
 from rlhfless_functions import artifacts, learning
-from rlhfless_functions.api import (
-    BatchReference,
-    ExportRequest,
-    LearnRequest,
-    LearnResult,
-    SampleTask,
-    TaskKey,
-    WeightsReference,
-)
+from rlhfless_functions.api import BatchReference, ExportRequest, TaskKey, WeightsReference
 from rlhfless_functions.learning import Learner
 from rlhfless_functions.learning_metrics import METRICS
 from rlhfless_functions.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
-    CriticSettings,
     KlSettings,
-    LearningSettings,
     LoraSettings,
     ModelSettings,
     OptimizerSettings,
-    SamplingSettings,
 )
-from rlhfless_functions.task import TaskContext, TaskError
+from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights import load_policy
 
 torch.set_num_threads(1)
-
-PPO = AlgorithmSettings(name="ppo", critic=CriticSettings(learning_rate=1e-3, warmup_steps=1))
-
-
-def context() -> TaskContext:
-    return TaskContext(emit=lambda event: None)
-
-
-class StoppedContext(TaskContext):
-    """Told to drain when it is asked for the n-th time."""
-
-    def __init__(self, polls: int) -> None:
-        super().__init__(emit=lambda event: None)
-        self.polls = polls
-
-    @property
-    def stop_reason(self) -> Any:
-        self.polls -= 1
-        return "drain" if self.polls < 0 else None
-
-
-def samples_of(step: int, **given: Any) -> list[PreparedSample]:
-    draw = random.Random(step)
-
-    def numbers(length: int, mean: float, spread: float) -> list[float]:
-        return [draw.gauss(mean, spread) for _ in range(length)]
-
-    samples = []
-    for number in range(8):
-        length = draw.randint(1, 10)
-        sample = {
-            "prompt": number // 2,
-            "index": number % 2,
-            "prompt_tokens": [draw.randint(2, 50) for _ in range(3)],
-            "response_tokens": [draw.randint(2, 50) for _ in range(length)],
-            "log_probs": numbers(length, -4, 0.1),
-            "finish_reason": "stop",
-            "versions": [VersionSpan(step - 1, 0, length)],
-            "reward": float(number % 2),
-            "old_log_probs": numbers(length, -4, 0.1),
-            "reference_log_probs": numbers(length, -4, 0.1),
-            "values": numbers(length, 0, 0.1),
-            "advantages": numbers(length, 0, 1),
-            "returns": numbers(length, 0.5, 0.5),
-        }
-        samples.append(PreparedSample(**{**sample, **given}))
-    return samples
-
-
-class Job:
-    """A job's store and its requests."""
-
-    def __init__(self, folder: Path, model: ModelSettings, algorithm: AlgorithmSettings, **given: Any) -> None:
-        self.folder, self.given = folder, given
-        self.model, self.algorithm = model, algorithm.resolved()
-        self.initial = WeightsReference(version=0, uri=model.source)
-        self.weights = [self.initial]
-
-    def batch(self, step: int) -> BatchReference:
-        part = self.folder / "batches" / f"{step}.parquet"
-        samples = samples_of(step)
-        if not part.exists():
-            write_prepared(str(part), samples)
-        tasks = [SampleTask(prompt=sample.prompt, index=sample.index) for sample in samples]
-        return BatchReference(step=step, parts=[str(part)], samples=tasks)
-
-    def request(self, step: int, where: str = "undisturbed", checkpoint_step: int = 0, **given: Any) -> LearnRequest:
-        """The request of a step whose outcome is published below `where`."""
-        whole = {
-            "key": TaskKey(job_uid="job", step=step, stage="learning", part="learn", attempt=0),
-            "result": str(self.folder / where / f"{step}.json"),
-            "model": self.model,
-            "initial": self.initial,
-            "base": self.weights[step - 1],
-            "batch": self.batch(step),
-            "checkpoint": self.checkpoint(checkpoint_step) if checkpoint_step else None,
-            "checkpoint_step": checkpoint_step,
-            "replay": [self.batch(before) for before in range(checkpoint_step + 1, step)],
-            "algorithm": self.algorithm,
-            "optimizer": OptimizerSettings(learning_rate=1e-3, warmup_steps=1, schedule="linear", weight_decay=0.1),
-            "batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2, minibatch_samples=4),
-            "sampling": SamplingSettings(max_response_tokens=16),
-            "learning": LearningSettings(),
-            "total_steps": 10,
-            "seed": 7,
-            "publish": str(self.folder / where / f"weights-{step}"),
-            "publish_critic": (
-                str(self.folder / where / f"critic-{step}") if self.algorithm.advantage == "gae" else None
-            ),
-            **self.given,
-            **given,
-        }
-        return LearnRequest(**whole)
-
-    def checkpoint(self, step: int) -> str:
-        return str(self.folder / "undisturbed" / f"checkpoint-{step}")
-
-    def undisturbed(self, steps: int) -> list[LearnResult]:
-        """Let one learner take the first steps, with a checkpoint of each."""
-        learner, results = Learner(), []
-        for step in range(1, steps + 1):
-            result = learner.run(self.request(step, save_checkpoint=self.checkpoint(step)), context())
-            assert isinstance(result, LearnResult)
-            self.weights.append(result.weights)
-            results.append(result)
-        return results
-
-    def published(self, step: int, where: str = "undisturbed") -> dict[str, torch.Tensor]:
-        """Every tensor of what a step published."""
-        return {
-            f"{folder}/{file.name}/{name}": tensor
-            for folder in (f"weights-{step}", f"critic-{step}")
-            for file in sorted((self.folder / where / folder).glob("*.safetensors"))
-            for name, tensor in load_file(file).items()
-        }
-
-
-def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
-    assert some
-    assert some.keys() == others.keys()
-    assert all(torch.equal(tensor, others[name]) for name, tensor in some.items())
 
 
 @pytest.fixture
@@ -184,15 +52,9 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_job(kind: str, folder: Path, model: Path) -> Job:
-    given = dict(JOBS[kind])
-    settings = ModelSettings(source=str(model), dtype=given.pop("dtype", "float32"), lora=given.pop("lora", None))
-    return Job(folder, settings, given.pop("algorithm", AlgorithmSettings()), **given)
-
-
 @pytest.mark.parametrize("kind", JOBS)
 def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(kind: str, tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job(kind, tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
     job.undisturbed(4)
     for checkpoint_step in (0, 1, 2) if kind == "ppo" else (0, 2):
         where = f"from-{checkpoint_step}"
@@ -324,7 +186,7 @@ def test_learning_makes_good_responses_likelier(tmp_path: Path, model: ModelSett
 
 
 def test_what_is_published_is_a_hugging_face_folder_in_the_model_s_format(tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job("bfloat16", tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS["bfloat16"])
     (result,) = job.undisturbed(1)
     assert result.weights == WeightsReference(version=1, uri=str(tmp_path / "undisturbed" / "weights-1"))
     assert result.checkpoint == str(tmp_path / "undisturbed" / "checkpoint-1")
@@ -337,7 +199,7 @@ def test_what_is_published_is_a_hugging_face_folder_in_the_model_s_format(tmp_pa
 
 
 def test_only_the_adapter_is_published(tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job("adapter with dropout", tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS["adapter with dropout"])
     (result,) = job.undisturbed(1)
     folder = str(tmp_path / "undisturbed" / "weights-1")
     assert result.weights == WeightsReference(version=1, uri=str(tiny_model), adapter=folder)
@@ -347,7 +209,7 @@ def test_only_the_adapter_is_published(tmp_path: Path, tiny_model: Path) -> None
 
 @pytest.mark.parametrize("kind", ["grpo", "adapter with dropout"])
 def test_a_version_s_bytes_are_told_beside_those_of_all_weights(kind: str, tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job(kind, tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
     (result,) = job.undisturbed(1)
     files = [path for path in (tmp_path / "undisturbed" / "weights-1").iterdir() if path.name != "manifest.json"]
     shipped, full = result.metrics["weights/bytes"], result.metrics["weights/full_bytes"]
@@ -359,7 +221,7 @@ def test_a_version_s_bytes_are_told_beside_those_of_all_weights(kind: str, tmp_p
 
 
 def test_the_critic_is_published_beside_the_policy(tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job("ppo", tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS["ppo"])
     first, second = job.undisturbed(2)
     assert first.critic == WeightsReference(version=1, uri=str(tmp_path / "undisturbed" / "critic-1"))
     initial = {
@@ -374,7 +236,7 @@ def test_the_critic_is_published_beside_the_policy(tmp_path: Path, tiny_model: P
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_metrics_are_finite_numbers_under_documented_names(kind: str, tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job(kind, tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
     metrics = job.undisturbed(2)[-1].metrics
     assert metrics.keys() <= METRICS.keys()
     expected = {
@@ -394,7 +256,7 @@ def test_metrics_are_finite_numbers_under_documented_names(kind: str, tmp_path: 
 
 def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> None:
     made: set[str] = set()
-    job = make_job("ppo", tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS["ppo"])
     for result in job.undisturbed(2):
         made |= result.metrics.keys()
     made |= Learner().run(job.request(2, "again"), context()).metrics.keys()
@@ -496,7 +358,7 @@ def export(job: Job, weights: WeightsReference) -> Path:
 
 @pytest.mark.parametrize("kind", ["bfloat16", "adapter with dropout"])
 def test_an_export_is_the_policy_as_a_plain_hugging_face_folder(kind: str, tmp_path: Path, tiny_model: Path) -> None:
-    job = make_job(kind, tmp_path, tiny_model)
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
     job.undisturbed(2)
     folder = export(job, job.weights[2])
     exported = AutoModelForCausalLM.from_pretrained(folder)

@@ -9,20 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learning_jobs import Job, StoppedContext, assert_equal, context, job_of, samples_of
 from rlhfless_functions import artifacts, batch_pieces, training_step
 from rlhfless_functions.api import BatchReference, Event, PrepareResult, SampleTask, Waiting
 from rlhfless_functions.batch_pieces import FollowedBatch, cut
 from rlhfless_functions.learning import Learner
 from rlhfless_functions.rollouts import write_prepared
-from rlhfless_functions.settings import (
-    AlgorithmSettings,
-    BatchSettings,
-    CriticSettings,
-    LoraSettings,
-    ModelSettings,
-)
+from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, CriticSettings, LoraSettings
 from rlhfless_functions.task import TaskContext, TaskError
-from test_learning import Job, StoppedContext, assert_equal, context, samples_of
 
 PIECES = 3
 ONE_UPDATE = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
@@ -41,10 +35,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def make_job(kind: str, folder: Path, model: Path) -> Job:
-    given = dict(JOBS[kind])
-    settings = ModelSettings(source=str(model), dtype="float32", lora=given.pop("lora", None))
-    algorithm = given.pop("algorithm", AlgorithmSettings())
-    return Job(folder, settings, algorithm, batch_settings=ONE_UPDATE, pieces=PIECES, **given)
+    return job_of(folder, model, batch_settings=ONE_UPDATE, pieces=PIECES, **JOBS[kind])
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from learning_jobs import PPO, Job, StoppedContext, assert_equal, context, job_of
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.learning import Learner
@@ -25,32 +26,22 @@ from rlhfless_functions.ranks import Ranks
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
-    CriticSettings,
     KlSettings,
     LearningSettings,
     LoraSettings,
-    ModelSettings,
     OptimizerSettings,
 )
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.weights import load_policy, swap_policy
 from rlhfless_operator.training.local_run import RunOptions, run_locally
 from rlhfless_operator.validation import load_job
-from test_learning import Job, StoppedContext, assert_equal, context
 
 torch.set_num_threads(1)
 
 # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, weight_decay=0.1, epsilon=1e-3)
-PPO = AlgorithmSettings(name="ppo", critic=CriticSettings(learning_rate=1e-3, warmup_steps=1))
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 @pytest.fixture
@@ -79,10 +70,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def make_job(kind: str, folder: Path, model: Path) -> Job:
     given = {"optimizer": OPTIMIZER, **JOBS[kind]}
-    settings = ModelSettings(source=str(model), dtype=given.pop("dtype", "float32"), lora=given.pop("lora", None))
-    job = Job(folder, settings, given.pop("algorithm", AlgorithmSettings()), **given)
-    job.given["learning"] = LearningSettings(**given.get("learning", {}), processes=1)
-    return job
+    return job_of(folder, model, **{**given, "learning": LearningSettings(**given.get("learning", {}), processes=1)})
 
 
 def with_processes(job: Job, count: int) -> dict[str, Any]:

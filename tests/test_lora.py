@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -32,13 +31,7 @@ torch.set_num_threads(1)
 MakeJob = Callable[..., Path]
 LORA = {"rank": 4, "alpha": 16.0}
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 # --- whole jobs --------------------------------------------------------------------------------------------------

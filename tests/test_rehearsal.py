@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -24,13 +23,7 @@ from rlhfless_operator.validation import InvalidJobError, load_job
 MakeJob = Callable[..., Path]
 EPOCHS, PROMPTS, SAMPLES = 2, 16, 4
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.validation import load_job
 from test_training_run import MakeJob, assert_equal_weights, final_weights, folder_of, run_job
-from test_training_run import nothing_is_left_behind as nothing_is_left_behind  # for every test here, too
 
 OVERLAPPED: dict[str, Any] = {
     "steps": 2,
@@ -31,6 +30,8 @@ OVERLAPPED: dict[str, Any] = {
     "learning": {"overlap": "auto"},
 }
 PATIENCE = 120.0
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 class Overlap:
