@@ -35,6 +35,7 @@ from operator_harness import (  # noqa: E402
     operator_process,
     small_job,
 )
+from requirements import HAS_API_SERVER  # noqa: E402
 
 _COUNTED = {"rlhfjobs", "events", "leases"}
 _REQUEST = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
@@ -82,12 +83,11 @@ def phases(server: ApiServer, namespace: str) -> Counter[str]:
 
 def measure(jobs: int, steps: int, task_seconds: float) -> dict[str, Any]:
     """Run the jobs to their ends."""
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    if assets is None:
+    if not HAS_API_SERVER:
         raise SystemExit("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver; see setup-envtest")
     with (
         tempfile.TemporaryDirectory() as folder,
-        job_server(assets, Path(folder)) as server,
+        job_server(Path(folder)) as server,
         fresh_namespace(server) as namespace,
     ):
         os.environ["KUBECONFIG"] = str(server.kubeconfig)

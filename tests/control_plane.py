@@ -4,6 +4,7 @@ It never touches a cluster that exists.
 """
 
 import json
+import os
 import secrets
 import socket
 import ssl
@@ -42,6 +43,11 @@ class ApiServer:
             return error.code, json.load(error)
 
 
+def asset(program: str) -> Path:
+    """One of the programs that KUBEBUILDER_ASSETS has."""
+    return Path(os.environ["KUBEBUILDER_ASSETS"], program)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -50,11 +56,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def control_plane(assets: Path, folder: Path, arguments: Sequence[str] = ()) -> Iterator[ApiServer]:
+def control_plane(folder: Path, arguments: Sequence[str] = ()) -> Iterator[ApiServer]:
     """A running control plane, which ends with the context.
 
     Args:
-        assets: folder with etcd and kube-apiserver.
         folder: for its data, keys and logs.
         arguments: further ones of kube-apiserver.
     """
@@ -109,7 +114,7 @@ def control_plane(assets: Path, folder: Path, arguments: Sequence[str] = ()) -> 
         for program, arguments in (("etcd", etcd), ("kube-apiserver", apiserver)):
             log = processes.enter_context((folder / f"{program}.log").open("wb"))
             process = processes.enter_context(
-                subprocess.Popen([assets / program, *arguments], stdout=log, stderr=subprocess.STDOUT)
+                subprocess.Popen([asset(program), *arguments], stdout=log, stderr=subprocess.STDOUT)
             )
             processes.callback(process.terminate)
         wait_until(lambda: api.request("GET", "/api/v1/namespaces/default"), folder)

@@ -61,6 +61,26 @@ class Emulation:
         return [request for request in self.requests if request.result.startswith(f"{root}/")]
 
 
+class Held:
+    """Lets the chosen tasks wait until they may be over: what `Emulation.holding` asks."""
+
+    def __init__(self, chosen: Callable[[RunRequest], bool]) -> None:
+        self.reached: list[RunRequest] = []
+        self.over = False
+        self._chosen = chosen
+
+    @classmethod
+    def task(cls, name: str) -> "Held":
+        """All tasks of a kind."""
+        return cls(lambda request: request.task == name)
+
+    def __call__(self, request: RunRequest) -> bool:
+        if self.over or not self._chosen(request):
+            return False
+        self.reached.append(request)
+        return True
+
+
 class EmulatedPlatform:
     """The functions of one job.
 

@@ -1,16 +1,14 @@
 """Pods of an emulated Knative whose functions do what `emulated_functions` does, over the wire contract."""
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import web
 
 from emulated_functions import EmulatedPlatform, Emulation
-from knative_emulation import Launch, RunningFunction
 from rlhfless_functions.api import Failed, Started, dump_event, parse_request
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.manifests import PORT
+from running_functions import Launch, RunningFunction, listen
 
 
 class EmulatedPodFunction:
@@ -57,20 +55,7 @@ def emulated_pods(emulation: Emulation) -> Launch:
 
     async def launch(name: str, environment: Mapping[str, str]) -> RunningFunction:
         function = EmulatedPodFunction(name, environment["RLHFLESS_TOKEN"], emulation)
-        host, end = await _listen(function.app())
+        host, end = await listen(function.app())
         return RunningFunction(host, PORT, end, end)
 
     return launch
-
-
-async def _listen(app: web.Application) -> tuple[str, Callable[[], Awaitable[None]]]:
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    while True:
-        host = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
-        try:
-            await web.TCPSite(runner, host, PORT).start()
-        except OSError:
-            await asyncio.sleep(0)
-        else:
-            return host, runner.cleanup

@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,23 +129,15 @@ def _refusal(status: int, reason: str, message: str, *, retryable: bool = False)
     return web.Response(status=status, text=json.dumps(event) + "\n", content_type="application/x-ndjson")
 
 
-async def serve(function: FakeFunction, host: str, port: int) -> tuple[int, Callable[[], Awaitable[None]]]:
-    """Listen; returns the port and what ends it."""
-    runner = web.AppRunner(function.app(), handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    await site.start()
-    bound: int = runner.addresses[0][1]
-    return bound, runner.cleanup
-
-
 async def main() -> None:
     """A container's process."""
     ended = asyncio.Event()
     function = FakeFunction(
         os.environ.get("HOSTNAME", socket.gethostname()), os.environ["RLHFLESS_TOKEN"], exit=lambda: os._exit(1)
     )
-    await serve(function, "0.0.0.0", int(os.environ.get("PORT", "8080")))
+    runner = web.AppRunner(function.app(), handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", int(os.environ.get("PORT", "8080"))).start()
 
     def terminate() -> None:
         function.drain()

@@ -14,73 +14,26 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
 
-from control_plane import ApiServer
-from fake_function import FakeFunction, serve
-from rlhfless_operator.knative import Kind, KnativeClient, KubernetesObject, NotFoundError, Revision, Service
+from knative_definitions import GROUP
+from rlhfless_operator.knative import KnativeClient, NotFoundError, Revision, Service
 from rlhfless_operator.platforms.job_objects import SECRETS
-from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE, PORT
+from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
 from rlhfless_operator.platforms.pod_watch import PODS
+from running_functions import Launch, RunningFunction, fake_functions
 
-GROUP = "serving.knative.dev"
 REVISION_LABEL = f"{GROUP}/revision"
 _SERVICE_LABEL = f"{GROUP}/service"
 _TICK_SECONDS = 0.02
 _WINDOW_SECONDS = 1.0
 _KILLED_WITHIN_SECONDS = 5
 """A shorter grace period is over before queue-proxy lets a container know."""
-
-
-def custom_resource_definitions() -> list[dict[str, Any]]:
-    """Knative's kinds, without their schemas."""
-    return [_definition(kind) for kind in ("Service", "Revision", "Configuration")]
-
-
-def _definition(kind: str) -> dict[str, Any]:
-    plural = f"{kind.lower()}s"
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": "v1",
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}},
-    }
-    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
-    }
-
-
-@dataclass
-class RunningFunction:
-    """What runs in a pod.
-
-    Args:
-        host: where it listens, with `port`.
-        terminate: what SIGTERM does; returns when the process has ended.
-        kill: what SIGKILL does.
-    """
-
-    host: str
-    port: int
-    terminate: Callable[[], Awaitable[None]]
-    kill: Callable[[], Awaitable[None]]
-    function: FakeFunction | None = None
-
-
-Launch = Callable[[str, Mapping[str, str]], Awaitable[RunningFunction]]
-"""Starts what runs in a pod: its name, its environment → once it listens."""
 
 
 @dataclass
@@ -324,7 +277,8 @@ class KnativeEmulation:
             await self._tell(pod, self.pod_status)
             return
         await asyncio.sleep(self.start_seconds)
-        running = await (self.launch or self._fake)(pod.name, await self._environment(revision))
+        launch = self.launch or fake_functions(lambda name: self._spawn(self._exited(name)))
+        running = await launch(pod.name, await self._environment(revision))
         if pod.deleting:
             await running.kill()
             return
@@ -353,25 +307,6 @@ class KnativeEmulation:
                 value = base64.b64decode(secret.data[reference["key"]]).decode()
             environment[variable["name"]] = value
         return environment
-
-    async def _fake(self, name: str, environment: Mapping[str, str]) -> RunningFunction:
-        # Every pod has an address of its own, and all listen on the same port.
-        while True:
-            host = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
-            function = FakeFunction(name, environment["RLHFLESS_TOKEN"], exit=lambda: self._spawn(self._exited(name)))
-            try:
-                _, end = await serve(function, host, PORT)
-                break
-            except OSError:
-                continue
-
-        async def terminate() -> None:
-            function.drain()
-            while function.busy:
-                await asyncio.sleep(_TICK_SECONDS)
-            await end()
-
-        return RunningFunction(host, PORT, terminate, end, function)
 
     async def _exited(self, name: str) -> None:
         """A process died: its container is started anew, and the pod stays."""
@@ -486,32 +421,3 @@ class KnativeEmulation:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-NAMESPACES = Kind("", "v1", "namespaces", KubernetesObject)
-CONFIG_MAPS = Kind("", "v1", "configmaps", KubernetesObject)
-DEFINITIONS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", KubernetesObject)
-
-
-def api_client(server: ApiServer) -> ApiClient:
-    """The official client of a control plane of the tests' own."""
-    configuration = Configuration()
-    configuration.host = server.url
-    configuration.verify_ssl = False
-    configuration.api_key["BearerToken"] = f"Bearer {server.token}"
-    configuration.connection_pool_maxsize = 100
-    return ApiClient(configuration)
-
-
-async def install(client: KnativeClient) -> None:
-    """Give an API server Knative's kinds, and wait until it serves them."""
-    definitions = client.resource(DEFINITIONS)
-    for manifest in custom_resource_definitions():
-        await definitions.apply(manifest)
-    async with asyncio.timeout(60):
-        for resource in (client.services, client.revisions, client.configurations):
-            while True:
-                with contextlib.suppress(NotFoundError):
-                    await resource.list("default")
-                    break
-                await asyncio.sleep(0.05)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from control_plane import ApiServer
 from emulated_functions import Emulation
 from emulated_pods import emulated_pods
-from knative_emulation import KnativeEmulation, api_client, install
+from knative_definitions import api_client, install
+from knative_emulation import KnativeEmulation
 from rlhfless_operator.knative import KnativeClient
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import copy
+import functools
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,17 @@ def emulated(emulation: Emulation) -> OpenPlatforms:
 
 
 @contextmanager
-def job_server(assets: str, folder: Path) -> Iterator[ApiServer]:
-    """A control plane with the jobs' definition."""
-    with control_plane(Path(assets), folder) as api:
-        status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
-        assert status == 201, answer
-        wait_until(lambda: api.request("GET", jobs_path()), folder)
+def job_server(
+    folder: Path, arguments: Sequence[str] = (), definitions: Sequence[dict[str, Any]] = ()
+) -> Iterator[ApiServer]:
+    """A control plane with the jobs' definition, and others beside it; `arguments` are further ones of its server."""
+    with control_plane(folder, arguments) as api:
+        for definition in (crd(), *definitions):
+            status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+            assert status == 201, answer
+            spec = definition["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            wait_until(functools.partial(api.request, "GET", path), folder)
         yield api
 
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import copy
 import json
-import os
 import ssl
 import uuid
 from collections.abc import Iterator
@@ -19,13 +18,13 @@ from certificates import write_certificate
 from control_plane import ApiServer, control_plane
 from emulated_functions import Emulation
 from operator_harness import RunningOperator, emulated, wait_for
+from requirements import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings, ClusterSettingsError
 from rlhfless_operator.controller.admission import review
 from rlhfless_operator.controller.endpoints import ADMISSION_PATH, serve_admission
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import Operator
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 PRE_STOP = {"httpGet": {"path": "/wait-for-drain", "port": 8022}}
 GRACE = 10
 PODS = "/api/v1/namespaces/default/pods"
@@ -216,9 +215,7 @@ async def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    if ASSETS is None:
-        pytest.skip("no pod is created: KUBEBUILDER_ASSETS names no etcd and kube-apiserver")
-    with control_plane(Path(ASSETS), tmp_path_factory.mktemp("control-plane")) as api:
+    with control_plane(tmp_path_factory.mktemp("control-plane")) as api:
         yield api
 
 
@@ -281,6 +278,7 @@ def created(server: ApiServer, pod: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
+@needs_api_server("no pod is created")
 def test_an_api_server_creates_function_pods_that_go_quickly_and_creates_them_anyway_when_nobody_answers(
     server: ApiServer, follower: RunningOperator, tmp_path: Path
 ) -> None:

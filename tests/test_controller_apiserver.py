@@ -1,56 +1,18 @@
-"""The operator against an API server: what a user of `kubectl` sees. The functions are emulated.
-
-KUBEBUILDER_ASSETS names a folder with etcd and kube-apiserver (the convention of envtest). Without them the tests make
-do with a server that keeps documents in memory.
-"""
+"""The operator against an API server: what a user of `kubectl` sees. The functions are emulated."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from control_plane import ApiServer
-from emulated_functions import Emulation
-from memory_api import memory_api
-from operator_harness import (
-    Jobs,
-    condition,
-    fresh_namespace,
-    job_server,
-    operator_process,
-    running_operator,
-    small_job,
-    wait_for,
-)
+from api_server_jobs import jobs as jobs  # The fixtures.
+from api_server_jobs import server as server
+from emulated_functions import Emulation, Held
+from operator_harness import Jobs, condition, running_operator, small_job, wait_for
 from rlhfless_functions.api import Failed, RunRequest
-from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.platforms.base import TaskFailedError
-from rlhfless_operator.training.lease import Lease
-
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real API server where KUBEBUILDER_ASSETS names one; else one that keeps documents in memory."""
-    folder = tmp_path_factory.mktemp("control-plane")
-    with memory_api(folder) if ASSETS is None else job_server(ASSETS, folder) as api:
-        yield api
-
-
-@pytest.fixture
-def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """A namespace of the test's own; KUBECONFIG leads to its server."""
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    with fresh_namespace(server) as jobs:
-        yield jobs
 
 
 def test_a_job_that_is_applied_succeeds(jobs: Jobs, tmp_path: Path) -> None:
@@ -75,28 +37,13 @@ def test_a_job_that_is_applied_succeeds(jobs: Jobs, tmp_path: Path) -> None:
 STAGES = ("materialize", "generate", "prepare", "learn", "export")
 
 
-class Held:
-    """Lets tasks of one kind wait."""
-
-    def __init__(self, task: str) -> None:
-        self.task = task
-        self.reached = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, request: RunRequest) -> bool:
-        if request.task != self.task or self.open.is_set():
-            return False
-        self.reached.set()
-        return True
-
-
 @pytest.mark.parametrize("task", STAGES)
 def test_a_job_that_is_deleted_in_any_stage_is_gone_at_once(jobs: Jobs, tmp_path: Path, task: str) -> None:
-    held = Held(task)
+    held = Held.task(task)
     emulation = Emulation(holding=held)
     with running_operator(tmp_path, emulation):
         jobs.apply(small_job())
-        wait_for(held.reached.is_set)
+        wait_for(lambda: held.reached)
         job = jobs.get("job")
         assert job is not None
         assert job["metadata"]["finalizers"] == ["rlhfless.io/driver"]
@@ -108,11 +55,11 @@ def test_a_job_that_is_deleted_in_any_stage_is_gone_at_once(jobs: Jobs, tmp_path
 
 
 def test_suspend_lets_go_of_everything_and_resume_goes_on(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held("learn")
+    held = Held.task("learn")
     emulation = Emulation(holding=held)
     with running_operator(tmp_path, emulation):
         jobs.apply(small_job())
-        wait_for(held.reached.is_set)
+        wait_for(lambda: held.reached)
         jobs.patch("job", {"spec": {"suspend": True}})
         status = jobs.wait_phase("job", "Suspended")
         assert (emulation.closed, emulation.removed) == (1, 1)
@@ -120,7 +67,7 @@ def test_suspend_lets_go_of_everything_and_resume_goes_on(jobs: Jobs, tmp_path: 
         assert condition(status, "Progressing")["reason"] == "Suspended"
         assert status["observedGeneration"] == 2
         wait_for(lambda: "finalizers" not in (jobs.get("job") or {})["metadata"], lambda: str(jobs.get("job")))
-        held.open.set()
+        held.over = True
         jobs.patch("job", {"spec": {"suspend": False}})
         status = jobs.wait_phase("job", "Succeeded", "Failed")
         assert status["phase"] == "Succeeded"
@@ -161,13 +108,13 @@ def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, tmp_path: Path) ->
 
 
 def test_a_job_that_takes_too_long_fails_and_goes_on_when_it_may(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held("learn")
+    held = Held.task("learn")
     with running_operator(tmp_path, Emulation(holding=held)):
         jobs.apply(small_job(activeDeadline="500ms"))
         status = jobs.wait_phase("job", "Failed")
         assert condition(status, "Failed")["reason"] == "DeadlineExceeded"
         assert "raise it to go on" in status["message"]
-        held.open.set()
+        held.over = True
         jobs.patch("job", {"spec": {"activeDeadline": "1h"}})
         jobs.wait_phase("job", "Succeeded")
 
@@ -264,41 +211,15 @@ def test_a_folder_of_somebody_else_is_not_touched_unless_told_to(jobs: Jobs, tmp
 
 
 def test_a_change_in_mid_run_is_taken_up(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held("learn")
+    held = Held.task("learn")
     emulation = Emulation(holding=held)
     with running_operator(tmp_path, emulation):
         jobs.apply(small_job(steps=1))
-        wait_for(held.reached.is_set)
-        held.open.set()
+        wait_for(lambda: held.reached)
+        held.over = True
         jobs.patch("job", {"spec": {"steps": 4}})
         status = jobs.wait("job", lambda status: status.get("progress") == "4/4" and status["phase"] == "Succeeded")
         assert status["observedGeneration"] == 2
-
-
-def test_an_operator_that_stops_says_so_and_the_next_goes_on(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(held.reached.is_set)
-    status = jobs.status("job")
-    assert (status["phase"], status["reason"]) == ("Interrupted", "OperatorStopped")
-    held.open.set()
-    with running_operator(tmp_path, emulation):
-        status = jobs.wait_phase("job", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded"
-    assert [step["step"] for step in status["recentSteps"]] == [1, 2, 3]
-
-
-def test_a_job_that_another_driver_has_waits_for_its_lease(jobs: Jobs, tmp_path: Path) -> None:
-    lease = Lease.acquire(str(tmp_path / "runs" / "job"))
-    with running_operator(tmp_path):
-        jobs.apply(small_job())
-        status = jobs.wait("job", lambda status: status.get("reason") == "WaitingForLease")
-        assert status["phase"] == "Pending"
-        assert condition(status, "Progressing")["status"] == "False"
-        lease.release()
-        jobs.wait_phase("job", "Succeeded")
 
 
 def test_services_that_cannot_be_had_are_tried_again(jobs: Jobs, tmp_path: Path) -> None:
@@ -320,81 +241,6 @@ def test_a_status_is_written_a_few_times_a_step(jobs: Jobs, tmp_path: Path) -> N
         exposition = operator.get(operator.operator.metrics_port, "/metrics")
     writes = float(re.search(r"^rlhfless_operator_status_writes_total (\S+)", exposition, re.MULTILINE)[1])
     assert writes <= 3 * 5 + 5
-
-
-def recorded_steps(artifacts: Path) -> list[int]:
-    lines = (artifacts / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines]
-
-
-def test_a_killed_operator_loses_and_doubles_no_step(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.apply(small_job(steps=12))
-    for wanted in (2, 5, 8):
-        with operator_process(tmp_path, 0.05, jobs.namespace) as process:
-            jobs.wait("job", lambda status, wanted=wanted: status.get("step", 0) >= wanted)
-            process.kill()
-            process.wait()
-    with operator_process(tmp_path, 0.05, jobs.namespace):
-        status = jobs.wait_phase("job", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded"
-    assert recorded_steps(tmp_path) == list(range(1, 13))
-    assert status["driver"]["lease"] == 4
-
-
-def leader(jobs: Jobs) -> str:
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{jobs.namespace}/leases/rlhfless-operator"
-    status, answer = jobs.server.request("GET", path)
-    return str(answer["spec"].get("holderIdentity") or "") if status == 200 else ""
-
-
-def test_of_two_operators_one_leads_and_the_other_takes_over(jobs: Jobs, tmp_path: Path) -> None:
-    with (
-        operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as first,
-        operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as second,
-    ):
-        jobs.apply(small_job(steps=40))
-        status = jobs.wait("job", lambda status: status.get("step", 0) >= 2)
-        leading = leader(jobs)
-        assert status["driver"] == {"operator": leading, "lease": 1}
-        by_pid = {str(process.pid): process for process in (first, second)}
-        by_pid[leading.split("-")[-2]].kill()
-        by_pid[leading.split("-")[-2]].wait()
-        status = jobs.wait_phase("job", "Succeeded", "Failed")
-        assert status["phase"] == "Succeeded"
-        assert leader(jobs) not in ("", leading)
-        assert status["driver"] == {"operator": leader(jobs), "lease": 2}
-    assert recorded_steps(tmp_path) == list(range(1, 41))
-
-
-def test_a_leader_that_stops_lets_the_next_in(jobs: Jobs, tmp_path: Path) -> None:
-    election = Election(jobs.namespace, duration=3600, renewal=10, retry=1)
-    with running_operator(tmp_path, election=election):
-        wait_for(lambda: leader(jobs))
-    assert leader(jobs) == ""
-    with running_operator(tmp_path, election=election):
-        jobs.apply(small_job())
-        jobs.wait_phase("job", "Succeeded")
-
-
-def test_an_operator_that_waits_to_lead_ends_when_told_to(jobs: Jobs, tmp_path: Path) -> None:
-    with running_operator(tmp_path, election=Election(jobs.namespace, duration=3600, renewal=10, retry=1)):
-        leading = wait_for(lambda: leader(jobs))
-        with operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as waiting:
-            wait_for(lambda: any(one.status == "LISTEN" for one in psutil.Process(waiting.pid).net_connections()))
-            waiting.terminate()
-            assert waiting.wait(60) == 0, "the first process of a container is not ended by a signal that it ignores"
-        assert leader(jobs) == leading
-
-
-def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_path: Path) -> None:
-    with operator_process(tmp_path, 0.05, jobs.namespace) as first, operator_process(tmp_path, 0.05, jobs.namespace):
-        jobs.apply(small_job(steps=12))
-        jobs.wait("job", lambda status: status.get("step", 0) >= 3)
-        first.kill()
-        first.wait()
-        status = jobs.wait_phase("job", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded"
-    assert recorded_steps(tmp_path) == list(range(1, 13))
 
 
 def test_alive_and_measured(jobs: Jobs, tmp_path: Path) -> None:
@@ -424,33 +270,6 @@ def test_alive_and_measured(jobs: Jobs, tmp_path: Path) -> None:
         assert labels not in exposition
 
 
-def test_the_command_says_what_a_cluster_lacks(jobs: Jobs, tmp_path: Path) -> None:
-    """The operator as it is installed: its own platform, its own log. This API server has no Knative."""
-    environment = {
-        **os.environ,
-        "RLHFLESS_FUNCTIONS_IMAGE": "functions",
-        "RLHFLESS_NAMESPACES": jobs.namespace,
-        "RLHFLESS_ARTIFACTS": str(tmp_path),
-        "RLHFLESS_METRICS_PORT": "0",
-        "RLHFLESS_LIVENESS_PORT": "0",
-    }
-    command = [sys.executable, "-m", "rlhfless_operator", "operator", "--lease-namespace", jobs.namespace]
-    process = subprocess.Popen([*command, "--leader-elect"], env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        jobs.apply(small_job())
-        status = jobs.wait("job", lambda status: condition(status, "ServicesReady").get("status") == "False")
-        assert status["phase"] == "Pending"
-        assert "Knative" in condition(status, "ServicesReady")["message"]
-        assert leader(jobs)
-    finally:
-        process.terminate()
-        _, log = process.communicate(timeout=120)
-    assert process.returncode == 0, log
-    lines = [json.loads(line) for line in log.splitlines()]
-    assert any("Operator is stopping" in line["message"] for line in lines)
-    assert leader(jobs) == "", "the Lease is given back"
-
-
 def test_adopted_work_of_another_document_is_not_spoilt(jobs: Jobs, tmp_path: Path) -> None:
     with running_operator(tmp_path):
         jobs.apply(small_job(steps=1))
@@ -465,21 +284,3 @@ def test_adopted_work_of_another_document_is_not_spoilt(jobs: Jobs, tmp_path: Pa
         assert "spec.seed can't be changed once a step is done" in status["message"]
         jobs.patch("job", {"spec": {"seed": 0}})
         assert jobs.wait_phase("job", "Succeeded")["step"] == 2
-
-
-def test_a_driver_whose_job_another_operator_has_taken_stops(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(held.reached.is_set)
-        jobs.wait("job", lambda status: status.get("stage") == "learning")
-        code, answer = jobs.patch("job", {"status": {"driver": {"operator": "another", "lease": 9}}}, "/status")
-        assert code == 200, answer
-        wait_for(lambda: emulation.closed == 1)
-        held.open.set()
-        # Once it is seen that nobody else holds the folder, the job is taken up again.
-        status = jobs.wait_phase("job", "Succeeded")
-    assert emulation.closed == 2
-    assert status["driver"]["lease"] == 2
-    assert recorded_steps(tmp_path) == [1, 2, 3]

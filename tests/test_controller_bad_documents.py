@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +21,10 @@ from operator_harness import (
     running_operator,
     small_job,
 )
+from requirements import needs_api_server
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.validation import InvalidJobError, parse_content
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 WANTED = 220
 
 BEYOND_A_SCHEMA: tuple[dict[str, Any], ...] = (
@@ -40,16 +39,12 @@ BEYOND_A_SCHEMA: tuple[dict[str, Any], ...] = (
 ODD_FOLDERS = ("nowhere://x", "a\0b", "x" * 5000, "::", "file:///dev/null/x", "s3://")
 """Where nothing can be written."""
 
-pytestmark = pytest.mark.skipif(
-    ASSETS is None,
-    reason="no bad documents are applied to a real API server: KUBEBUILDER_ASSETS names no etcd and kube-apiserver",
-)
+pytestmark = needs_api_server("no bad documents are applied to a real API server")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    assert ASSETS is not None
-    with job_server(ASSETS, tmp_path_factory.mktemp("control-plane")) as api:
+    with job_server(tmp_path_factory.mktemp("control-plane")) as api:
         yield api
 
 

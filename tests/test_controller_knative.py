@@ -1,6 +1,5 @@
 """The operator with its Knative platform: what a job's user is told of the cluster. Knative is emulated."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ from emulated_functions import Emulation
 from knative_emulation import KnativeEmulation
 from knative_thread import knative_beside
 from operator_harness import QUICK, Jobs, RunningOperator, condition, fresh_namespace, job_server, small_job, wait_for
+from requirements import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 UNSCHEDULABLE = {
     "phase": "Pending",
     "conditions": [
@@ -30,16 +29,12 @@ UNSCHEDULABLE = {
     ],
 }
 
-pytestmark = pytest.mark.skipif(
-    ASSETS is None,
-    reason="the operator meets no API server: KUBEBUILDER_ASSETS names no etcd and kube-apiserver",
-)
+pytestmark = needs_api_server("the operator meets no API server")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    assert ASSETS is not None
-    with job_server(ASSETS, tmp_path_factory.mktemp("control-plane")) as api:
+    with job_server(tmp_path_factory.mktemp("control-plane")) as api:
         yield api
 
 

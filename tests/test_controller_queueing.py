@@ -1,52 +1,30 @@
 """Jobs in a queue of Kueue, on a real API server. Kueue itself is stood in for by `kueue_stand_in`."""
 
-import os
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from control_plane import ApiServer, control_plane, wait_until
+from api_server_jobs import jobs as jobs  # A fixture.
+from control_plane import ApiServer
 from emulated_functions import Emulation
 from kueue_stand_in import WORKLOADS, Kueue, queued
-from operator_harness import Jobs, condition, jobs_path, running_operator, small_job, wait_for
+from operator_harness import Jobs, condition, job_server, running_operator, small_job, wait_for
+from requirements import needs_api_server
 from rlhfless_functions.api import RunRequest
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.kueue import Admission
 from rlhfless_operator.controller.queueing import pod_sets, within
-from rlhfless_operator.crd import crd
 from rlhfless_operator.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.validation import load_job
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-with_a_server = pytest.mark.skipif(
-    ASSETS is None, reason="no Workload is queued on a real API server: KUBEBUILDER_ASSETS names none"
-)
+with_a_server = needs_api_server("no Workload is queued on a real API server")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    assert ASSETS is not None
-    folder = tmp_path_factory.mktemp("control-plane")
-    with control_plane(Path(ASSETS), folder) as api:
-        for definition in (crd(), WORKLOADS):
-            status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-            assert status == 201, answer
-        wait_until(lambda: api.request("GET", jobs_path()), folder)
-        wait_until(lambda: api.request("GET", "/apis/kueue.x-k8s.io/v1beta1/workloads"), folder)
+    with job_server(tmp_path_factory.mktemp("control-plane"), definitions=[WORKLOADS]) as api:
         yield api
-
-
-@pytest.fixture
-def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    namespace = f"test-{uuid.uuid4().hex[:8]}"
-    status, answer = server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    assert status == 201, answer
-    jobs = Jobs(server, namespace)
-    yield jobs
-    jobs.clear()
 
 
 @pytest.fixture
@@ -147,11 +125,7 @@ def test_partial_admission_bounds_the_generation_instances(jobs: Jobs, kueue: Ku
 def test_a_cluster_without_kueue_is_named(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch
 ) -> None:
-    assert ASSETS is not None
-    folder = tmp_path_factory.mktemp("bare-control-plane")
-    with control_plane(Path(ASSETS), folder) as api:
-        api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
-        wait_until(lambda: api.request("GET", jobs_path()), folder)
+    with job_server(tmp_path_factory.mktemp("bare-control-plane")) as api:
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
         jobs = Jobs(api, "default")
         with running_operator(tmp_path, Emulation()):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from operator_harness import fresh_namespace, job_server, running_operator
+from requirements import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.workplace import MakePlatform, Tell
@@ -24,12 +24,7 @@ from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.local_run import RunOptions, run_locally
 from rlhfless_operator.validation import load_job
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-
-pytestmark = pytest.mark.skipif(
-    ASSETS is None,
-    reason="no job is trained through a real API server: KUBEBUILDER_ASSETS names no etcd and kube-apiserver",
-)
+pytestmark = needs_api_server("no job is trained through a real API server")
 
 
 class LocalFunctions(LocalPlatform):
@@ -64,7 +59,6 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_same_document_and_seed_give_the_same_weights(
     tiny_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ASSETS is not None
     file = tiny_job(steps=2, artifacts={"uri": "runs"})
     laptop = tmp_path / "laptop" / "tiny"
     job = load_job(file).resolve_paths(file.parent)
@@ -75,7 +69,7 @@ def test_the_same_document_and_seed_give_the_same_weights(
 
     control_plane = tmp_path / "control-plane"
     control_plane.mkdir()
-    with job_server(ASSETS, control_plane) as server, fresh_namespace(server) as jobs:
+    with job_server(control_plane) as server, fresh_namespace(server) as jobs:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with running_operator(tmp_path / "cluster", open_platforms=local_functions, files=file.parent):
             jobs.apply(yaml.safe_load(file.read_text()))

@@ -6,7 +6,6 @@ end a control plane of their own from it, and never touch a cluster that exists.
 
 import copy
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from control_plane import ApiServer, control_plane, wait_until
-from rlhfless_operator.crd import NAME, crd
+from control_plane import ApiServer, asset
+from operator_harness import job_server
+from requirements import needs_api_server
+from rlhfless_operator.crd import NAME
 from rlhfless_operator.resource_status import (
     Condition,
     ResourceStatus,
@@ -27,25 +28,16 @@ from rlhfless_operator.spec import API_VERSION, RLHFJob
 from rlhfless_operator.training.status import StepStatus
 from rlhfless_operator.validation import InvalidJobError, parse_job
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*/*.yaml"))
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rlhfjobs"
 
-pytestmark = pytest.mark.skipif(
-    ASSETS is None,
-    reason="the CRD is not applied to a real API server: KUBEBUILDER_ASSETS names no etcd, kube-apiserver and kubectl",
-)
+pytestmark = needs_api_server("the CRD is not applied to a real API server")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """etcd and kube-apiserver with the CRD applied."""
-    assert ASSETS is not None
-    folder = tmp_path_factory.mktemp("control-plane")
-    with control_plane(Path(ASSETS), folder) as api:
-        status, answer = api.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd())
-        assert status == 201, answer["message"]
-        wait_until(lambda: api.request("GET", JOBS), folder)
+    with job_server(tmp_path_factory.mktemp("control-plane")) as api:
         yield api
 
 
@@ -198,9 +190,8 @@ def test_an_explicit_null_that_means_something_is_kept(server: ApiServer) -> Non
 
 def test_the_examples_can_be_applied(server: ApiServer) -> None:
     assert EXAMPLES
-    assert ASSETS is not None
     files = [part for example in EXAMPLES for part in ("-f", str(example))]
-    command = [Path(ASSETS) / "kubectl", "--kubeconfig", server.kubeconfig, "apply", "--dry-run=server", *files]
+    command = [asset("kubectl"), "--kubeconfig", server.kubeconfig, "apply", "--dry-run=server", *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("created (server dry run)") == len(EXAMPLES)
@@ -270,8 +261,7 @@ def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any])
     assert read_resource_status(answer["status"]) == status.model_copy(update={"reward": 0.5123})
     assert changes_of(answer["status"], dump_resource_status(status)) == {}
 
-    assert ASSETS is not None
-    command = [Path(ASSETS) / "kubectl", "--kubeconfig", server.kubeconfig, "get", "rlhf", "-o", "wide"]
+    command = [asset("kubectl"), "--kubeconfig", server.kubeconfig, "get", "rlhf", "-o", "wide"]
     head, row = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     columns = ["NAME", "PHASE", "STAGE", "STEP", "ACTORS", "REWARD", "COST", "AGE", "IDLE", "REASON"]
     assert head.split() == columns

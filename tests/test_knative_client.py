@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control_plane import ApiServer, control_plane
-from knative_emulation import NAMESPACES, api_client, install
+from control_plane import ApiServer
+from knative_definitions import NAMESPACES, api_client, knative_server
+from requirements import needs_api_server, needs_cluster
 from rlhfless_operator.knative import (
     ConflictError,
     ForbiddenError,
@@ -28,24 +27,13 @@ from rlhfless_operator.knative.errors import GoneError, error_of
 from rlhfless_operator.knative.watching import follow
 from server_door import ServerDoor
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-with_api_server = pytest.mark.skipif(
-    ASSETS is None,
-    reason="the client meets no API server: KUBEBUILDER_ASSETS names no etcd, kube-apiserver and kubectl",
-)
+with_api_server = needs_api_server("the client meets no API server")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    assert ASSETS is not None
-    with control_plane(Path(ASSETS), tmp_path_factory.mktemp("control-plane")) as server:
-        asyncio.run(_install(server))
+    with knative_server(tmp_path_factory.mktemp("control-plane")) as server:
         yield server
-
-
-async def _install(server: ApiServer) -> None:
-    async with api_client(server) as api:
-        await install(KnativeClient(api, field_manager="tests"))
 
 
 @asynccontextmanager
@@ -324,7 +312,7 @@ async def test_an_expired_version_is_a_new_listing() -> None:
 # --- a real cluster ---
 
 
-@pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="no real Knative is asked: KUBECONFIG names no cluster")
+@needs_cluster("no real Knative is asked")
 async def test_real_knative_is_driven() -> None:
     from rlhfless_operator.controller.main import connect
 

@@ -1,7 +1,6 @@
 """The manifests of a job's functions: what every pod has, what a job can change, and that a cluster takes them."""
 
 import asyncio
-import os
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from requirements import needs_cluster
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
@@ -229,9 +229,7 @@ def test_the_same_job_makes_the_same_manifest(pods: PodsSpec) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.skipif(
-    "KUBECONFIG" not in os.environ, reason="the manifests are not shown to a cluster: KUBECONFIG names none"
-)
+@needs_cluster("the manifests are not shown to a cluster")
 @pytest.mark.parametrize("stage", manifests.STAGES)
 @pytest.mark.parametrize("pods", [{}, ON_ANY_CLUSTER], ids=["nothing", "everything"])
 def test_a_real_cluster_takes_them(stage: Any, pods: dict[str, Any]) -> None:

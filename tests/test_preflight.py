@@ -1,13 +1,11 @@
-"""The preflight: what it finds in a cluster's settings, quotas, nodes, roles and store, and what it says to do.
+"""The preflight asks clusters and stores.
 
-With KUBEBUILDER_ASSETS it also asks a control plane of the tests' own, with KUBECONFIG that cluster.
+KUBEBUILDER_ASSETS leads to a control plane of the tests' own, KUBECONFIG to a cluster.
 """
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,271 +16,19 @@ from kubernetes.aio.client import ApiClient, Configuration
 from typer.testing import CliRunner
 
 from control_plane import ApiServer, control_plane
+from requirements import needs_api_server, needs_cluster
 from rlhfless_operator.cli import app
 from rlhfless_operator.cluster_settings import ClusterSettings
-from rlhfless_operator.crd import crd
 from rlhfless_operator.pods import PodsSpec
-from rlhfless_operator.preflight import ClusterLook, Finding, describe, failed, preflight, stages_of
-from rlhfless_operator.preflight.checks import (
-    Knative,
-    StagePods,
-    check_autoscaler,
-    check_capacity,
-    check_definition,
-    check_deployment,
-    check_features,
-    check_quota,
-    check_timeouts,
-    check_version,
-    check_volumes,
-    quantity,
-)
-from rlhfless_operator.preflight.cluster import check_store, pod_spec_of
-from rlhfless_operator.preflight.permissions import PERMISSIONS, check_permissions
-from rlhfless_operator.validation import load_job
+from rlhfless_operator.preflight import ClusterLook, Finding, preflight, stages_of
+from rlhfless_operator.preflight.cluster import check_store
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
 SETTINGS = ClusterSettings(functions_image="functions")
 
-# Knative as it is installed: every ConfigMap has but an example.
-FRESH = Knative("knative-serving", "1.21.0", {}, {}, {}, {})
-# Knative as docs/install.md says to set it.
-SET_UP = replace(
-    FRESH,
-    features={
-        "kubernetes.podspec-affinity": "enabled",
-        "kubernetes.podspec-nodeselector": "enabled",
-        "kubernetes.podspec-persistent-volume-claim": "enabled",
-        "kubernetes.podspec-persistent-volume-write": "enabled",
-        "kubernetes.podspec-priorityclassname": "enabled",
-        "kubernetes.podspec-runtimeclassname": "enabled",
-        "kubernetes.podspec-tolerations": "enabled",
-    },
-    autoscaler={"allow-zero-initial-scale": "true"},
-    defaults={"max-revision-timeout-seconds": "43200"},
-    deployment={"pod-is-always-schedulable": "true", "default-affinity-type": "none"},
-)
+with_api_server = needs_api_server("no API server is asked")
 
 
-def pods(**fields: Any) -> list[StagePods]:
-    return [StagePods("generation", PodsSpec.model_validate(fields), most=4)]
-
-
-def specs(**fields: Any) -> list[Mapping[str, Any]]:
-    return [pod_spec_of(PodsSpec.model_validate(fields), SETTINGS)]
-
-
-GPU = pods(resources={"limits": {"nvidia.com/gpu": "2"}})
-
-
-def patch_of(finding: Finding) -> dict[str, str]:
-    """What the remedy's command would set."""
-    command = finding.remedy.splitlines()[0]
-    assert command.startswith("kubectl patch configmap/") and "--namespace knative-serving" in command
-    data: dict[str, str] = json.loads(command.split("--patch ")[1].strip("'"))["data"]
-    return data
-
-
-# --- Knative ---
-
-
-@pytest.mark.parametrize("version", ["1.21.0", "v1.23.1", "0.48.0", "0.50.0", "2.0.0"])
-def test_a_knative_with_scalable_revisions_is_new_enough(version: str) -> None:
-    assert check_version(version).verdict == "ok"
-
-
-@pytest.mark.parametrize("version", ["1.20.3", "0.47.0"])
-def test_an_older_one_is_to_be_upgraded(version: str) -> None:
-    finding = check_version(version)
-    assert finding.verdict == "error" and "Upgrade" in finding.remedy
-
-
-def test_a_version_that_nobody_tells_is_unknown() -> None:
-    assert check_version("").verdict == "unknown"
-
-
-def test_a_knative_as_installed_takes_plain_pods() -> None:
-    assert check_features(FRESH, specs()).verdict == "ok"
-
-
-@pytest.mark.parametrize(
-    ("fields", "flags"),
-    [
-        ({"nodeSelector": {"pool": "gpu"}}, {"kubernetes.podspec-nodeselector"}),
-        ({"tolerations": [{"operator": "Exists"}]}, {"kubernetes.podspec-tolerations"}),
-        ({"affinity": {"nodeAffinity": {}}}, {"kubernetes.podspec-affinity"}),
-        ({"priorityClass": "high"}, {"kubernetes.podspec-priorityclassname"}),
-        ({"runtimeClass": "nvidia"}, {"kubernetes.podspec-runtimeclassname"}),
-        ({"volumes": [{"hostPath": "/data", "mountPath": "/data"}]}, {"kubernetes.podspec-volumes-hostpath"}),
-        (
-            {"volumes": [{"claim": "data", "mountPath": "/data", "readOnly": True}]},
-            {"kubernetes.podspec-persistent-volume-claim"},
-        ),
-        (
-            {"volumes": [{"claim": "data", "mountPath": "/data"}]},
-            {"kubernetes.podspec-persistent-volume-claim", "kubernetes.podspec-persistent-volume-write"},
-        ),
-        ({"volumes": [{"secret": "keys", "mountPath": "/keys"}]}, set()),
-        ({"template": {"spec": {"schedulerName": "volcano"}}}, {"kubernetes.podspec-schedulername"}),
-        ({"template": {"spec": {"initContainers": [{"name": "i"}]}}}, {"kubernetes.podspec-init-containers"}),
-        (
-            {
-                "template": {
-                    "spec": {
-                        "containers": [
-                            {
-                                "name": "function",
-                                "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
-                            }
-                        ]
-                    }
-                }
-            },
-            {"kubernetes.podspec-fieldref"},
-        ),
-        (
-            {
-                "template": {
-                    "spec": {
-                        "containers": [{"name": "function", "securityContext": {"capabilities": {"add": ["SYS_NICE"]}}}]
-                    }
-                }
-            },
-            {"kubernetes.containerspec-addcapabilities"},
-        ),
-    ],
-)
-def test_a_pod_field_that_knative_refuses_is_told_with_its_flag(fields: dict[str, Any], flags: set[str]) -> None:
-    finding = check_features(FRESH, specs(**fields))
-    assert finding.verdict == ("error" if flags else "ok")
-    if flags:
-        assert patch_of(finding) == dict.fromkeys(flags, "enabled")
-
-
-def test_one_command_sets_all_flags_that_all_stages_need() -> None:
-    both = [*specs(nodeSelector={"a": "b"}), *specs(priorityClass="high", nodeSelector={"a": "b"})]
-    assert set(patch_of(check_features(FRESH, both))) == {
-        "kubernetes.podspec-nodeselector",
-        "kubernetes.podspec-priorityclassname",
-    }
-
-
-def test_an_empty_dir_is_told_only_where_it_was_switched_off() -> None:
-    off = replace(FRESH, features={"kubernetes.podspec-volumes-emptydir": "disabled"})
-    assert check_features(off, specs()).verdict == "error"
-
-
-def test_zero_pods_have_to_be_allowed_unless_functions_begin_with_one() -> None:
-    finding = check_autoscaler(FRESH, initial_scale=0)
-    assert finding.verdict == "error" and patch_of(finding) == {"allow-zero-initial-scale": "true"}
-    assert check_autoscaler(FRESH, initial_scale=1).verdict == "ok"
-    assert check_autoscaler(SET_UP, initial_scale=0).verdict == "ok"
-
-
-def test_a_cluster_that_never_scales_to_zero_is_told_so() -> None:
-    never = replace(SET_UP, autoscaler={"enable-scale-to-zero": "false", "allow-zero-initial-scale": "true"})
-    assert patch_of(check_autoscaler(never, initial_scale=0)) == {"enable-scale-to-zero": "true"}
-
-
-def test_requests_have_to_fit_knatives_longest() -> None:
-    finding = check_timeouts(FRESH, request_timeout=3600)
-    assert finding.verdict == "error" and patch_of(finding) == {"max-revision-timeout-seconds": "3600"}
-    assert '"terminationGracePeriodSeconds":3600' in finding.remedy
-    assert check_timeouts(FRESH, 600).verdict == "ok"
-    assert check_timeouts(SET_UP, 3600).verdict == "ok"
-
-
-def test_settings_that_only_make_jobs_worse_are_warnings() -> None:
-    finding = check_deployment(FRESH)
-    assert finding.verdict == "warning"
-    assert patch_of(finding) == {"pod-is-always-schedulable": "true", "default-affinity-type": "none"}
-    assert check_deployment(SET_UP).verdict == "ok"
-    half = replace(SET_UP, deployment={"pod-is-always-schedulable": "true"})
-    assert patch_of(check_deployment(half)) == {"default-affinity-type": "none"}
-
-
-def test_a_folder_of_the_node_that_is_to_be_written_to_is_told() -> None:
-    folder = {"hostPath": "/data", "mountPath": "/data"}
-    finding = check_volumes(pods(volumes=[folder]))
-    assert finding.verdict == "warning" and "/data" in finding.message
-    assert check_volumes(pods(volumes=[folder | {"readOnly": True}])).verdict == "ok"
-    assert check_volumes(pods(volumes=[{"claim": "data", "mountPath": "/data"}])).verdict == "ok"
-
-
-# --- room ---
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("8", 8), ("500m", 0.5), ("16Gi", 16 * 2**30), ("2k", 2000), ("1.5", 1.5), ("1Pi", 2**50)]
-)
-def test_quantities_are_read_as_kubernetes_writes_them(text: str, number: float) -> None:
-    assert quantity(text) == number
-
-
-def test_what_is_no_quantity_is_said_to_be_none() -> None:
-    with pytest.raises(ValueError, match="'lots' is no quantity"):
-        quantity("lots")
-
-
-def test_nodes_without_the_gpus_of_one_pod_are_told() -> None:
-    finding = check_capacity([{"nvidia.com/gpu": "1"}, {"cpu": "8"}], GPU)
-    assert finding.verdict == "warning" and "2 nvidia.com/gpu a pod, and no node has more than 1" in finding.message
-
-
-def test_nodes_with_fewer_gpus_than_a_step_may_use_are_told() -> None:
-    finding = check_capacity([{"nvidia.com/gpu": "4"}], GPU)
-    assert finding.verdict == "warning" and "may want 8" in finding.message
-    assert check_capacity([{"nvidia.com/gpu": "4"}] * 2, GPU).verdict == "ok"
-
-
-def quota(hard: dict[str, str], used: dict[str, str] | None = None) -> dict[str, Any]:
-    return {"metadata": {"name": "team"}, "spec": {"hard": hard}, "status": {"used": used or {}}}
-
-
-def test_a_quota_below_one_pod_is_an_error_and_one_below_a_step_a_warning() -> None:
-    key = "requests.nvidia.com/gpu"
-    assert check_quota([quota({key: "1"})], GPU, "ns").verdict == "error"
-    assert check_quota([quota({key: "10"}, {key: "4"})], GPU, "ns").verdict == "warning"
-    assert check_quota([quota({key: "12"}, {key: "4"})], GPU, "ns").verdict == "ok"
-    assert check_quota([], GPU, "ns").verdict == "ok"
-
-
-def test_where_a_quota_limits_memory_pods_have_to_say_theirs() -> None:
-    finding = check_quota([quota({"limits.memory": "64Gi"})], GPU, "ns")
-    assert finding.verdict == "error" and "limits.memory" in finding.message
-    said = pods(resources={"limits": {"memory": "8Gi"}})
-    assert check_quota([quota({"limits.memory": "64Gi", "requests.memory": "64Gi"})], said, "ns").verdict == "ok"
-
-
-def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_path: Path, tiny_job: Any) -> None:
-    settings = SETTINGS.model_copy(update={"pods": PodsSpec(node_selector={"pool": "gpu"})})
-    file = tiny_job(generation={"instances": {"max": 3}, "pods": {"nodeSelector": {"size": "large"}}})
-    generation, preparation, _ = stages_of(settings, load_job(file))
-    assert (generation.most, generation.pods.node_selector) == (3, {"pool": "gpu", "size": "large"})
-    assert (preparation.most, preparation.pods.node_selector) == (1, {"pool": "gpu"})
-
-
-# --- permissions, definition, store ---
-
-
-def test_missing_permissions_are_listed_by_resource() -> None:
-    allowed = {permission: permission.resource != "secrets" for permission in PERMISSIONS}
-    finding = check_permissions(allowed, "team")
-    assert finding.verdict == "error"
-    assert "not allowed in namespace team: get, create secrets (core)" in finding.message
-    assert check_permissions(dict.fromkeys(PERMISSIONS, True), None).verdict == "ok"
-
-
-def test_a_definition_that_lacks_a_field_is_older_than_the_operator() -> None:
-    older = crd()
-    del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["limits"]
-    finding = check_definition(older, crd())
-    assert finding.verdict == "error" and "spec.limits" in finding.message and "rlhfless crd |" in finding.remedy
-    assert check_definition(None, crd()).verdict == "error"
-    assert check_definition(crd(), crd()).verdict == "ok"
-    other = crd()
-    other["spec"]["versions"][0]["name"] = "v1"
-    assert "has no version" in check_definition(other, crd()).message
+# --- the store ---
 
 
 def test_a_store_that_takes_and_gives_back_is_good_and_nothing_stays_in_it(tmp_path: Path) -> None:
@@ -307,28 +53,13 @@ def test_a_folder_of_the_pods_is_tried_in_a_pod() -> None:
     assert finding.verdict == "unknown" and "kubectl exec" in finding.remedy
 
 
-# --- text ---
-
-
-def test_only_errors_keep_jobs_from_running() -> None:
-    fine = [
-        Finding("a", "ok", "fine"),
-        Finding("b", "warning", "so-so", "mend it"),
-        Finding("c", "unknown", "who knows"),
-    ]
-    assert not failed(fine) and failed([*fine, Finding("d", "error", "bad")])
-    assert describe(fine).splitlines()[:3] == ["ok       a: fine", "warning  b: so-so", "             mend it"]
-
-
 # --- real API servers ---
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A control plane with Knative's ConfigMaps as installed, a node, a quota, and no definition of jobs."""
-    if ASSETS is None:
-        pytest.skip("no API server is asked: KUBEBUILDER_ASSETS names no etcd and kube-apiserver")
-    with control_plane(Path(ASSETS), tmp_path_factory.mktemp("control-plane")) as api:
+    with control_plane(tmp_path_factory.mktemp("control-plane")) as api:
         create(api, "/api/v1/namespaces", "Namespace", "knative-serving")
         labels = {"app.kubernetes.io/version": "1.21.0"}
         for name in ("features", "autoscaler", "defaults", "deployment"):
@@ -355,6 +86,7 @@ async def ask(kubeconfig: Path | str, settings: ClusterSettings, **more: Any) ->
         return {finding.check: finding for finding in await preflight(client, settings, **more)}
 
 
+@with_api_server
 async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer, tmp_path: Path) -> None:
     two_gpus = PodsSpec.model_validate(
         {"resources": {"limits": {"nvidia.com/gpu": 2}}, "tolerations": [{"operator": "Exists"}]}
@@ -377,6 +109,7 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
     }
 
 
+@with_api_server
 async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServer) -> None:
     configuration = Configuration()
     await config.load_kube_config(config_file=str(server.kubeconfig), client_configuration=configuration)
@@ -405,18 +138,21 @@ async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServe
         assert len(asked) == before + 2 * 6, "four ConfigMaps, nodes and quotas, twice"
 
 
+@with_api_server
 async def test_permissions_of_the_operators_account_are_looked_at(server: ApiServer) -> None:
     settings = SETTINGS.model_copy(update={"namespaces": ("default",)})
     findings = await ask(server.kubeconfig, settings, service_account="rlhfless/rlhfless")
     assert findings["permissions"].verdict == "error" and "in namespace default" in findings["permissions"].message
 
 
+@with_api_server
 async def test_a_cluster_without_knative_is_told_so(server: ApiServer) -> None:
     settings = SETTINGS.model_copy(update={"knative_namespace": "elsewhere"})
     findings = await ask(server.kubeconfig, settings)
     assert findings["knative"].verdict == "error" and "knative.namespace" in findings["knative"].remedy
 
 
+@with_api_server
 async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path) -> None:
     content = yaml.safe_load(server.kubeconfig.read_text())
     content["users"][0]["user"] = {}
@@ -450,7 +186,7 @@ def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1 and "RLHFLESS_REQUEST_TIMEOUT" in result.output
 
 
-@pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="no cluster is looked at: KUBECONFIG names none")
+@needs_cluster("no cluster is looked at")
 def test_the_command_looks_at_the_cluster_that_kubeconfig_names() -> None:
     result = CliRunner().invoke(app, ["preflight", "--json"])
     findings = {finding["check"]: finding for finding in json.loads(result.output)}

@@ -8,42 +8,24 @@ denied, and whoever adds one sees `test_every_right_is_used` fail.
 
 import asyncio
 import itertools
-import json
-import os
-import shutil
-import subprocess
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from control_plane import ApiServer, control_plane, wait_until
-from emulated_functions import Emulation
-from knative_emulation import KnativeEmulation
-from knative_thread import knative_beside
-from kueue_stand_in import WORKLOADS, Kueue, queued
-from operator_harness import (
-    QUICK,
-    Jobs,
-    RunningOperator,
-    condition,
-    jobs_path,
-    small_job,
-    wait_for,
-)
+from audited_cluster import HOME, Cluster, audited_cluster
+from chart_rendering import CHART, rendered
+from emulated_functions import Held
+from kueue_stand_in import Kueue, queued
+from operator_harness import QUICK, RunningOperator, condition, small_job, wait_for
+from requirements import needs_api_server, needs_helm
 from rlhfless_functions.api import Failed, RunRequest
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import Operator, connect
-from rlhfless_operator.crd import crd
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.base import PlatformUnavailableError, TaskFailedError
 from rlhfless_operator.platforms.job_objects import JobObjects
@@ -53,19 +35,12 @@ from rlhfless_operator.preflight import preflight
 from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission
 from rlhfless_operator.spec import API_VERSION, KIND
 
-ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
-CHART = Path(__file__).resolve().parents[1] / "charts" / "rlhfless"
-HOME = "rlhfless"
-"""The operator's namespace."""
 FINALIZERS = Permission("rlhfless.io", "rlhfjobs/finalizers", "update")
 """No request of its own: API servers that enforce permissions on owner references look at it."""
 
 pytestmark = [
-    pytest.mark.skipif(
-        ASSETS is None,
-        reason="no API server writes down what the operator asks for: KUBEBUILDER_ASSETS names no etcd, kube-apiserver",
-    ),
-    pytest.mark.skipif(shutil.which("helm") is None, reason="the chart's roles are not rendered: there is no helm"),
+    needs_api_server("no API server writes down what the operator asks for"),
+    needs_helm("the chart's roles are not rendered"),
 ]
 
 BESIDES: Mapping[str, str] = {
@@ -93,13 +68,11 @@ def words(value: Any) -> str | None:
 # --- what the chart renders ---
 
 
-def rendered(release: str, **values: str) -> list[dict[str, Any]]:
-    """The accounts, roles and bindings of a release."""
-    sets = [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
-    command = ["helm", "template", release, CHART, "--namespace", HOME, "--values", CHART / "ci" / "s3.yaml", *sets]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def accounts_and_roles(release: str, **values: str) -> list[dict[str, Any]]:
+    """With the roles' bindings."""
     kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-    return [made for made in yaml.safe_load_all(done.stdout) if made and made["kind"] in kinds]
+    manifests = rendered(CHART / "ci" / "s3.yaml", release=release, namespace=HOME, **values)
+    return [made for made in manifests if made["kind"] in kinds]
 
 
 def rights_of(manifests: list[dict[str, Any]]) -> set[Permission]:
@@ -114,150 +87,13 @@ def rights_of(manifests: list[dict[str, Any]]) -> set[Permission]:
     }
 
 
-# --- the API server, and what it writes down ---
-
-
-@dataclass
-class Audit:
-    """The API server's log of what accounts have asked for."""
-
-    file: Path
-
-    def of(self, account: str) -> Iterator[dict[str, Any]]:
-        for line in self.file.read_text().splitlines():
-            entry = json.loads(line)
-            if entry["user"]["username"] == account and "objectRef" in entry:
-                yield entry
-
-    def used(self, account: str) -> dict[Permission, set[str]]:
-        """Every right that was used, and in which namespaces."""
-        used: dict[Permission, set[str]] = defaultdict(set)
-        for entry in self.of(account):
-            for permission in _rights(entry):
-                used[permission].add(entry["objectRef"].get("namespace", ""))
-        return used
-
-    def denied(self, account: str) -> list[str]:
-        """Requests that RBAC, or an admission plugin that asks it, has refused."""
-        return [
-            f"{entry['verb']} {entry['requestURI']}: {entry['responseStatus'].get('message', '')}"
-            for entry in self.of(account)
-            if entry.get("responseStatus", {}).get("code") == 403
-        ]
-
-
-def _rights(entry: Mapping[str, Any]) -> Iterator[Permission]:
-    about = entry["objectRef"]
-    resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
-    verbs = [entry["verb"]]
-    if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
-        # To apply what is not there yet is allowed to whoever may also create it.
-        verbs.append("create")
-    for verb in verbs:
-        yield Permission(about.get("apiGroup", ""), resource, verb)
-
-
-@dataclass
-class Cluster:
-    """An API server with an emulated Knative and the chart's accounts."""
-
-    server: ApiServer
-    audit: Audit
-    knative: KnativeEmulation
-    emulation: Emulation
-    folder: Path
-
-    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        group = f"/apis/{manifest['apiVersion']}" if "/" in manifest["apiVersion"] else f"/api/{manifest['apiVersion']}"
-        namespace = manifest["metadata"].get("namespace")
-        place = f"/namespaces/{namespace}" if namespace else ""
-        status, answer = self.server.request("POST", f"{group}{place}/{manifest['kind'].lower()}s", manifest)
-        assert status == 201, answer
-        return dict(answer)
-
-    def namespace(self, name: str) -> Jobs:
-        self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        return Jobs(self.server, name)
-
-    def kubeconfig(self, account: str) -> Path:
-        """That of a service account of the operator's namespace."""
-        path = f"/api/v1/namespaces/{HOME}/serviceaccounts/{account}/token"
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        status, answer = self.server.request("POST", path, request)
-        assert status == 201, answer
-        content = yaml.safe_load(self.server.kubeconfig.read_text())
-        content["users"][0]["user"]["token"] = answer["status"]["token"]
-        file = self.folder / f"{account}.kubeconfig"
-        file.write_text(yaml.safe_dump(content))
-        return file
-
-    def settings(self, *namespaces: str) -> ClusterSettings:
-        return ClusterSettings(
-            functions_image="none",
-            namespaces=namespaces,
-            files="/files",
-            artifacts=str(self.folder),
-            ingress=self.knative.url,
-            operator_namespace=HOME,
-            egress="restricted",
-            metrics_port=0,
-            liveness_port=0,
-        )
-
-
-POLICY = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "userGroups": [f"system:serviceaccounts:{HOME}"]}, {"level": "None"}],
-}
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    assert ASSETS is not None
-    folder = tmp_path_factory.mktemp("control-plane")
-    (folder / "audit.yaml").write_text(yaml.safe_dump(POLICY))
-    arguments = [
-        f"--audit-policy-file={folder / 'audit.yaml'}",
-        f"--audit-log-path={folder / 'audit.log'}",
-        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
-    ]
-    emulation = Emulation()
-    with control_plane(Path(ASSETS), folder, arguments) as server:
-        for definition in (crd(), WORKLOADS):
-            status, answer = server.request(
-                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition
-            )
-            assert status == 201, answer
-        for path in (jobs_path(), "/apis/kueue.x-k8s.io/v1beta1/workloads"):
-            wait_until(lambda path=path: server.request("GET", path), folder)
-        with knative_beside(server, emulation) as knative:
-            made = Cluster(server, Audit(folder / "audit.log"), knative, emulation, folder)
-            for name in (HOME, "knative-serving"):
-                made.namespace(name)
-            for name in ("autoscaler", "defaults", "deployment", "features"):
-                metadata = {"name": f"config-{name}", "namespace": "knative-serving"}
-                made.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
-            yield made
+    with audited_cluster(tmp_path_factory.mktemp("control-plane")) as made:
+        yield made
 
 
 # --- what the operator goes through ---
-
-
-@dataclass
-class Held:
-    """Lets a task wait."""
-
-    chosen: Callable[[RunRequest], bool]
-    reached: list[RunRequest] = field(default_factory=list)
-    over: bool = False
-
-    def __call__(self, request: RunRequest) -> bool:
-        if self.over or not self.chosen(request):
-            return False
-        self.reached.append(request)
-        return True
 
 
 @contextmanager
@@ -278,7 +114,7 @@ def operator_of(cluster: Cluster, release: str, *namespaces: str) -> Iterator[st
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> str:
     """The account of an operator with the chart's roles for the whole cluster, after all that jobs may go through."""
-    for manifest in rendered("training", kueue__enabled="true"):
+    for manifest in accounts_and_roles("training", kueue__enabled="true"):
         cluster.create(manifest)
     with operator_of(cluster, "training") as name:
         asyncio.run(look_at_the_cluster(cluster))
@@ -405,7 +241,7 @@ def test_every_right_is_used(cluster: Cluster, account: str, right: Permission) 
 
 
 def test_the_chart_grants_these_rights_and_no_others() -> None:
-    assert rights_of(rendered("training", kueue__enabled="true")) == set(RIGHTS)
+    assert rights_of(accounts_and_roles("training", kueue__enabled="true")) == set(RIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +255,7 @@ def test_the_chart_grants_these_rights_and_no_others() -> None:
 )
 def test_a_right_that_no_request_shows_is_needed(cluster: Cluster, right: Permission, words: str) -> None:
     release = f"without-{right.resource.replace('/', '-')}"
-    for manifest in rendered(release):
+    for manifest in accounts_and_roles(release):
         for rule in manifest.get("rules", []):
             if right.resource in rule["resources"]:
                 rule["verbs"] = [verb for verb in rule["verbs"] if verb != right.verb] or ["get"]
@@ -444,7 +280,7 @@ async def refusal(cluster: Cluster, namespace: str) -> str:
 
 def test_an_operator_of_one_namespace_needs_no_role_of_the_cluster(cluster: Cluster, account: str) -> None:
     jobs = cluster.namespace("scoped")
-    manifests = rendered("scoped", namespaces="{scoped}", rbac__aggregate="false")
+    manifests = accounts_and_roles("scoped", namespaces="{scoped}", rbac__aggregate="false")
     assert not [made for made in manifests if made["kind"].startswith("Cluster")]
     for manifest in manifests:
         cluster.create(manifest)
