@@ -1,0 +1,74 @@
+"""What requests, results and events have in common: their base, their references, and the version of the contract."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL = "1.0"
+"""Version of this contract, MAJOR.MINOR. Fields may be added in a minor version; readers ignore unknown ones."""
+
+Stage = Literal["generation", "preparation", "learning"]
+Purpose = Literal["training", "evaluation"]
+FinishReason = Literal["stop", "truncated", "cut"]
+"""`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished."""
+
+
+class UnsupportedProtocolError(ValueError):
+    """The request or event speaks a major version of the contract that this code does not know."""
+
+
+class Message(BaseModel):
+    """The base of everything on the wire: frozen, strict about types, tolerant of unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class TaskKey(Message):
+    """The idempotency key. Two requests with equal keys ask for the same work."""
+
+    job_uid: str
+    """Unique id of the job's incarnation; `--fresh` makes a new one."""
+    step: int = Field(ge=0)
+    """Training step that the work belongs to; 0 is before the first."""
+    stage: Stage
+    """The function that does it."""
+    part: str
+    """Which part of the stage's work: an actor's share, a chunk of groups, an evaluation."""
+    attempt: int = Field(ge=0)
+    """Which try of that part."""
+
+
+class WeightsReference(Message):
+    """An immutable set of weights, named by the step that made it."""
+
+    version: int = Field(ge=0)
+    """Step after which the weights were published; 0 is the model as given."""
+    uri: str
+    """Hugging Face folder of the weights, or of the backbone where there is an adapter."""
+    adapter: str | None = None
+    """peft folder of the adapter, where LoRA is trained."""
+
+
+class SampleTask(Message):
+    """One response to generate: the `index`-th of the group of `prompt`."""
+
+    prompt: int = Field(ge=0)
+    """Row of the prompt in the materialised dataset."""
+    index: int = Field(ge=0)
+    """Number of the sample in its group."""
+
+
+def check_protocol(version: object) -> None:
+    """Refuse an unknown major version.
+
+    Raises:
+        UnsupportedProtocolError: naming both versions.
+    """
+    ours = PROTOCOL.split(".")[0]
+    if not isinstance(version, str) or version.split(".")[0] != ours:
+        raise UnsupportedProtocolError(
+            f"protocol version {version!r} is not supported: this side speaks {PROTOCOL};"
+            f" use the same release of rlhfless on both sides"
+        )
