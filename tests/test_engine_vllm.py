@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +233,83 @@ def test_the_next_version_of_an_adapter_takes_the_place_of_the_last(folder: Path
         assert_same(generate(engine, tasks), wanted[named])
 
 
+@pytest.fixture
+def two_jobs(folder: Path, tmp_path: Path) -> list[tuple[ModelSettings, WeightsReference]]:
+    """An adapter of each, of different ranks on one backbone."""
+    return [
+        (
+            settings_of(folder, lora=LoraSettings(rank=rank)),
+            version(folder, 1, str(adapter(folder, tmp_path / f"job-{rank}", rank))),
+        )
+        for rank in (4, 6)
+    ]
+
+
+def test_an_engine_that_serves_two_jobs_in_turn_never_mixes_them_and_loads_the_backbone_once(
+    folder: Path, two_jobs: list[tuple[ModelSettings, WeightsReference]]
+) -> None:
+    """With long prompts, whose prefixes are kept, and both with the other's."""
+    tasks = [SequenceTask(prompt, 0, long_prompt(prompt, 100), seed=prompt) for prompt in range(4)]
+    alone = []
+    for model, weights in two_jobs:
+        engine = VllmEngine()
+        engine.load(model, weights)
+        alone.append(generate(engine, tasks))
+        reference = TransformersEngine()
+        reference.load(model, weights)
+        assert_same(alone[-1], generate(reference, tasks))
+        engine.close()
+    assert alone[0] != alone[1]
+    shared = VllmEngine()
+    shared.load(*two_jobs[0])
+    assert shared._loaded is not None
+    backbone = shared._loaded.engine
+    for number in (0, 1, 1, 0, 1):
+        shared.load(*two_jobs[number])
+        assert_same(generate(shared, tasks), alone[number])
+        assert shared._loaded.engine is backbone
+    # One that there is no room for is given an engine of its own.
+    shared.load(settings_of(folder, lora=LoraSettings(rank=16)), version(folder))
+    assert shared._loaded.engine is not backbone
+    assert generate(shared, share(1, 1))
+
+
+def test_requests_with_and_without_an_adapter_do_not_mix_in_one_batch(
+    folder: Path, two_jobs: list[tuple[ModelSettings, WeightsReference]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many slots as adapters, vLLM may give a request of the backbone alone one of them."""
+    model, weights = two_jobs[0]
+    engine = VllmEngine()
+    wanted = []
+    for each in (version(folder), weights):
+        engine.load(model, each)
+        wanted.append(generate(engine, share(8, 2)))
+    assert engine._loaded is not None
+    real = engine._loaded.engine.add_request
+
+    def half(key: str, tokens: Any, parameters: Any, lora_request: Any) -> Any:
+        return real(key, tokens, parameters, lora_request=lora_request if key.endswith("/1") else None)
+
+    monkeypatch.setattr(engine._loaded.engine, "add_request", half)
+    mixed = generate(engine, share(8, 2))
+    assert_same(mixed, {(prompt, index): wanted[index][prompt, index] for prompt, index in mixed})
+
+
+def test_an_adapter_is_there_before_it_is_asked_for(
+    make_request: Callable[..., GenerationRequest],
+    two_jobs: list[tuple[ModelSettings, WeightsReference]],
+) -> None:
+    model, weights = two_jobs[0]
+    settings = EngineSettings(name="vllm", kv_budget_tokens=8192, sequence_tokens=1024)
+    generator = Generator(settings=settings)
+    generator.preload(model, weights)
+    # Nothing is left to be read.
+    assert weights.adapter is not None
+    shutil.rmtree(weights.adapter)
+    request = make_request("preloaded", model=model, weights=weights, engine=settings)
+    assert generator.run(request, TaskContext(emit=lambda event: None)).unfinished == 0
+
+
 def test_an_adapter_of_another_backbone_or_rank_is_refused(folder: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", folder, seed=7, max_position_embeddings=1024)
     model = settings_of(folder, lora=LoraSettings(rank=4))
@@ -430,11 +508,20 @@ def test_a_process_that_is_killed_loses_no_more_than_its_last_moments(
 # --- a whole job -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1.01), ("bfloat16", 1.05)])
+@pytest.mark.parametrize(
+    ("dtype", "lora", "most"),
+    [("float32", None, 1.01), ("bfloat16", None, 1.05), ("float32", {"rank": 4}, 1.01)],
+    ids=["float32", "bfloat16", "an adapter"],
+)
 def test_a_job_trains_on_vllm_with_its_log_probs_beside_the_trainers(
-    tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path, dtype: str, most: float
+    tiny_job: Callable[..., Path],
+    tiny_model: Path,
+    tmp_path: Path,
+    dtype: str,
+    lora: dict[str, int] | None,
+    most: float,
 ) -> None:
-    model = {"source": str(save_model(tmp_path / "model", tiny_model)), "dtype": dtype}
+    model = {"source": str(save_model(tmp_path / "model", tiny_model)), "dtype": dtype, "lora": lora}
     job = tiny_job(model=model, generation={"engine": "vllm", "instances": {"min": 1, "max": 1}}, steps=2)
     run = subprocess.run(
         [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"],

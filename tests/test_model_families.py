@@ -19,21 +19,12 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BertConfig,
-    Gemma2Config,
     Gemma3Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    LlamaConfig,
-    MistralConfig,
-    Phi3Config,
-    PhiConfig,
     PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
     T5Config,
 )
 
+from model_families import CAPPED, FAMILIES, TOKENS, WINDOW, save
 from rlhfless_functions.api import (
     BatchReference,
     ExportRequest,
@@ -68,54 +59,6 @@ from rlhfless_functions.weights import load_critic, load_policy, load_tokenizer,
 
 torch.set_num_threads(1)
 
-TOKENS = 64
-"""Of the tokenizer; the embeddings have a few rows more, as most published models do."""
-WINDOW = 8
-"""Sliding windows are shorter than the sequences here, so that they matter."""
-SIZES: dict[str, Any] = {
-    "vocab_size": TOKENS + 8,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": None,
-}
-GEMMA: dict[str, Any] = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-    "rope_theta": 1e4,
-}
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "qwen2.5, tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "qwen2.5, untied": Qwen2Config(**SIZES, tie_word_embeddings=False),
-    "qwen3": Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
-    "qwen3, experts": Qwen3MoeConfig(
-        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16
-    ),
-    "llama 3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-    "gemma": GemmaConfig(**SIZES, head_dim=16),
-    "gemma 2, no cap on attention": Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=2.0),
-    "gemma 3": Gemma3TextConfig(**GEMMA, layer_types=["sliding_attention", "full_attention"]),
-    "mistral": MistralConfig(**SIZES, head_dim=16, sliding_window=WINDOW),
-    "phi 2": PhiConfig(**SIZES),
-    "phi 3": Phi3Config(**SIZES),
-    "phi 4, longrope": Phi3Config(**SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=64),
-}
-CAPPED = Gemma2Config(**GEMMA, attn_logit_softcapping=0.5)
-
-TEMPLATE = (
-    "{% for message in messages %}#{{ message['content'] }};{% endfor %}{% if add_generation_prompt %}={% endif %}"
-)
 TEMPERATURE = 0.8
 SAMPLING = SamplingSettings(temperature=TEMPERATURE, max_prompt_tokens=32, max_response_tokens=12)
 ALGORITHM = AlgorithmSettings(kl=KlSettings(coefficient=0.1)).resolved()
@@ -131,16 +74,6 @@ def preparer() -> Iterator[Preparer]:
     preparer = Preparer()
     yield preparer
     preparer.close()
-
-
-def save(config: PreTrainedConfig, folder: Path, tokenizer_from: Path, shard: str = "30KB") -> Path:
-    """As a user has it: shards, tokenizer, chat template."""
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=shard)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @dataclass

@@ -86,16 +86,25 @@ class VllmEngine:
             raise TaskError(
                 "bad_request", f"{weights.adapter} is given as an adapter, but model.lora is not set: set it"
             )
-        if held is None or held.settings != model or (held.adapters is not None and held.backbone != weights.uri):
+        if held is None or not self._takes(held, model, weights):
             self._start_engine(model, weights)
-        elif held.weights != weights:
+        elif (held.settings, held.weights) != (model, weights):
             held.weights = None
             if held.adapters is not None:
                 held.adapters.use(weights)
             else:
                 self._replace(held, weights)
-            held.weights = weights
+            held.settings, held.weights = model, weights
         self._usable = True
+
+    def _takes(self, held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
+        """Whether vLLM need not be started anew for these weights."""
+        if held.adapters is not None:
+            same = held.settings.model_copy(update={"lora": model.lora}) == model and held.backbone == weights.uri
+            return same and held.adapters.take(model.lora)
+        # On a CPU, vLLM packs experts when it loads them, and not when they are replaced: it would go on with garbage.
+        packed = self._device.type == "cpu" and held.engine.vllm_config.model_config.is_moe
+        return held.settings == model and (held.weights == weights or not packed)
 
     def _replace(self, held: _Loaded, weights: WeightsReference) -> None:
         revision = model_revision(held.settings, weights.uri)
@@ -147,18 +156,22 @@ class VllmEngine:
             from rlhfless_functions.engines.vllm_prefixes import connector_settings
 
             arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
-        remedy = "set generation.engine to transformers, or give a model that this version of vLLM supports"
+        remedy = (
+            "set generation.engine to transformers, or give a model that this version of vLLM supports; if it is memory"
+            " that it lacks, take an instance with more, or lower sampling.maxResponseTokens"
+        )
         VllmEngine._resident = self
         try:
             with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
                 engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            adapters = None if model.lora is None else Adapters(engine, fingerprint(folder))
+            adapters = None if model.lora is None else Adapters(engine, fingerprint(folder), model.lora)
             end_tokens = _end_tokens(folder, config, tokenizer)
             self._loaded = _Loaded(
                 engine, model, config, weights, tensors, tokenizer, end_tokens, weights.uri, adapters
             )
             engine.collective_rpc("install_sampler")
-            self._warm_up()
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
+                self._warm_up()
             if adapters is not None:
                 adapters.use(weights)
         except BaseException:
@@ -170,8 +183,12 @@ class VllmEngine:
         sampling = SamplingSettings(max_response_tokens=2)
         assert self._loaded is not None
         run = VllmRun(self._loaded.engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, slots=1)
-        while run.running or run.waiting:
-            run.step(check=False)
+        try:
+            while run.running or run.waiting:
+                run.step(check=False)
+        except TaskError as error:
+            # What fails here fails in every instance: to go on elsewhere is no remedy.
+            raise error.__cause__ or error from None
 
     def close(self) -> None:
         """End vLLM's engine and give its memory back."""

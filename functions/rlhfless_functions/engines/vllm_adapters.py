@@ -1,4 +1,7 @@
-"""Low-rank adapters in vLLM: the backbone stays, and the requests of a weights version name that version's adapter."""
+"""Low-rank adapters in vLLM: the backbone stays, and the requests of a weights version name that version's adapter.
+
+Which job a version is of makes no difference: adapters of several jobs take turns on one backbone.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
     Raises:
         TaskError: `bad_request` for a rank that vLLM has no room for.
     """
-    rank = next((rank for rank in RANKS if lora.rank <= rank), None)
+    rank = _room(lora)
     if rank is None:
         raise TaskError(
             "bad_request",
@@ -32,20 +35,31 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": _SLOTS, "max_cpu_loras": _SLOTS, "max_lora_rank": rank}
 
 
+def _room(lora: LoraSettings) -> int | None:
+    """The rank that vLLM makes room for."""
+    return next((rank for rank in RANKS if lora.rank <= rank), None)
+
+
 class Adapters:
     """The adapter that requests are generated with: none at first.
 
     Args:
         engine: vLLM's.
         backbone: fingerprint of the weights that it holds.
+        lora: what it was started for.
     """
 
-    def __init__(self, engine: Any, backbone: str) -> None:
+    def __init__(self, engine: Any, backbone: str, lora: LoraSettings) -> None:
         self._engine = engine
         self._backbone = backbone
+        self._rank = _room(lora)
         self._loaded = 0
         self.request: Any = None
         """What a request names; None for the backbone alone."""
+
+    def take(self, lora: LoraSettings | None) -> bool:
+        """Whether there is room for adapters that are made so; their scale and targets are in their own folders."""
+        return lora is not None and self._rank is not None and lora.rank <= self._rank
 
     def use(self, weights: WeightsReference) -> None:
         """Load the version's adapter and forget the one before.

@@ -82,10 +82,12 @@ class WorkerExtension:
             files: paths of its safetensors files.
             tied: whether the output layer shares the embedding's weight.
         """
-        self.model_runner.reload_weights(weights_iterator=_tensors([Path(file) for file in files], tied))
+        # Models whose output layer is the embedding itself (Gemma 2) have no such layer to give anything to.
+        head = tied and hasattr(self.model_runner.get_model(), "lm_head")
+        self.model_runner.reload_weights(weights_iterator=_tensors([Path(file) for file in files], head))
 
 
-def _tensors(files: Iterable[Path], tied: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(files: Iterable[Path], tied_head: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor by its name. The output layer's is sent by itself where it is the embedding's: vLLM has packed a
     copy of it, which would else stay as it was."""
     embedding: torch.Tensor | None = None
@@ -98,5 +100,5 @@ def _tensors(files: Iterable[Path], tied: bool) -> Iterator[tuple[str, torch.Ten
                 if name.endswith("embed_tokens.weight"):
                     embedding = tensor
                 head = head or name == "lm_head.weight"
-    if tied and not head and embedding is not None:
+    if tied_head and not head and embedding is not None:
         yield "lm_head.weight", embedding

@@ -48,7 +48,12 @@ def write_model(
     dtype = dtype or model.dtype
     write_settings(model, folder, dtype)
     # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
-    write_tensors(revert_weight_conversion(model, converted(model, dtype)), folder, shard_bytes=shard_bytes)
+    own = converted(model, dtype)
+    published = revert_weight_conversion(model, own)
+    # It sorts them by name; of the two names of an embedding that is also the output layer, the first is read by all.
+    places = {name: place for place, name in enumerate(own)}
+    in_order = sorted(published, key=lambda name: places.get(name, len(places)))
+    write_tensors({name: published[name] for name in in_order}, folder, shard_bytes=shard_bytes)
 
 
 def write_settings(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
