@@ -31,7 +31,7 @@ from rlhfless_functions.weights.source import (
     weights_folder,
 )
 from rlhfless_functions.weights.support import attention_kernel, check_weights_format
-from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, safetensors_files
+from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, map_into, safetensors_files
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
 """The job's model that a policy was loaded for, and what its weights, or its backbone's, were first loaded from."""
@@ -52,7 +52,8 @@ def load_policy(
     """Load a policy on the CPU, in evaluation mode.
 
     Where the job trains an adapter there is one on the model, at version 0 one that does nothing; the backbone alone,
-    which is the reference, is the same model under `disable_adapter()`.
+    which is the reference, is the same model under `disable_adapter()`. It is memory-mapped: processes that hold one
+    backbone on one machine, of one job or of several, have it in memory once.
 
     Args:
         model: the job's model.
@@ -68,7 +69,8 @@ def load_policy(
         raise TaskError("bad_request", f"{ref.adapter} is given as an adapter, but model.lora is not set: set it")
     folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
     config = read_config(folder, ref.uri)
-    backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation)
+    frozen = model.lora is not None
+    backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation, mapped=frozen)
     if model.lora is None:
         policy: PreTrainedModel | PeftModel = backbone
     else:
@@ -136,9 +138,27 @@ def publish_weights(
 
 
 def load_module(
-    folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None
+    folder: Path,
+    uri: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    attn_implementation: str | None,
+    *,
+    mapped: bool = False,
 ) -> PreTrainedModel:
-    """Build the module without initialising it and fill it; what needs conversion goes transformers' slower way."""
+    """Build the module without initialising it and fill it; what needs conversion goes transformers' slower way.
+
+    Args:
+        folder: a local copy of `uri`.
+        uri: for messages.
+        config: what is in the folder.
+        dtype: number format of the module.
+        attn_implementation: transformers' name of the attention kernel.
+        mapped: keep the files' pages in the place of a copy, for a module that is never swapped.
+
+    Raises:
+        TaskError: `model_unloadable`.
+    """
     check_weights_format(folder, uri)
     attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
@@ -147,7 +167,7 @@ def load_module(
             module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
         module.tie_weights()
         try:
-            load_into(module, safetensors_files(folder))
+            (map_into if mapped else load_into)(module, safetensors_files(folder))
         except MismatchError:
             return _load_converted(folder, uri, dtype, attn_implementation)
         if (folder / "generation_config.json").is_file():

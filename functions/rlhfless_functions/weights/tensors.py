@@ -1,7 +1,7 @@
 """Tensors from safetensors files into a module, in place: everything is checked before anything is written."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -74,18 +74,29 @@ def load_into(module: nn.Module, files: Sequence[Path]) -> None:
         MismatchError: if names or shapes differ; the module is as it was.
         ValueError: if there are integers for real numbers; the module is as it was.
     """
-    with ExitStack() as stack:
-        handles = {}
-        shapes = {}
-        for file in files:
-            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            for name in handle.keys():  # noqa: SIM118 - it is no mapping
-                view = handle.get_slice(name)
-                handles[name] = handle
-                shapes[name] = (tuple(view.get_shape()), view.get_dtype() in _FLOATING)
-        with torch.no_grad():
-            for target, name in _plan(module, shapes):
-                target.copy_(handles[name].get_tensor(name))
+    with ExitStack() as stack, torch.no_grad():
+        for target, tensor in _pairs(module, files, stack):
+            target.copy_(tensor)
+
+
+def map_into(module: nn.Module, files: Sequence[Path]) -> None:
+    """The same for a module that stays as it is: it keeps the files' own pages in the place of a copy.
+
+    All processes of a machine that map a file have its pages in memory once, as the file cache, whoever they belong to.
+    Whatever writes to them gets a copy of its own, and the file stays as it is. Tensors in another format than the
+    module's are converted, and so copied. Where a tensor begins in its page depends on the file alone, so that every
+    process computes the same bits with it.
+
+    Raises:
+        MismatchError: if names or shapes differ; the module is as it was.
+        ValueError: if there are integers for real numbers; the module is as it was.
+    """
+    with ExitStack() as stack, torch.no_grad():
+        for target, tensor in _pairs(module, files, stack):
+            if target.dtype == tensor.dtype:
+                target.data = tensor
+            else:
+                target.copy_(tensor)
 
 
 def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -99,6 +110,20 @@ def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for target, name in _plan(module, shapes):
             target.copy_(tensors[name])
+
+
+def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each distinct tensor of the module with its source, which is the file's memory as long as somebody has it."""
+    handles = {}
+    shapes = {}
+    for file in files:
+        handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        for name in handle.keys():  # noqa: SIM118 - it is no mapping
+            view = handle.get_slice(name)
+            handles[name] = handle
+            shapes[name] = (tuple(view.get_shape()), view.get_dtype() in _FLOATING)
+    for target, name in _plan(module, shapes):
+        yield target, handles[name].get_tensor(name)
 
 
 def _plan(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
