@@ -46,7 +46,8 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
     async with open_session() as session:
         await ask(requests.materialize("training", 0))
         sink = f"{folder.rollouts(1, 'training')}/a-share"
-        share = await ask(requests.generate(1, "training", requests.initial, "a-share", 0, samples, sink, []))
+        request = requests.generate(1, "training", requests.initial, "a-share", 0, samples, sink, [], {}, None)
+        share = await ask(request)
         visits = dict.fromkeys(range(_PROMPTS), 0)
         parts = share["parts"]
         chunk = await ask(requests.prepare(1, "training", requests.initial, None, "a-chunk", 0, samples, parts, visits))
