@@ -10,6 +10,7 @@ import pytest
 from harness.chart import Chart
 from harness.diagnostics import describe
 from harness.images import ROOT, Images, provide_images
+from harness.jobs import KEPT, Jobs, short, weights_of
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
@@ -61,6 +62,16 @@ def chart(kubectl: Kubectl, storage: Storage, images: Images, options: Options) 
         # While no operator runs, jobs can't be deleted, and their namespace with them.
         kubectl("delete", "rlhfjobs", "--all", f"--timeout={int(120 * options.patience)}s")
         chart.uninstall()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
+    """Checksum of the weights of a short job on a volume to which nothing happens."""
+    jobs = Jobs(kubectl)
+    jobs.apply(short("undisturbed", **KEPT))
+    jobs.wait_succeeded("undisturbed", 600)
+    jobs.delete("undisturbed")
+    return weights_of(storage, "/artifacts/runs/undisturbed")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,20 +2,16 @@
 
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import Jobs, in_stage, short, steps_of, weights_of
+from harness.jobs import KEPT, STAGES, Jobs, finish_as, in_stage, short
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
 
-KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
-STEPS = 3
 VICTIMS = ("operator", "generation", "preparation", "learning", "activator", "api-server")
-STAGES = ("generation", "preparation", "learning")
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +21,6 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
     kinds = "services.serving.knative.dev,revisions.serving.knative.dev,pods,secrets"
     own = ("get", kinds, "--selector=rlhfless.io/job", "--output=name")
     kubectl.wait_until("nothing is left", lambda: not kubectl(*own), 120)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(jobs: Jobs, storage: Storage) -> Iterator[str]:
-    """Checksum of the weights of a run in which nothing is killed."""
-    jobs.apply(short("undisturbed", steps=STEPS, **KEPT))
-    jobs.wait_succeeded("undisturbed", 600)
-    yield weights_of(storage, "/artifacts/runs/undisturbed")
-    jobs.delete("undisturbed")
 
 
 def kill(kubectl: Kubectl, options: Options, victim: str, name: str) -> None:
@@ -60,10 +47,7 @@ def test_a_kill_changes_nothing(
         pytest.skip("RLHFLESS_E2E_KILL_API_SERVER names no command that kills the API server")
     name = f"kill-{victim}-in-{stage}"
     root = f"/artifacts/runs/{name}"
-    jobs.apply(short(name, steps=STEPS, **KEPT))
+    jobs.apply(short(name, **KEPT))
     jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
     kill(jobs.kubectl, options, victim, name)
-    assert jobs.wait_succeeded(name, 600)["step"] == STEPS
-    assert weights_of(storage, root) == undisturbed
-    assert steps_of(storage, root) == list(range(1, STEPS + 1))
-    jobs.delete(name)
+    finish_as(undisturbed, jobs, storage, name, root)

@@ -8,11 +8,8 @@ import pytest
 
 from harness.chart import Chart
 from harness.images import Images
-from harness.jobs import Jobs, PodCounts, short
+from harness.jobs import KEPT, STAGES, Jobs, PodCounts, short
 from harness.kubectl import Kubectl
-
-KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
-"""Pods stay from step to step, so that a test does not wait for them to start."""
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def test_a_stage_has_no_pods_while_another_works_for_longer_than_they_take_to_st
     assert pods.most("preparation") == pods.most("learning") == 1
 
 
-@pytest.mark.parametrize("stage", ["generation", "preparation", "learning"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_job_that_is_deleted_leaves_nothing(jobs: Jobs, stage: str) -> None:
     name = f"deleted-in-{stage}"
     jobs.apply(short(name, steps=20, **KEPT))

@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import Jobs, in_stage, short, steps_of, weights_of
+from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
 from harness.kubectl import Kubectl
 from harness.storage import Storage
-
-KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
-STEPS = 3
 
 
 @pytest.fixture
@@ -19,31 +16,14 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Jobs:
     return Jobs(kubectl)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
-    """Checksum of the weights of a run that nothing happens to."""
-    jobs = Jobs(kubectl)
-    jobs.apply(short("calm", steps=STEPS, **KEPT))
-    jobs.wait_succeeded("calm", 600)
-    jobs.delete("calm")
-    return weights_of(storage, "/artifacts/runs/calm")
-
-
-def finish(jobs: Jobs, storage: Storage, name: str, undisturbed: str) -> None:
-    assert jobs.wait_succeeded(name, 900)["step"] == STEPS
-    assert weights_of(storage, f"/artifacts/runs/{name}") == undisturbed
-    assert steps_of(storage, f"/artifacts/runs/{name}") == list(range(1, STEPS + 1))
-    jobs.delete(name)
-
-
 def test_evicted_pods_hand_over_their_work(jobs: Jobs, storage: Storage, undisturbed: str) -> None:
     kubectl = jobs.kubectl
-    jobs.apply(short("evicted", steps=STEPS, **KEPT))
+    jobs.apply(short("evicted", **KEPT))
     jobs.wait("evicted", "generates", in_stage("generation", storage, "/artifacts/runs/evicted"), 400)
     # As `kubectl drain` does it, which would also evict what the rest of the cluster runs on its only node.
     for pod in kubectl.list("pods", **{"rlhfless.io__job": "evicted"}):
         evict(kubectl, pod["metadata"]["name"])
-    finish(jobs, storage, "evicted", undisturbed)
+    finish_as(undisturbed, jobs, storage, "evicted", "/artifacts/runs/evicted")
 
 
 def evict(kubectl: Kubectl, pod: str) -> None:
@@ -64,7 +44,7 @@ def full_quota(kubectl: Kubectl) -> Iterator[dict[str, Any]]:
 def test_a_job_waits_for_quota_and_goes_on(
     jobs: Jobs, storage: Storage, undisturbed: str, full_quota: dict[str, Any]
 ) -> None:
-    jobs.apply(short("squeezed", steps=STEPS, **KEPT))
+    jobs.apply(short("squeezed", **KEPT))
     jobs.kubectl.wait_until(
         "the quota is named",
         lambda: "tight" in jobs.kubectl("get", "events", "--field-selector=reason=FailedCreate", "--output=json"),
@@ -72,14 +52,14 @@ def test_a_job_waits_for_quota_and_goes_on(
     )
     assert jobs.status("squeezed").get("phase") not in ("Failed", "Succeeded")
     jobs.kubectl("delete", "resourcequota", "tight")
-    finish(jobs, storage, "squeezed", undisturbed)
+    finish_as(undisturbed, jobs, storage, "squeezed", "/artifacts/runs/squeezed")
 
 
 def test_an_upgrade_in_mid_run_changes_nothing(jobs: Jobs, storage: Storage, undisturbed: str, chart: Chart) -> None:
-    jobs.apply(short("upgraded", steps=STEPS, **KEPT))
+    jobs.apply(short("upgraded", **KEPT))
     jobs.wait("upgraded", "generates", in_stage("generation", storage, "/artifacts/runs/upgraded"), 400)
     chart.install(operator={"podAnnotations": {"rlhfless.io/upgraded": "true"}})
-    finish(jobs, storage, "upgraded", undisturbed)
+    finish_as(undisturbed, jobs, storage, "upgraded", "/artifacts/runs/upgraded")
 
 
 def test_an_uninstalled_chart_leaves_jobs_that_can_be_deleted(jobs: Jobs, chart: Chart, kubectl: Kubectl) -> None:

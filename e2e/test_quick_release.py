@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import Jobs, short, steps_of, weights_of
+from harness.jobs import STAGES, Jobs, short, steps_of, weights_of
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 
 STEPS = 4
-STAGES = ("generation", "preparation", "learning")
 GRACE_SECONDS = 10
 NOT_KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "0s"}}
 """Pods come and go with every step."""

@@ -17,6 +17,11 @@ from harness.kubectl import Kubectl
 from harness.storage import Storage
 
 QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
+STEPS = 3
+"""Of a short job."""
+STAGES = ("generation", "preparation", "learning")
+KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
+"""Pods stay from step to step, so that a test does not wait for them to start."""
 
 
 class Jobs:
@@ -82,7 +87,7 @@ def quickstart(name: str, **spec: Any) -> dict[str, Any]:
     return job
 
 
-def short(name: str, *, steps: int = 3, **spec: Any) -> dict[str, Any]:
+def short(name: str, *, steps: int = STEPS, **spec: Any) -> dict[str, Any]:
     """A few steps of the quickstart on fewer prompts, without its evaluations."""
     batch = {"promptsPerStep": 8, "samplesPerPrompt": 8, "minibatchSamples": 32, "microbatchTokens": 16384}
     return quickstart(name, **{"steps": steps, "evaluation": None, "batch": batch, **spec})
@@ -114,6 +119,20 @@ def weights_of(storage: Storage, root: str) -> str:
 def steps_of(storage: Storage, root: str) -> list[int]:
     """The steps that its records tell of, in their order."""
     return [json.loads(line)["step"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
+
+
+def finish_as(undisturbed: str, jobs: Jobs, storage: Storage, name: str, root: str) -> None:
+    """Wait for a short job to succeed, and delete it: no step may be lost or doubled.
+
+    Args:
+        undisturbed: checksum of the weights that it has to come to.
+        root: the job's folder.
+    """
+    assert jobs.wait_succeeded(name, 900)["step"] == STEPS
+    weights, steps = weights_of(storage, root), steps_of(storage, root)
+    assert weights == undisturbed, f"{name} came to other weights: {weights} instead of {undisturbed}"
+    assert steps == list(range(1, STEPS + 1)), f"{name} lost or doubled a step: {steps}"
+    jobs.delete(name)
 
 
 class PodCounts:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.kubectl import Kubectl
-from harness.storage import USER, Storage
+from harness.storage import MOUNTS, USER, VOLUMES, Storage
 
 NAME = "object-store"
 BUCKET = "jobs"
@@ -91,9 +91,8 @@ def _deployment(image: str) -> dict[str, Any]:
         "command": command,
         "securityContext": {"runAsUser": USER},
         "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
-        "volumeMounts": [{"name": claim, "mountPath": f"/{claim}"} for claim in ("artifacts", "files")],
+        "volumeMounts": MOUNTS,
     }
-    volumes = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in ("artifacts", "files")]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -103,7 +102,7 @@ def _deployment(image: str) -> dict[str, Any]:
             "selector": {"matchLabels": {"app": NAME}},
             "template": {
                 "metadata": {"labels": {"app": NAME}},
-                "spec": {"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": volumes},
+                "spec": {"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": VOLUMES},
             },
         },
     }

@@ -14,6 +14,9 @@ from harness.options import Options
 
 CLAIMS = ("artifacts", "files")
 """Each is mounted at `/NAME`."""
+MOUNTS = [{"name": claim, "mountPath": f"/{claim}"} for claim in CLAIMS]
+VOLUMES = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in CLAIMS]
+"""What a pod of the namespace has to say to see them."""
 USER = 65532
 _POD = "storage"
 _NODE_FOLDER = "/var/lib/rlhfless-e2e"
@@ -115,9 +118,9 @@ def _pod(image: str) -> dict[str, Any]:
                     "image": image,
                     "command": ["sleep", "infinity"],
                     "securityContext": {"runAsUser": 0},
-                    "volumeMounts": [{"name": claim, "mountPath": f"/{claim}"} for claim in CLAIMS],
+                    "volumeMounts": MOUNTS,
                 }
             ],
-            "volumes": [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in CLAIMS],
+            "volumes": VOLUMES,
         },
     }
