@@ -9,6 +9,7 @@ rlhfless_operator`. Of the faults that stage code finds, each family is here onc
 import ctypes
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
 
 from rlhfless_operator.cli import main
 
@@ -224,6 +226,95 @@ def test_a_job_goes_on_from_every_fault_of_its_steps(tiny_job: MakeJob) -> None:
     assert "going on after step 1" in ended.stderr
     assert "step 1/2" not in ended.stderr, "that was said when it was done"
     assert status_of(file)["step"] == 2
+
+
+# --- what the model shows ---
+
+
+def bloom(folder: Path, tokenizer_from: Path) -> Path:
+    """A decoder whose attention the transformers engine has not."""
+    torch.manual_seed(0)
+    BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_from / name, folder)
+    return folder
+
+
+def other_weights(folder: Path) -> None:
+    """Weights of the same shapes, trained otherwise, in the place of a model's."""
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+
+
+def test_a_model_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(
+    tiny_job: MakeJob, tiny_model: Path, tmp_path: Path
+) -> None:
+    short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}, "steps": 1}
+
+    # A model that the engine can't load, though preparation could.
+    given = bloom(tmp_path / "bloom", tiny_model)
+    file = tiny_job(**short, model={"source": str(given)})
+    error = the_error(run(file))
+    assert "needs a model with scaled dot-product attention; bloom has" in error
+    assert_failed(file, error)
+
+    # A file that ends too early.
+    given = Path(shutil.copytree(tiny_model, tmp_path / "cut"))
+    content = (given / "model.safetensors").read_bytes()
+    (given / "model.safetensors").write_bytes(content[:-100])
+    file = tiny_job(**short, model={"source": str(given)})
+    error = the_error(run(file))
+    assert f"{given} cannot be loaded" in error
+    assert "give a folder of safetensors weights that belong to its config.json" in error
+    assert_failed(file, error)
+
+    # A cache without room for one sequence.
+    file = tiny_job(**short, generation={"kvBudgetTokens": 20})
+    error = the_error(run(file))
+    assert "has room for 20: raise generation.kvBudgetTokens" in error
+    assert_failed(file, error)
+
+    file = tiny_job(**short, generation={"kvBudgetTokens": 100})
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_weights_that_are_not_what_was_published_are_one_error_and_the_restored_job_goes_on(tiny_job: MakeJob) -> None:
+    short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}}
+    assert run(tiny_job(**short, steps=1)).returncode == 0
+    file = tiny_job(**short, steps=2)
+    weights = Path(status_of(file)["weights"]["uri"]) / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    error = the_error(run(file))
+    assert f"{weights} is corrupt (its SHA-256 is not the manifest's)" in error
+    assert_failed(file, error)
+    assert status_of(file)["step"] == 1
+    weights.write_bytes(content)
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+    assert "going on after step 1" in ended.stderr
+
+
+def test_an_adapter_of_another_base_is_one_error_and_the_job_goes_on_with_its_own(
+    tiny_job: MakeJob, tiny_model: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "base"))
+    short: dict[str, Any] = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}}
+    short |= {"model": {"source": str(source), "lora": {"rank": 2}}}
+    assert run(tiny_job(**short, steps=1)).returncode == 0
+    file = tiny_job(**short, steps=2)
+    adapter = status_of(file)["weights"]["adapter"]
+    other_weights(source)
+    error = the_error(run(file))
+    assert f"{adapter} is an adapter of another backbone" in error
+    assert "give model.source the model that it was trained on" in error
+    assert_failed(file, error)
+    assert status_of(file)["step"] == 1
+    shutil.copy(tiny_model / "model.safetensors", source)
+    ended = run(file)
+    assert ended.returncode == 0, ended.stderr
+    assert "going on after step 1" in ended.stderr
 
 
 # --- where the artifacts go ---
