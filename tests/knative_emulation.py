@@ -22,6 +22,7 @@ import aiohttp
 from aiohttp import web
 
 from knative_definitions import GROUP
+from reverse_proxy import pass_on
 from rlhfless_operator.knative import KnativeClient, NotFoundError, Revision, Service
 from rlhfless_operator.platforms.job_objects import SECRETS
 from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
@@ -380,7 +381,8 @@ class KnativeEmulation:
         if not revisions:
             return web.Response(status=404, text="no such service")
         async with self._a_free_pod(revisions[-1]) as pod:
-            return await self._proxy(request, pod)
+            assert pod.running is not None
+            return await pass_on(request, self._session, f"http://{pod.running.host}:{pod.running.port}")
 
     @contextlib.asynccontextmanager
     async def _a_free_pod(self, revision: _Revision) -> AsyncIterator[EmulatedPod]:
@@ -395,27 +397,6 @@ class KnativeEmulation:
             yield pod
         finally:
             pod.requests -= 1
-
-    async def _proxy(self, request: web.Request, pod: EmulatedPod) -> web.StreamResponse:
-        assert pod.running is not None
-        url = f"http://{pod.running.host}:{pod.running.port}{request.path_qs}"
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
-        response: web.StreamResponse | None = None
-        try:
-            body = await request.read()
-            async with self._session.request(request.method, url, headers=headers, data=body) as answer:
-                response = web.StreamResponse(status=answer.status, headers={"content-type": answer.content_type})
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-            return response
-        except aiohttp.ClientError as error:
-            if response is None:
-                return web.Response(status=502, text=f"upstream: {error}")
-            # Cut off without the last chunk.
-            assert request.transport is not None
-            request.transport.abort()
-            return response
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)
