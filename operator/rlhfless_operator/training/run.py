@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class TrainingRun:
         self._behind = WriteBehind()
         self._published = status
         self._batches: dict[int, bytes] = {}
-        """What was learnt from since the newest checkpoint, by step, as JSON: a thousand jobs have it in memory."""
+        """What was learnt from since the newest checkpoint, by step: compressed, since a thousand jobs have it here."""
 
     # --- opening ---
 
@@ -240,7 +241,7 @@ class TrainingRun:
 
     def keep_batch(self, step: int, batch: StepBatch) -> None:
         """Write down a step's batch, of which a later driver learns."""
-        self._batches[step] = batch.batch.model_dump_json().encode()
+        self._batches[step] = _compressed(batch.batch)
         content = batch.model_dump(mode="json")
         self._behind.add(lambda: self._under_lease(artifacts.write_json, self.folder.result("batch", step), content))
 
@@ -248,8 +249,8 @@ class TrainingRun:
         """What an earlier step was learnt from, back to the newest checkpoint."""
         if step not in self._batches:
             recorded = StepBatch.model_validate(artifacts.read_json(self.folder.result("batch", step)))
-            self._batches[step] = recorded.batch.model_dump_json().encode()
-        return BatchReference.model_validate_json(self._batches[step])
+            self._batches[step] = _compressed(recorded.batch)
+        return BatchReference.model_validate_json(zlib.decompress(self._batches[step]))
 
     async def commit(
         self, step: int, batch: StepBatch | None, learned: LearnResult | None, evaluation: dict[str, float] | None
@@ -390,6 +391,10 @@ def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
     if weights is None:
         return None
     return WeightsStatus(version=weights.version, uri=weights.uri, adapter=weights.adapter)
+
+
+def _compressed(batch: BatchReference) -> bytes:
+    return zlib.compress(batch.model_dump_json().encode(), level=1)
 
 
 def new_uid() -> str:
