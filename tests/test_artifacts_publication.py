@@ -1,6 +1,5 @@
 """Published folders: whole or not there, whatever happens in between."""
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from artifact_folders import content, publish
 from rlhfless_functions import artifacts
@@ -25,8 +25,8 @@ def test_a_published_folder_has_a_manifest_of_sizes_and_checksums(store: str) ->
     assert artifacts.is_published(uri)
     manifest = artifacts.manifest(uri)
     assert manifest is not None
-    assert {name: (entry.size, entry.sha256) for name, entry in manifest.files.items()} == {
-        name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    assert {name: (entry.size, entry.checksum) for name, entry in manifest.files.items()} == {
+        name: (len(data), f"xxh3-128:{xxhash.xxh3_128(data).hexdigest()}") for name, data in files.items()
     }
     assert content(uri) == files
     assert json.loads(artifacts.read_bytes(artifacts.join(uri, "manifest.json")))["files"].keys() == files.keys()

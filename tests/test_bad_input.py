@@ -287,7 +287,7 @@ def test_weights_that_are_not_what_was_published_are_one_error_and_the_restored_
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     error = the_error(run(file))
-    assert f"{weights} is corrupt (its SHA-256 is not the manifest's)" in error
+    assert f"{weights} is corrupt (its checksum is not the manifest's)" in error
     assert_failed(file, error)
     assert status_of(file)["step"] == 1
     weights.write_bytes(content)

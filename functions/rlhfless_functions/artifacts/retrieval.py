@@ -20,8 +20,7 @@ from rlhfless_functions.artifacts.files import TEMPORARY, beside, exists, join, 
 from rlhfless_functions.artifacts.manifest import (
     WORKERS,
     Manifest,
-    ManifestEntry,
-    entries,
+    damaged,
     manifest,
     remedy,
 )
@@ -68,12 +67,13 @@ def _check(uri: str, folder: Path, found: Manifest) -> None:
                 f"{join(uri, name)} has {path.stat().st_size} bytes, the manifest says {entry.size}: {remedy(uri)}"
             )
     with reading(uri):
-        actual = entries(folder, found.files)
-    for name, entry in found.files.items():
-        if actual[name].sha256 != entry.sha256:
-            raise ArtifactCorruptError(
-                f"{join(uri, name)} is corrupt (its SHA-256 is not the manifest's): {remedy(uri)}"
-            )
+        bad = damaged(folder, found.files)
+    if bad:
+        raise _corrupt(uri, join(uri, bad[0]))
+
+
+def _corrupt(uri: str, file: str) -> ArtifactCorruptError:
+    return ArtifactCorruptError(f"{file} is corrupt (its checksum is not the manifest's): {remedy(uri)}")
 
 
 def _lost(uri: str, file: str) -> ArtifactCorruptError:
@@ -122,8 +122,8 @@ def _download(uri: str, found: Manifest | None, names: dict[str, str], place: Pa
             if found is not None and isinstance(error.__cause__, FileNotFoundError):
                 raise _lost(uri, source) from error
             raise
-        if found is not None and ManifestEntry.of(copy).sha256 != found.files[name].sha256:
-            raise ArtifactCorruptError(f"{source} is corrupt (its SHA-256 is not the manifest's): {remedy(uri)}")
+        if found is not None and not found.files[name].describes(copy):
+            raise _corrupt(uri, source)
 
     try:
         with ThreadPoolExecutor(WORKERS) as pool:
