@@ -128,7 +128,8 @@ def odd_documents() -> Iterator[dict[str, Any]]:
         yield document
 
 
-def test_odd_documents_do_no_harm(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_documents_do_no_harm(server: ApiServer, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an S3 server that answers: one without credentials is waited for."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     # One of the folders names a file of the working directory.
     monkeypatch.chdir(tmp_path)
