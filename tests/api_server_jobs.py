@@ -4,13 +4,16 @@ documents in memory.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from control_plane import ApiServer
+from emulated_functions import Emulation, Held
 from memory_api import memory_api
-from operator_harness import Jobs, fresh_namespace, job_server
+from operator_harness import Jobs, fresh_namespace, job_server, running_operator, small_job, wait_for
 from requirements import HAS_API_SERVER
 
 
@@ -28,6 +31,17 @@ def jobs(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     with fresh_namespace(server) as jobs:
         yield jobs
+
+
+@contextmanager
+def job_held_in(task: str, jobs: Jobs, artifacts: Path, **spec: Any) -> Iterator[tuple[Held, Emulation]]:
+    """A running operator whose job has come to a task, which does not end before the test says so."""
+    held = Held.task(task)
+    emulation = Emulation(holding=held)
+    with running_operator(artifacts, emulation):
+        jobs.apply(small_job(**spec))
+        wait_for(lambda: held.reached)
+        yield held, emulation
 
 
 def recorded_steps(artifacts: Path) -> list[int]:

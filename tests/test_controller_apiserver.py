@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from api_server_jobs import job_held_in
 from api_server_jobs import jobs as jobs  # The fixtures.
 from api_server_jobs import server as server
 from emulated_functions import Emulation, Held
@@ -39,11 +40,7 @@ STAGES = ("materialize", "generate", "prepare", "learn", "export")
 
 @pytest.mark.parametrize("task", STAGES)
 def test_a_job_that_is_deleted_in_any_stage_is_gone_at_once(jobs: Jobs, tmp_path: Path, task: str) -> None:
-    held = Held.task(task)
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(lambda: held.reached)
+    with job_held_in(task, jobs, tmp_path) as (_, emulation):
         job = jobs.get("job")
         assert job is not None
         assert job["metadata"]["finalizers"] == ["rlhfless.io/driver"]
@@ -55,11 +52,7 @@ def test_a_job_that_is_deleted_in_any_stage_is_gone_at_once(jobs: Jobs, tmp_path
 
 
 def test_suspend_lets_go_of_everything_and_resume_goes_on(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held.task("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(lambda: held.reached)
+    with job_held_in("learn", jobs, tmp_path) as (held, emulation):
         jobs.patch("job", {"spec": {"suspend": True}})
         status = jobs.wait_phase("job", "Suspended")
         assert (emulation.closed, emulation.removed) == (1, 1)
@@ -211,11 +204,7 @@ def test_a_folder_of_somebody_else_is_not_touched_unless_told_to(jobs: Jobs, tmp
 
 
 def test_a_change_in_mid_run_is_taken_up(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held.task("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job(steps=1))
-        wait_for(lambda: held.reached)
+    with job_held_in("learn", jobs, tmp_path, steps=1) as (held, _):
         held.over = True
         jobs.patch("job", {"spec": {"steps": 4}})
         status = jobs.wait("job", lambda status: status.get("progress") == "4/4" and status["phase"] == "Succeeded")
