@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import small_scenario
 from rlhfless_functions.publishing import FlushSchedule
 from rlhfless_operator.policy.bounds import lower_bound
-from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.policy.lengths import rank_correlation
 from rlhfless_operator.policy.loads import Loads, SampleLoad
 from rlhfless_operator.policy.migration import Move
@@ -22,18 +22,13 @@ from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.page import scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
-from rlhfless_operator.simulator.scenarios import SCENARIOS, find_scenario
+from rlhfless_operator.simulator.scenarios import SCENARIOS
 from rlhfless_operator.simulator.simulate import METRICS, ablate, simulate, sweep, table
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, read_trace, write_trace
+from small_scenario import LATENCY, PROFILE
 
-LATENCY = LinearLatency(0.010, 0.0002, 2e-7, 0.0001)
-PROFILE = InstanceProfile(LATENCY, 1, 10**9, 1.0, 2.0)
-
-SMALL = dataclasses.replace(
-    find_scenario("paper-3b-gsm8k-grpo"), name="small", gpus=4, prompts_per_step=12, samples_per_prompt=4,
-    steps_per_epoch=2, epochs=2, lengths=LengthStatistics(median=100, longest=600, runaways=0.03),
-)  # fmt: skip
+SMALL = dataclasses.replace(small_scenario.SMALL, steps_per_epoch=2)
 
 
 def responses(*lengths, prompt_tokens=100):

@@ -10,17 +10,13 @@ import pytest
 from rlhfless_operator.simulator import study as study_module
 from rlhfless_operator.simulator.limits import least_gpu_seconds, scenario_limits
 from rlhfless_operator.simulator.policies import POLICIES, with_ratio
-from rlhfless_operator.simulator.scenarios import SCENARIOS, find_scenario
+from rlhfless_operator.simulator.scenarios import SCENARIOS
 from rlhfless_operator.simulator.simulate import ablate, sweep_ratio
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.study import COMPARED, Part, parts, study
 from rlhfless_operator.simulator.tables import limit_table, option_table, sensitivity_tables, write_tables
-from rlhfless_operator.simulator.traces import LengthStatistics, generate
-
-SMALL = dataclasses.replace(
-    find_scenario("paper-3b-gsm8k-grpo"), name="small", gpus=4, prompts_per_step=12, samples_per_prompt=4,
-    steps_per_epoch=1, epochs=2, lengths=LengthStatistics(median=100, longest=600, runaways=0.03),
-)  # fmt: skip
+from rlhfless_operator.simulator.traces import generate
+from small_scenario import SMALL
 
 
 def test_the_study_has_every_scenario_every_option_and_every_sensitivity() -> None:

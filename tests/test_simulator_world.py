@@ -6,22 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import POLICIES
-from rlhfless_operator.simulator.scenarios import find_scenario
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.steps import run_policy
-from rlhfless_operator.simulator.traces import LengthStatistics, generate
+from rlhfless_operator.simulator.traces import generate
 from rlhfless_operator.simulator.world import World
-
-LATENCY = LinearLatency(0.010, 0.0002, 2e-7, 0.0001)
-PROFILE = InstanceProfile(LATENCY, 1, 10**9, 1.0, 2.0)
-SMALL = dataclasses.replace(
-    find_scenario("paper-3b-gsm8k-grpo"), name="small", gpus=4, prompts_per_step=12, samples_per_prompt=4,
-    steps_per_epoch=1, epochs=2, lengths=LengthStatistics(median=100, longest=600, runaways=0.03),
-)  # fmt: skip
+from small_scenario import LATENCY, PROFILE, SMALL
 
 
 def stage(
