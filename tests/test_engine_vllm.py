@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -538,3 +540,31 @@ def test_a_job_trains_on_vllm_with_its_log_probs_beside_the_trainers(
     gaps = {record["step"]: record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]}
     assert gaps.keys() == {1, 2}
     assert all(1 <= gap < most for gap in gaps.values())
+
+
+def test_a_job_goes_on_when_its_instance_of_vllm_is_killed_in_mid_stream(
+    tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "model", tiny_model, max_position_embeddings=1024)
+    job = tiny_job(
+        model={"source": str(source), "dtype": "float32"},
+        generation={"engine": "vllm", "instances": {"min": 1, "max": 1}, "flush": "0.1s"},
+        sampling={"maxPromptTokens": 16, "maxResponseTokens": 400},
+        steps=1,
+    )
+    folder, log = tmp_path / "runs" / "tiny", tmp_path / "log.txt"
+    command = [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"]
+    with log.open("w") as output:
+        driver = psutil.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=output, stderr=output)
+        while not list((folder / "rollouts").rglob("*.parquet")):
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.005)
+        (victim,) = (each for each in driver.children(recursive=True) if each.name().startswith("generation-"))
+        victim.kill()
+        assert driver.wait() == 0, log.read_text()
+    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
+    metrics = yaml.safe_load(line)["metrics"]
+    assert metrics["generation/lost_instances"] == 1
+    assert metrics["batch/samples"] == 16
+    # What two instances have made between them is what one model would have.
+    assert metrics["mismatch/mean_exp_abs"] < 1.01
