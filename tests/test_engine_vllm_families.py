@@ -1,10 +1,11 @@
 """The families of models that people have, on vLLM: what it samples is what the transformers engine does."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 
 from engine_shares import assert_same, generate, reference_log_probs, settings_of, share, version
 from model_families import CAPPED, FAMILIES, WINDOW, save
@@ -79,3 +80,16 @@ def test_attention_with_a_cap_is_the_models_own(tmp_path: Path, tiny_model: Path
         (task,) = (each for each in tasks if (each.prompt, each.index) == key)
         expected = reference_log_probs(folder, task, result.response_tokens, 1.0)
         assert result.log_probs == pytest.approx(expected, abs=2e-5)
+
+
+def test_what_is_refused_is_refused_before_vllm_is_started(tmp_path: Path, tiny_model: Path) -> None:
+    T5Config().save_pretrained(tmp_path / "t5")
+    pickled = Path(shutil.copytree(tiny_model, tmp_path / "pickled"))
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    for folder, message in (
+        (tmp_path / "t5", r"t5 holds an encoder-decoder model \(t5\): give a decoder-only model"),
+        (pickled, r"pickled has its weights in pytorch_model.bin and none as safetensors: convert it"),
+    ):
+        with pytest.raises(TaskError, match=message) as caught:
+            VllmEngine().load(settings_of(folder), version(folder))
+        assert caught.value.reason == "model_unloadable"

@@ -23,6 +23,7 @@ from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingS
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
+from rlhfless_functions.weights.support import check_weights_format
 from rlhfless_functions.weights.tensors import MismatchError, layout, layout_difference, safetensors_files
 from rlhfless_functions.weights.tokenizers import load_tokenizer
 
@@ -136,6 +137,7 @@ class VllmEngine:
     def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
         folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
         config = read_config(folder, weights.uri)
+        check_weights_format(folder, weights.uri)
         tokenizer = load_tokenizer(model, weights)
         with unloadable(weights.uri, "give a folder of safetensors weights that belong to its config.json"):
             tensors = layout(safetensors_files(folder))
