@@ -8,21 +8,17 @@ from pathlib import Path
 
 import psutil
 
+from api_server_jobs import job_held_in, recorded_steps
 from api_server_jobs import jobs as jobs  # The fixtures.
-from api_server_jobs import recorded_steps
 from api_server_jobs import server as server
-from emulated_functions import Emulation, Held
 from operator_harness import Jobs, condition, operator_process, running_operator, small_job, wait_for
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.training.lease import Lease
 
 
 def test_an_operator_that_stops_says_so_and_the_next_goes_on(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held.task("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(lambda: held.reached)
+    with job_held_in("learn", jobs, tmp_path) as (held, emulation):
+        pass  # The operator stops.
     status = jobs.status("job")
     assert (status["phase"], status["reason"]) == ("Interrupted", "OperatorStopped")
     held.over = True
@@ -141,11 +137,7 @@ def test_the_command_says_what_a_cluster_lacks(jobs: Jobs, tmp_path: Path) -> No
 
 
 def test_a_driver_whose_job_another_operator_has_taken_stops(jobs: Jobs, tmp_path: Path) -> None:
-    held = Held.task("learn")
-    emulation = Emulation(holding=held)
-    with running_operator(tmp_path, emulation):
-        jobs.apply(small_job())
-        wait_for(lambda: held.reached)
+    with job_held_in("learn", jobs, tmp_path) as (held, emulation):
         jobs.wait("job", lambda status: status.get("stage") == "learning")
         code, answer = jobs.patch("job", {"status": {"driver": {"operator": "another", "lease": 9}}}, "/status")
         assert code == 200, answer
