@@ -119,9 +119,10 @@ async def test_a_task_streams_started_progress_heartbeats_and_one_terminal_recor
     async with serving(function) as client:
         asyncio.get_running_loop().call_later(0.3, function.release.set)
         kinds = [event.event for event in await client.events(request_for(tmp_path))]
-    assert kinds[:2] == ["started", "progress"]
-    assert set(kinds[2:-1]) == {"heartbeat"}
-    assert kinds[-1] == "done"
+    assert (kinds[0], kinds[-1]) == ("started", "done")
+    # On a busy machine the first heartbeat may come before the function has begun.
+    assert sorted(set(kinds[1:-1])) == ["heartbeat", "progress"]
+    assert kinds.count("progress") == 1
 
 
 async def test_the_first_task_alone_reports_the_cold_start(tmp_path: Path) -> None:
