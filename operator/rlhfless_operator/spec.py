@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlhfless_functions.api import Stage
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
@@ -274,6 +275,14 @@ class RLHFJobSpec(Settings):
             text = "; ".join(f"{violation.field}: {violation.message}" for violation in violations)
             raise PydanticCustomError("rules", "{text}", {"text": text, "violations": violations})
         return self
+
+    def keep_alive_seconds(self) -> dict[Stage, float]:
+        """How long the job has each stage's instances kept without work; 0 where that is weighed anew each time."""
+        return {
+            "generation": self.generation.keep_alive or 0.0,
+            "preparation": self.preparation.keep_alive or 0.0,
+            "learning": self.learning.keep_alive or 0.0,
+        }
 
 
 class JobMetadata(Settings):

@@ -59,11 +59,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 job=identity,
                 functions=functions_of(identity, job, root, settings, os.environ),
                 settings=settings,
-                keep_alive={
-                    "generation": spec.generation.keep_alive or 0.0,
-                    "preparation": spec.preparation.keep_alive or 0.0,
-                    "learning": spec.learning.keep_alive or 0.0,
-                },
+                keep_alive=spec.keep_alive_seconds(),
                 stall_seconds=spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,

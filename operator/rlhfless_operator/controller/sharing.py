@@ -71,11 +71,7 @@ class PooledPlatform:
                 namespace=self._resource.namespace,
                 priority=spec.priority,
                 gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
-                keep_alive={
-                    "generation": spec.generation.keep_alive or 0.0,
-                    "preparation": spec.preparation.keep_alive or 0.0,
-                    "learning": spec.learning.keep_alive or 0.0,
-                },
+                keep_alive=spec.keep_alive_seconds(),
             )
         except ValueError as error:
             raise PlatformUnavailableError(f"pool {self._name}: {error}") from error

@@ -92,13 +92,7 @@ def _idle(policies: Sequence[dict[str, Any]]) -> str:
 
 
 def _gantts(scenario: Scenario, seed: int, trace: Trace | RecordedTrace | None) -> str:
-    lengths = trace or generate(
-        scenario.lengths,
-        epochs=scenario.epochs,
-        prompts=scenario.prompts_per_step * scenario.steps_per_epoch,
-        samples=scenario.samples_per_prompt,
-        seed=seed,
-    )
+    lengths = trace or scenario.draw_trace(seed)
     content = ""
     for name, settings in POLICIES.items():
         step = run_policy(scenario, settings, lengths, seed)[-1]

@@ -16,7 +16,7 @@ from rlhfless_operator.policy.roofline import (
     kv_tokens,
     roofline,
 )
-from rlhfless_operator.simulator.traces import LengthStatistics
+from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 from rlhfless_operator.simulator.world import World
 
 
@@ -77,6 +77,16 @@ class Scenario:
     def instances(self) -> int:
         """Most instances at a time."""
         return self.gpus // self.gpus_per_instance
+
+    def draw_trace(self, seed: int) -> Trace:
+        """Lengths of all responses of a run."""
+        return generate(
+            self.lengths,
+            epochs=self.epochs,
+            prompts=self.prompts_per_step * self.steps_per_epoch,
+            samples=self.samples_per_prompt,
+            seed=seed,
+        )
 
     def profile(self) -> InstanceProfile:
         """An instance of this scenario."""

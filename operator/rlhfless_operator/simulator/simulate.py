@@ -10,7 +10,7 @@ from rich.table import Table
 from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings, with_ratio
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.steps import StepResult, run_policy
-from rlhfless_operator.simulator.traces import RecordedTrace, Trace, generate
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace
 
 Progress = Callable[[int, int], None]
 """(steps done, steps in all)"""
@@ -162,13 +162,7 @@ def _simulate(
 
     by_policy: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     for seed in seeds:
-        lengths = trace or generate(
-            scenario.lengths,
-            epochs=scenario.epochs,
-            prompts=scenario.prompts_per_step * scenario.steps_per_epoch,
-            samples=scenario.samples_per_prompt,
-            seed=seed,
-        )
+        lengths = trace or scenario.draw_trace(seed)
         for name, settings in variants.items():
             steps = run_policy(scenario, settings, lengths, seed, advance)
             learnt = [step for step in steps if step.epoch > 0] or steps

@@ -82,11 +82,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
 
     def make_platform(on_state: StateListener) -> LocalPlatform:
         return LocalPlatform(
-            keep_alive={
-                "generation": job.spec.generation.keep_alive or 0.0,
-                "preparation": job.spec.preparation.keep_alive or 0.0,
-                "learning": job.spec.learning.keep_alive or 0.0,
-            },
+            keep_alive=job.spec.keep_alive_seconds(),
             threads=threads_of(job, options.threads),
             log_path=log_path,
             on_state=on_state,
