@@ -44,7 +44,7 @@ def train(
     summary: dict[str, Any] = json.loads((artifacts / name / "summary.json").read_text())
     records = [json.loads(line) for line in (artifacts / name / "metrics.jsonl").read_text().splitlines()]
     gaps = [record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]]
-    return summary | {"gap": max(gaps)}
+    return summary | {"model": str(Path(summary["model"]).relative_to(QUICKSTART.parent.parent)), "gap": max(gaps)}
 
 
 def main() -> None:

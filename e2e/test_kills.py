@@ -20,7 +20,7 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
     yield Jobs(kubectl)
     kinds = "services.serving.knative.dev,revisions.serving.knative.dev,pods,secrets"
     own = ("get", kinds, "--selector=rlhfless.io/job", "--output=name")
-    kubectl.wait_until("nothing is left", lambda: not kubectl(*own), 120)
+    kubectl.wait_until("nothing is left", lambda: not kubectl(*own), 300)
 
 
 def kill(kubectl: Kubectl, options: Options, victim: str, name: str) -> None:
