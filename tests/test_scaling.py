@@ -51,6 +51,20 @@ def test_nothing_goes_while_a_request_is_on_its_way() -> None:
     assert scale_of(now, keep_alive=0.0, at=1.0) == Scale(2)
 
 
+@given(SITUATIONS, st.integers(0, 8), st.floats(0, 50), st.floats(0, 200))
+def test_no_pods_come_that_nobody_needs(now: StageSituation, asked: int, keep_alive: float, at: float) -> None:
+    scale = scale_of(now, asked=asked, keep_alive=keep_alive, at=at)
+    needed = max(now.wanted, now.requests, now.busy)
+    assert needed <= scale.pods <= max(asked, needed)
+    assert scale.pods == min(scale_of(now, keep_alive=keep_alive, at=at).pods, max(asked, needed))
+
+
+def test_a_pod_that_was_let_go_is_not_replaced_because_the_news_is_late() -> None:
+    """Seen on a busy cluster: each pod that was on its way out brought another one, while requests waited for pods."""
+    now = situation(wanted=2, requests=2, sending=2, starting=2, idle_since=[0.0])
+    assert scale_of(now, asked=2, keep_alive=0.0, at=1.0) == Scale(2)
+
+
 def test_no_pods_are_no_limit_to_knative_so_the_most_is_one() -> None:
     assert Scale(0).bounds == (0, 1)
     assert Scale(3).bounds == (3, 3)

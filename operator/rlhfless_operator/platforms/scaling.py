@@ -37,14 +37,16 @@ class Scale:
         return self.pods, max(1, self.pods)
 
 
-def scale_of(now: StageSituation, *, keep_alive: float, at: float) -> Scale:
+def scale_of(now: StageSituation, *, asked: int | None = None, keep_alive: float, at: float) -> Scale:
     """How many pods there are to be.
 
     Never fewer than are wanted, than there are requests, or than work. Of the surplus, what is not ready yet goes first
     and then what has been idle for as long as it is kept. Nothing goes while a request is on its way to a pod: it might
-    be that one.
+    be that one. Nor does anything come that is not needed: among the pods that are there may be some that Knative has
+    let go of already, of which the news is on its way.
 
     Args:
+        asked: what Knative was last told; None before it was told anything.
         keep_alive: seconds that a surplus idle pod is kept.
         at: monotonic seconds.
     """
@@ -53,10 +55,11 @@ def scale_of(now: StageSituation, *, keep_alive: float, at: float) -> Scale:
     surplus = there - needed
     if surplus <= 0:
         return Scale(needed)
+    most = there if asked is None else max(needed, asked)
     if now.sending:
-        return Scale(there)
+        return Scale(min(there, most))
     due = sorted(since + keep_alive for since in now.idle_since)
     released = min(surplus, now.starting + sum(time <= at for time in due))
     later = [time for time in due if time > at]
     review_at = later[0] if released < surplus and later else None
-    return Scale(there - released, review_at)
+    return Scale(min(there - released, most), review_at)

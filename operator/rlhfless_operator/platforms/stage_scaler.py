@@ -123,7 +123,8 @@ class StageScaler:
     async def _adjust(self) -> None:
         await self._write_preload()
         now = time.monotonic()
-        scale = scale_of(self._pods.situation(), keep_alive=self._keep_alive, at=now)
+        asked = None if self._applied is None else self._applied[0]
+        scale = scale_of(self._pods.situation(), asked=asked, keep_alive=self._keep_alive, at=now)
         self._review_at = scale.review_at
         if scale.bounds != self._applied:
             # Before, so that whichever pod the ReplicaSet picks, it is none at work.
