@@ -14,7 +14,7 @@ from control_plane import ApiServer
 from emulated_functions import Emulation, Held
 from memory_api import memory_api
 from operator_harness import Jobs, fresh_namespace, job_server, running_operator, small_job, wait_for
-from requirements import HAS_API_SERVER
+from prerequisites import HAS_API_SERVER
 
 
 @pytest.fixture(scope="module")

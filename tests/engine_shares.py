@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import Engine, EngineRun, SequenceResult, SequenceTask
 from rlhfless_functions.engines.seeds import sample_seed
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSettings
+from rlhfless_functions.weights import load_policy, publish_adapter
 
 SAMPLING = SamplingSettings(max_prompt_tokens=64, max_response_tokens=24)
 
@@ -112,3 +113,21 @@ def reference_log_probs(folder: Path, task: SequenceTask, response: Sequence[int
     start = len(task.prompt_tokens) - 1
     log_probs = torch.log_softmax(logits[start : start + len(response)] / temperature, -1)
     return log_probs.gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+
+
+def long_prompt(prompt: int, tokens: int) -> list[int]:
+    numbers = random.Random(f"long-{prompt}")
+    return [numbers.randrange(2, 66) for _ in range(tokens)]
+
+
+def published_adapter(folder: Path, to: Path, rank: int = 4) -> Path:
+    """A published adapter that does something."""
+    model = settings_of(folder, lora=LoraSettings(rank=rank))
+    policy = load_policy(model, version(folder))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    publish_adapter(str(to), policy)
+    return to

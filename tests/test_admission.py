@@ -18,7 +18,7 @@ from certificates import write_certificate
 from control_plane import ApiServer, control_plane
 from emulated_functions import Emulation
 from operator_harness import RunningOperator, emulated, wait_for
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings, ClusterSettingsError
 from rlhfless_operator.controller.admission import review
 from rlhfless_operator.controller.endpoints import ADMISSION_PATH, serve_admission

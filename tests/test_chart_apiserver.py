@@ -15,7 +15,7 @@ import yaml
 
 from chart_rendering import CHART, MONITORING, NAMESPACE, Manifest, case, cases, needs_helm, rendered, the
 from control_plane import ApiServer, asset, control_plane
-from requirements import HAS_API_SERVER, needs_api_server, needs_cluster
+from prerequisites import HAS_API_SERVER, needs_api_server, needs_cluster
 
 with_an_api_server = needs_api_server("the chart is not given to an API server")
 

@@ -10,7 +10,7 @@ import pytest
 
 from chart_rendering import CASES, NAMESPACE, REPOSITORY, Manifest, case, needs_helm, of_kind, rendered
 from control_plane import ApiServer, control_plane
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.preflight.permissions import PERMISSIONS
 

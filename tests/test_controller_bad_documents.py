@@ -21,7 +21,7 @@ from operator_harness import (
     running_operator,
     small_job,
 )
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.validation import InvalidJobError, parse_content
 

@@ -12,7 +12,7 @@ from emulated_functions import Emulation
 from knative_emulation import KnativeEmulation
 from knative_thread import knative_beside
 from operator_harness import QUICK, Jobs, RunningOperator, condition, fresh_namespace, job_server, small_job, wait_for
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator

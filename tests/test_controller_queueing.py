@@ -10,7 +10,7 @@ from control_plane import ApiServer
 from emulated_functions import Emulation
 from kueue_stand_in import WORKLOADS, Kueue, queued
 from operator_harness import Jobs, condition, job_server, running_operator, small_job, wait_for
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_functions.api import RunRequest
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.kueue import Admission

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from operator_harness import fresh_namespace, job_server, running_operator
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.workplace import MakePlatform, Tell

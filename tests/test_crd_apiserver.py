@@ -15,7 +15,7 @@ import pytest
 
 from control_plane import ApiServer, asset
 from operator_harness import job_server
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_operator.crd import NAME
 from rlhfless_operator.resource_status import (
     Condition,

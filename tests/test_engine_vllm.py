@@ -1,20 +1,16 @@
 """The engine on vLLM: what it promises beyond what every engine does, and what vLLM would do wrong if it were let."""
 
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -24,13 +20,14 @@ from engine_shares import (
     continued,
     finish,
     generate,
+    long_prompt,
+    published_adapter,
     reference_log_probs,
     save_model,
     settings_of,
     share,
     version,
 )
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     Event,
     GenerationRequest,
@@ -47,7 +44,7 @@ from rlhfless_functions.generation import Generator
 from rlhfless_functions.rollouts import Prompt, Rollout, read_rollouts, write_prompts
 from rlhfless_functions.settings import EngineSettings, LoraSettings, ModelSettings, SamplingSettings, VllmSettings
 from rlhfless_functions.task import TaskContext, TaskError
-from rlhfless_functions.weights import load_policy, publish_adapter, publish_weights
+from rlhfless_functions.weights import publish_weights
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
@@ -87,11 +84,6 @@ def refusal(folder: Path, **changes: Any) -> TaskError:
     with pytest.raises(TaskError) as caught:
         engine.load(settings_of(folder), version(folder))
     return caught.value
-
-
-def long_prompt(prompt: int, tokens: int) -> list[int]:
-    numbers = random.Random(f"long-{prompt}")
-    return [numbers.randrange(2, 66) for _ in range(tokens)]
 
 
 # --- samples -----------------------------------------------------------------------------------------------------
@@ -207,101 +199,11 @@ def test_a_model_that_vllm_cannot_load_is_named_and_the_engine_is_usable_afterwa
     assert generate(engine, share(1, 1))
 
 
-def adapter(folder: Path, to: Path, rank: int = 4) -> Path:
-    """A published adapter that does something."""
-    model = settings_of(folder, lora=LoraSettings(rank=rank))
-    policy = load_policy(model, version(folder))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2)
-    publish_adapter(str(to), policy)
-    return to
-
-
-def test_the_next_version_of_an_adapter_takes_the_place_of_the_last(folder: Path, tmp_path: Path) -> None:
-    """With long prompts, whose prefixes are kept: those of one version are not another's."""
-    model = settings_of(folder, lora=LoraSettings(rank=4))
-    published = str(adapter(folder, tmp_path / "adapter"))
-    tasks = [SequenceTask(prompt, 0, long_prompt(prompt, 100), seed=prompt) for prompt in range(4)]
-    engine, reference = VllmEngine(), TransformersEngine()
-    wanted = {}
-    for named in (None, published):
-        reference.load(model, version(folder, 0, named))
-        wanted[named] = generate(reference, tasks)
-    for number, named in enumerate([None, published, None, published]):
-        engine.load(model, version(folder, number, named))
-        assert_same(generate(engine, tasks), wanted[named])
-
-
-@pytest.fixture
-def two_jobs(folder: Path, tmp_path: Path) -> list[tuple[ModelSettings, WeightsReference]]:
-    """An adapter of each, of different ranks on one backbone."""
-    return [
-        (
-            settings_of(folder, lora=LoraSettings(rank=rank)),
-            version(folder, 1, str(adapter(folder, tmp_path / f"job-{rank}", rank))),
-        )
-        for rank in (4, 6)
-    ]
-
-
-def test_an_engine_that_serves_two_jobs_in_turn_never_mixes_them_and_loads_the_backbone_once(
-    folder: Path, two_jobs: list[tuple[ModelSettings, WeightsReference]]
-) -> None:
-    """With long prompts, whose prefixes are kept, and both with the other's."""
-    tasks = [SequenceTask(prompt, 0, long_prompt(prompt, 100), seed=prompt) for prompt in range(4)]
-    alone = []
-    for model, weights in two_jobs:
-        engine = VllmEngine()
-        engine.load(model, weights)
-        alone.append(generate(engine, tasks))
-        reference = TransformersEngine()
-        reference.load(model, weights)
-        assert_same(alone[-1], generate(reference, tasks))
-        engine.close()
-    assert alone[0] != alone[1]
-    shared = VllmEngine()
-    shared.load(*two_jobs[0])
-    assert shared._loaded is not None
-    backbone = shared._loaded.engine
-    for number in (0, 1, 1, 0, 1):
-        shared.load(*two_jobs[number])
-        assert_same(generate(shared, tasks), alone[number])
-        assert shared._loaded.engine is backbone
-    # One that there is no room for is given an engine of its own.
-    shared.load(settings_of(folder, lora=LoraSettings(rank=16)), version(folder))
-    assert shared._loaded.engine is not backbone
-    assert generate(shared, share(1, 1))
-
-
-def test_requests_with_and_without_an_adapter_do_not_mix_in_one_batch(
-    folder: Path, two_jobs: list[tuple[ModelSettings, WeightsReference]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With as many slots as adapters, vLLM may give a request of the backbone alone one of them."""
-    model, weights = two_jobs[0]
-    engine = VllmEngine()
-    wanted = []
-    for each in (version(folder), weights):
-        engine.load(model, each)
-        wanted.append(generate(engine, share(8, 2)))
-    assert engine._loaded is not None
-    real = engine._loaded.engine.add_request
-
-    def half(key: str, tokens: Any, parameters: Any, lora_request: Any) -> Any:
-        return real(key, tokens, parameters, lora_request=lora_request if key.endswith("/1") else None)
-
-    monkeypatch.setattr(engine._loaded.engine, "add_request", half)
-    mixed = generate(engine, share(8, 2))
-    assert_same(mixed, {(prompt, index): wanted[index][prompt, index] for prompt, index in mixed})
-
-
 def test_an_adapter_is_there_before_it_is_asked_for(
-    make_request: Callable[..., GenerationRequest],
-    two_jobs: list[tuple[ModelSettings, WeightsReference]],
+    make_request: Callable[..., GenerationRequest], folder: Path, tmp_path: Path
 ) -> None:
-    model, weights = two_jobs[0]
+    model = settings_of(folder, lora=LoraSettings(rank=4))
+    weights = version(folder, 1, str(published_adapter(folder, tmp_path / "adapter")))
     settings = EngineSettings(name="vllm", kv_budget_tokens=8192, sequence_tokens=1024)
     generator = Generator(settings=settings)
     generator.preload(model, weights)
@@ -310,22 +212,6 @@ def test_an_adapter_is_there_before_it_is_asked_for(
     shutil.rmtree(weights.adapter)
     request = make_request("preloaded", model=model, weights=weights, engine=settings)
     assert generator.run(request, TaskContext(emit=lambda event: None)).unfinished == 0
-
-
-def test_an_adapter_of_another_backbone_or_rank_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = save_model(tmp_path / "other", folder, seed=7, max_position_embeddings=1024)
-    model = settings_of(folder, lora=LoraSettings(rank=4))
-    engine = VllmEngine()
-    with pytest.raises(TaskError, match="is an adapter of another backbone"):
-        engine.load(model, version(folder, 1, str(adapter(other, tmp_path / "foreign"))))
-    with pytest.raises(TaskError, match=r"large cannot be loaded .* give an adapter of the job's own model, rank"):
-        engine.load(model, version(folder, 1, str(adapter(folder, tmp_path / "large", rank=32))))
-    with pytest.raises(TaskError, match=r"model.lora.rank \(1000\) is more than vLLM's 512"):
-        engine.load(settings_of(folder, lora=LoraSettings(rank=1000)), version(folder))
-    with pytest.raises(TaskError, match=r"model.lora is not set"):
-        engine.load(settings_of(folder), version(folder, 1, str(tmp_path / "large")))
-    engine.load(model, version(folder))
-    assert generate(engine, share(1, 1))
 
 
 def test_vllm_is_chosen_where_it_is_installed_and_says_why(folder: Path) -> None:
@@ -505,66 +391,3 @@ def test_a_process_that_is_killed_loses_no_more_than_its_last_moments(
     assert {key: rollout.response_tokens for key, rollout in finished(rest).items()} == {
         key: rollout.response_tokens for key, rollout in finished(undisturbed).items()
     }
-
-
-# --- a whole job -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dtype", "lora", "most"),
-    [("float32", None, 1.01), ("bfloat16", None, 1.05), ("float32", {"rank": 4}, 1.01)],
-    ids=["float32", "bfloat16", "an adapter"],
-)
-def test_a_job_trains_on_vllm_with_its_log_probs_beside_the_trainers(
-    tiny_job: Callable[..., Path],
-    tiny_model: Path,
-    tmp_path: Path,
-    dtype: str,
-    lora: dict[str, int] | None,
-    most: float,
-) -> None:
-    model = {"source": str(save_model(tmp_path / "model", tiny_model)), "dtype": dtype, "lora": lora}
-    job = tiny_job(model=model, generation={"engine": "vllm", "instances": {"min": 1, "max": 1}}, steps=2)
-    run = subprocess.run(
-        [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "generation runs on vllm (" in run.stdout + run.stderr
-    name = yaml.safe_load(job.read_text())["metadata"]["name"]
-    lines = artifacts.read_bytes(str(tmp_path / "runs" / name / "metrics.jsonl")).decode().splitlines()
-    records = [yaml.safe_load(line) for line in lines]
-    gaps = {record["step"]: record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]}
-    assert gaps.keys() == {1, 2}
-    assert all(1 <= gap < most for gap in gaps.values())
-
-
-def test_a_job_goes_on_when_its_instance_of_vllm_is_killed_in_mid_stream(
-    tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path
-) -> None:
-    source = save_model(tmp_path / "model", tiny_model, max_position_embeddings=1024)
-    job = tiny_job(
-        model={"source": str(source), "dtype": "float32"},
-        generation={"engine": "vllm", "instances": {"min": 1, "max": 1}, "flush": "0.1s"},
-        sampling={"maxPromptTokens": 16, "maxResponseTokens": 400},
-        steps=1,
-    )
-    folder, log = tmp_path / "runs" / "tiny", tmp_path / "log.txt"
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"]
-    with log.open("w") as output:
-        driver = psutil.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=output, stderr=output)
-        while not list((folder / "rollouts").rglob("*.parquet")):
-            assert driver.poll() is None, log.read_text()
-            time.sleep(0.005)
-        (victim,) = (each for each in driver.children(recursive=True) if each.name().startswith("generation-"))
-        victim.kill()
-        assert driver.wait() == 0, log.read_text()
-    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
-    metrics = yaml.safe_load(line)["metrics"]
-    assert metrics["generation/lost_instances"] == 1
-    assert metrics["batch/samples"] == 16
-    # What two instances have made between them is what one model would have.
-    assert metrics["mismatch/mean_exp_abs"] < 1.01

@@ -13,7 +13,7 @@ from knative_jobs import job_under_test
 from knative_world import World
 from knative_world import server as server  # The fixtures.
 from knative_world import world as world
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_functions.api import Done
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.knative import KnativeClient

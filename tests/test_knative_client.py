@@ -11,7 +11,7 @@ import pytest
 
 from control_plane import ApiServer
 from knative_definitions import NAMESPACES, api_client, knative_server
-from requirements import needs_api_server, needs_cluster
+from prerequisites import needs_api_server, needs_cluster
 from rlhfless_operator.knative import (
     ConflictError,
     ForbiddenError,

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from requirements import needs_cluster
+from prerequisites import needs_cluster
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction

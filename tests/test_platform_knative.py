@@ -12,7 +12,7 @@ from knative_jobs import job_under_test, until
 from knative_world import World, a_world
 from knative_world import server as server  # The fixtures.
 from knative_world import world as world
-from requirements import needs_api_server
+from prerequisites import needs_api_server
 from rlhfless_functions.api import Done, WeightsReference
 from rlhfless_functions.preload import read_pointer
 from rlhfless_functions.settings import ModelSettings

@@ -16,7 +16,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from typer.testing import CliRunner
 
 from control_plane import ApiServer, control_plane
-from requirements import needs_api_server, needs_cluster
+from prerequisites import needs_api_server, needs_cluster
 from rlhfless_operator.cli import app
 from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.pods import PodsSpec

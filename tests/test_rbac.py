@@ -21,7 +21,7 @@ from chart_rendering import CHART, rendered
 from emulated_functions import Held
 from kueue_stand_in import Kueue, queued
 from operator_harness import QUICK, RunningOperator, condition, small_job, wait_for
-from requirements import needs_api_server, needs_helm
+from prerequisites import needs_api_server, needs_helm
 from rlhfless_functions.api import Failed, RunRequest
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.leadership import Election
