@@ -35,7 +35,7 @@ from operator_harness import (  # noqa: E402
     operator_process,
     small_job,
 )
-from requirements import HAS_API_SERVER  # noqa: E402
+from prerequisites import HAS_API_SERVER  # noqa: E402
 
 _COUNTED = {"rlhfjobs", "events", "leases"}
 _REQUEST = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
