@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-import requirements
+import prerequisites
 from rlhfless_operator.cluster_settings import ClusterSettings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -19,7 +19,7 @@ NAMESPACE = "default"
 MONITORING = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
 """Kinds that only clusters with Prometheus' operator have."""
 
-needs_helm = requirements.needs_helm("the chart is not rendered")
+needs_helm = prerequisites.needs_helm("the chart is not rendered")
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 
 Manifest = dict[str, Any]
