@@ -9,30 +9,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, LearnResult, Purpose, Stage, WeightsReference
+from rlhfless_functions.api import BatchReference, LearnResult, Purpose, Stage
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.experience import Experience
+from rlhfless_operator.training.finished_step import status_after
 from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.holding import STAGES, Holding
 from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease, LeaseLostError
-from rlhfless_operator.training.ledger import Account, Ledger
+from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.status import (
-    RECENT_STEPS,
-    CheckpointStatus,
-    Phase,
-    RLHFJobStatus,
-    StepStatus,
-    WeightsStatus,
-)
+from rlhfless_operator.training.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.tracking import Tracking
 from rlhfless_operator.training.write_behind import WriteBehind
 
@@ -206,12 +200,12 @@ class TrainingRun:
         Raises:
             LeaseLostError: another driver has the job.
         """
-        self._status_is(**changes)
+        self._status_is(self.status.model_copy(update=changes))
         await self.written()
 
     def enter(self, stage: Stage) -> None:
         """Say which stage begins."""
-        self._status_is(stage=stage)
+        self._status_is(self.status.model_copy(update={"stage": stage}))
 
     async def written(self) -> None:
         """Wait until everything is written down.
@@ -286,55 +280,24 @@ class TrainingRun:
             evaluation=evaluation,
             finished_at=time.time(),
         )
-        changes = self._progress_of(step, record, account, learned, evaluation)
+        status = status_after(
+            self.status,
+            record,
+            account,
+            learned,
+            instance_hour=self.spec.prices.instance_hour,
+            keep_best=self.spec.checkpoints.best,
+        )
         self.records.append(record)
         self._write_records(step, record)
-        self._status_is(**changes)
-        status = self.status
+        self._status_is(status)
         self._behind.add(lambda: self._conclude(record, status))
         if status.checkpoint is not None:
             self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
 
-    def _progress_of(
-        self,
-        step: int,
-        record: StepRecord,
-        account: Account,
-        learned: LearnResult | None,
-        evaluation: dict[str, float] | None,
-    ) -> dict[str, Any]:
-        cost = account.cost(self.spec.prices.instance_hour)
-        status = self.status
-        changes: dict[str, Any] = {
-            "step": step,
-            "seconds": status.seconds + record.seconds,
-            "instance_seconds": status.instance_seconds + account.total(),
-            "idle_seconds": status.idle_seconds + account.total(state="idle"),
-            "cost": status.cost + cost,
-        }
-        if learned is not None and record.plan is not None:
-            reward = record.metrics.get("reward")
-            actors = record.plan["actors"]
-            brief = StepStatus(step=step, reward=reward, seconds=record.seconds, actors=actors, cost=cost)
-            changes |= {
-                "weights": _weights_status(learned.weights),
-                "critic": _weights_status(learned.critic),
-                "reward": reward,
-                "actors": actors,
-                "recent_steps": [*status.recent_steps, brief][-RECENT_STEPS:],
-            }
-            if learned.checkpoint is not None:
-                changes["checkpoint"] = CheckpointStatus(step=step, uri=learned.checkpoint)
-        if evaluation is not None and self.spec.checkpoints.best:
-            best = status.best_evaluation
-            if best is None or evaluation["accuracy"] > best:
-                newest = _weights_status(learned.weights) if learned else None
-                changes |= {"best": newest, "best_evaluation": evaluation["accuracy"]}
-        return changes
-
-    def _status_is(self, **changes: Any) -> None:
-        self.status = status = self.status.model_copy(update=changes)
+    def _status_is(self, status: RLHFJobStatus) -> None:
+        self.status = status
         content = status.model_dump_json(by_alias=True).encode()
 
         async def publish() -> None:
@@ -385,12 +348,6 @@ class TrainingRun:
     def _on_state(self, change: StateChange) -> None:
         self.ledger.observe(change)
         self.experience.instance_changed(change)
-
-
-def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
-    if weights is None:
-        return None
-    return WeightsStatus(version=weights.version, uri=weights.uri, adapter=weights.adapter)
 
 
 def _compressed(batch: BatchReference) -> bytes:
