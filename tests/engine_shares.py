@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSet
 from rlhfless_functions.weights import load_policy, publish_adapter
 
 SAMPLING = SamplingSettings(max_prompt_tokens=64, max_response_tokens=24)
+
+NewEngine = Callable[[], Engine]
 
 Results = dict[tuple[int, int], SequenceResult]
 
