@@ -10,11 +10,7 @@ process does not count. That they do the same work is checked: the gradient's no
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
-import random
 import resource
 import statistics
 import subprocess
@@ -27,10 +23,18 @@ from typing import Any
 
 import psutil
 import torch
+from learning_batches import (
+    SAMPLES_PER_PROMPT,
+    Sample,
+    draw_samples,
+    learn_request,
+    longest_sequence,
+    prepared_samples,
+)
+from machine import describe_machine
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-GROUP = 8
 UPDATES = 4
 """Of each process, the first of which does not count."""
 LEARNING_RATE = 1e-4
@@ -59,31 +63,9 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Sample:
+def samples_of(size: Size) -> list[Sample]:
     """What both sides are given."""
-
-    prompt: int
-    index: int
-    prompt_tokens: list[int]
-    response_tokens: list[int]
-    advantage: float
-
-
-def draw_samples(size: Size) -> list[Sample]:
-    """Groups of samples that share a prompt."""
-    draw = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [draw.randrange(2, size.vocabulary) for _ in range(count)]
-
-    samples = []
-    for prompt in range(size.groups):
-        prompt_tokens = tokens(round(size.prompt * draw.uniform(0.75, 1.25)))
-        for index in range(GROUP):
-            length = min(size.response, max(8, round(draw.lognormvariate(0, 0.6) * size.response / 3)))
-            samples.append(Sample(prompt, index, prompt_tokens, tokens(length), draw.gauss(0, 1)))
-    return samples
+    return draw_samples(size.groups, prompt=size.prompt, response=size.response, vocabulary=size.vocabulary)
 
 
 def save_model(size: Size, folder: Path) -> None:
@@ -145,65 +127,27 @@ class Stopwatch:
 
 def measure_ours(size: Size, folder: Path) -> dict[str, Any]:
     """Training steps by the learner, each on the same batch."""
-    from rlhfless_functions.api import BatchReference, LearnRequest, SampleTask, TaskKey, WeightsReference
-    from rlhfless_functions.rollouts import PreparedSample, VersionSpan
-    from rlhfless_functions.settings import (
-        AlgorithmSettings,
-        BatchSettings,
-        LearningSettings,
-        ModelSettings,
-        OptimizerSettings,
-        SamplingSettings,
-    )
     from rlhfless_functions.training_batch import TrainingBatch
     from rlhfless_functions.training_state import initial_state
     from rlhfless_functions.training_step import train_step
 
     watch = Stopwatch()
-    samples = draw_samples(size)
-    longest = max(len(sample.prompt_tokens) for sample in samples) + size.response
-    weights = WeightsReference(version=0, uri=str(folder))
-    request = LearnRequest(
-        key=TaskKey(job_uid="benchmark", step=1, stage="learning", part="learn", attempt=0),
-        result="",
-        model=ModelSettings(source=str(folder), dtype="float32"),
-        initial=weights,
-        base=weights,
-        batch=BatchReference(step=1, parts=[""], samples=[SampleTask(prompt=0, index=0)]),
-        algorithm=AlgorithmSettings().resolved(),
-        optimizer=OptimizerSettings(learning_rate=LEARNING_RATE, max_gradient_norm=1e9),
-        batch_settings=BatchSettings(
-            prompts_per_step=size.groups, samples_per_prompt=GROUP, microbatch_tokens=size.micro_batch * longest
-        ),
-        sampling=SamplingSettings(max_response_tokens=size.response),
-        learning=LearningSettings(),
+    samples = samples_of(size)
+    request = learn_request(
+        folder,
+        samples,
+        response=size.response,
+        microbatch_tokens=size.micro_batch * longest_sequence(samples, size.response),
+        learning_rate=LEARNING_RATE,
         total_steps=UPDATES,
-        seed=0,
-        publish="",
+        model={"dtype": "float32"},
+        learning={},
     )
     state = initial_state(request)
-    prepared = [
-        PreparedSample(
-            prompt=sample.prompt,
-            index=sample.index,
-            prompt_tokens=sample.prompt_tokens,
-            response_tokens=sample.response_tokens,
-            log_probs=[0.0] * len(sample.response_tokens),
-            finish_reason="stop",
-            versions=[VersionSpan(0, 0, len(sample.response_tokens))],
-            reward=sample.advantage,
-            advantages=[sample.advantage] * len(sample.response_tokens),
-        )
-        for sample in samples
-    ]
-    # Without importance weights, as TRL without vLLM.
-    algorithm = request.algorithm.model_copy(
-        update={"importance_sampling": request.algorithm.importance_sampling.model_copy(update={"cap": None})}
-    )
-    request = request.model_copy(update={"algorithm": algorithm})
+    prepared = prepared_samples(samples)
     for step in range(1, UPDATES + 1):
         watch.begin()
-        report = train_step(state, TrainingBatch(prepared, algorithm, step), request, step, lambda: None)
+        report = train_step(state, TrainingBatch(prepared, request.algorithm, step), request, step, lambda: None)
         watch.end(report.policy.gradient_norms[0])
     return watch.report()
 
@@ -215,13 +159,13 @@ def measure_trl(size: Size, folder: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     watch = Stopwatch()
-    samples = draw_samples(size)
+    samples = samples_of(size)
     parts = -(-len(samples) // size.micro_batch)
     configuration = trl.GRPOConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=size.micro_batch,
         gradient_accumulation_steps=parts,
-        num_generations=GROUP,
+        num_generations=SAMPLES_PER_PROMPT,
         max_completion_length=size.response,
         beta=0.0,
         epsilon=0.2,
@@ -302,7 +246,7 @@ def compare(name: str, rounds: int, threads: int) -> dict[str, Any]:
     first = {side: measured[0]["gradient_norms"][0] for side, measured in runs.items()}
     if abs(first["rlhfless"] - first["trl"]) > 1e-3 * first["trl"]:
         raise SystemExit(f"{name}: the two sides do not take the same update: gradient norms {first}")
-    samples = draw_samples(size)
+    samples = samples_of(size)
     tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
     seconds, cpu_seconds = (
         {
@@ -342,11 +286,7 @@ def main() -> None:
     result = {
         "sizes": {name: compare(name, arguments.rounds, arguments.threads) for name in arguments.sizes.split(",")},
         "threads": arguments.threads,
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "machine": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "trl")},
+        **describe_machine(("torch", "transformers", "trl")),
     }
     text = json.dumps(result, indent=2)
     print(text)

@@ -7,21 +7,17 @@ compared is the median wall time of a step after the first, which pays for start
 """
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
+from machine import describe_machine
+from peak_memory import PeakMemory
 
 from rlhfless_operator.validation import load_job
 
@@ -52,28 +48,6 @@ def run_rlhfless(steps: int, threads: int, folder: Path) -> dict[str, Any]:
         "driver_peak_bytes": peak.driver,
         "all_processes_peak_bytes": peak.everything,
     }
-
-
-class PeakMemory:
-    """Samples a process and its descendants until it ends: resident bytes, and proportional ones for the whole tree."""
-
-    def __init__(self, pid: int) -> None:
-        self.driver = 0
-        self.everything = 0
-        self._process = psutil.Process(pid)
-        threading.Thread(target=self._sample, daemon=True).start()
-
-    def _sample(self) -> None:
-        while True:
-            try:
-                self.driver = max(self.driver, self._process.memory_info().rss)
-                # Forks share most of their pages with the template: their resident sizes do not add up.
-                tree = [self._process, *self._process.children(recursive=True)]
-                self.everything = max(self.everything, sum(process.memory_full_info().pss for process in tree))
-            except psutil.Error:
-                if not self._process.is_running() or self._process.status() == psutil.STATUS_ZOMBIE:
-                    return
-            time.sleep(0.5)
 
 
 def run_trl(steps: int, threads: int) -> dict[str, Any]:
@@ -108,11 +82,7 @@ def main() -> None:
         "rlhfless": ours,
         "trl": theirs,
         "threads": arguments.threads,
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "machine": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "trl")},
+        **describe_machine(("torch", "transformers", "trl")),
     }
     text = json.dumps(result, indent=2)
     print(text)
