@@ -23,6 +23,9 @@ class SlowToPublish:
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         raise AssertionError("nothing is loaded")
 
+    def rest(self) -> None:
+        raise AssertionError("nothing is held")
+
     def run(self, request: ExportRequest, context: TaskContext) -> Message:
         context.emit(Progress(finished=0, running=1, waiting=0, tokens=7))
         while context.stop_reason is None:

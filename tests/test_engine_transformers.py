@@ -1,5 +1,6 @@
 """The engine on transformers: what it promises beyond what every engine does."""
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 
 from engine_shares import (
     SAMPLING,
@@ -151,3 +152,21 @@ def test_running_out_of_memory_is_an_error_of_its_own(engine: Engine, monkeypatc
         run.step()
     assert caught.value.reason == "out_of_memory"
     assert caught.value.retryable
+
+
+def test_a_rest_keeps_nothing_of_model_and_cache_in_memory(folder: Path) -> None:
+    engine = TransformersEngine()
+    engine.load(settings_of(folder), version(folder))
+    generate(engine, share(8, 2))
+
+    def tensors() -> int:
+        """Bytes of tensors in this process, each once."""
+        found = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
+        return sum(storages.values())
+
+    gc.collect()
+    loaded = tensors()
+    held = sum(parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(folder).parameters())
+    engine.rest()
+    assert loaded - tensors() > held

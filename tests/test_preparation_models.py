@@ -1,5 +1,6 @@
 """What the preparation stage asks of models: the policy, the reference and the critic."""
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
 
-from preparation_workplace import KL, TEMPERATURE, Workplace
+from preparation_workplace import KL, RIGHT, TEMPERATURE, Workplace
 from preparation_workplace import place as place  # The fixtures.
 from preparation_workplace import preparer as preparer
 from preparation_workplace import two_groups as two_groups
@@ -17,7 +24,7 @@ from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.preparation import Preparer
 from rlhfless_functions.rollouts import Rollout
-from rlhfless_functions.settings import AlgorithmSettings, KlSettings, LoraSettings
+from rlhfless_functions.settings import AlgorithmSettings, KlSettings, LoraSettings, ModelReward, RewardSettings
 from rlhfless_functions.shared_prompts import SharedPrompts
 from rlhfless_functions.weights import attach_adapter, load_critic, publish_adapter, publish_critic, publish_weights
 
@@ -197,6 +204,42 @@ def test_a_penalty_in_the_reward_is_on_the_samplers_log_probs_where_no_others_ar
         assert sample.reward is not None
         expected = [sample.reward - sum(penalties[start:]) for start in range(len(penalties))]
         assert sample.advantages == pytest.approx(expected, abs=1e-5)
+
+
+def test_after_a_rest_every_model_answers_as_before_and_none_was_kept(
+    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+) -> None:
+    preparer = two_groups.preparer = Preparer()
+    critic = load_critic(two_groups.model, two_groups.initial)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        critic.score.weight.normal_()
+    publish_critic(str(tmp_path / "critic"), critic)
+    del critic
+    judge = Qwen3ForSequenceClassification(Qwen3Config.from_pretrained(tiny_model, num_labels=1))
+    judge.save_pretrained(tmp_path / "judge")
+    two_groups.tokenizer.save_pretrained(tmp_path / "judge")
+    del judge
+    settings = {
+        "policy": perturbed(tiny_model, tmp_path / "policy", seed=1),
+        "old_log_probs": True,
+        "reference": two_groups.initial,
+        "critic": WeightsReference(version=1, uri=str(tmp_path / "critic")),
+        "algorithm": PPO,
+        "rewards": [RIGHT, RewardSettings(name="judge", model=ModelReward(source=str(tmp_path / "judge")))],
+    }
+
+    def models() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), PreTrainedModel) for each in gc.get_objects())
+
+    others = models()
+    _, expected = two_groups.prepare(**settings)
+    assert models() > others
+    preparer.rest()
+    assert models() == others
+    assert two_groups.prepare(**settings)[1] == expected
+    preparer.close()
 
 
 def test_a_preloaded_preparer_answers_the_same(two_groups: Workplace) -> None:

@@ -45,6 +45,9 @@ class Scripted:
     fault: Exception | None = None
     preloaded: list[WeightsReference] = field(default_factory=list)
     unloadable: bool = False
+    rests: int = 0
+    rest_fault: Exception | None = None
+    rest_ends: threading.Event = field(default_factory=threading.Event)
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         if self.unloadable:
@@ -60,6 +63,13 @@ class Scripted:
             time.sleep(0.002)
         self.stopped_by.append(context.stop_reason)
         return ExportResult(uri=request.destination)
+
+    def rest(self) -> None:
+        assert threading.current_thread().name.startswith("task"), "never beside a task"
+        self.rests += 1
+        if self.rest_fault is not None:
+            raise self.rest_fault
+        assert self.rest_ends.wait(60)
 
 
 def request_for(tmp_path: Path, *, stage: Stage = "learning", part: str = "export", **changes: Any) -> bytes:
@@ -84,6 +94,14 @@ class Client:
 
     def run(self, body: bytes, token: str = TOKEN) -> Any:
         return self.session.post(f"{self.url}/v1/run", data=body, headers={"authorization": f"Bearer {token}"})
+
+    def rest(self, token: str = TOKEN) -> Any:
+        return self.session.post(f"{self.url}/v1/rest", headers={"authorization": f"Bearer {token}"})
+
+    async def refused_rest(self, token: str = TOKEN) -> tuple[int, str, bool]:
+        async with self.rest(token) as response:
+            refusal = parse_event(await response.read())
+        return response.status, refusal.reason, refusal.retryable
 
     async def events(self, body: bytes) -> list[Any]:
         async with self.run(body) as response:
@@ -110,6 +128,7 @@ async def serving(function: Scripted, *, max_request_bytes: int = 10_000, start:
             yield Client(session, f"http://127.0.0.1:{port}", instance, running)
     finally:
         function.release.set()
+        function.rest_ends.set()
         server.should_exit = True
         await running
 
@@ -287,3 +306,59 @@ async def test_an_instance_whose_model_cannot_be_loaded_is_ready_without_it() ->
     async with serving(Scripted(unloadable=True), start=False) as client:
         await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
         assert (await client.status("/readyz"))[0] == 200
+
+
+async def test_a_rest_is_answered_when_it_is_over_and_the_next_task_runs(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    function.rest_ends.set()
+    async with serving(function) as client:
+        for _ in range(2):
+            async with client.rest() as response:
+                assert response.status == 200
+                assert (await response.json())["seconds"] >= 0
+        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+        metrics = (await client.status("/metrics"))[1]
+    assert function.rests == 2
+    assert "rlhfless_rest_seconds_count 2.0" in metrics
+
+
+async def test_while_a_rest_is_under_way_everything_else_is_told_to_come_again(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    async with serving(function) as client:
+        resting = asyncio.ensure_future(client.rest().__aenter__())
+        while not function.rests:
+            await asyncio.sleep(0.002)
+        async with client.run(request_for(tmp_path)) as response:
+            refusal = parse_event(await response.read())
+        assert (response.status, refusal.reason, refusal.retryable) == (409, "busy", True)
+        assert await client.refused_rest() == (409, "busy", True)
+        function.rest_ends.set()
+        assert (await resting).status == 200
+        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+    assert function.rests == 1
+
+
+async def test_what_is_at_work_going_away_or_another_jobs_does_not_rest(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        assert await client.refused_rest("another token") == (401, "bad_request", False)
+        async with client.run(request_for(tmp_path)) as response:
+            await response.content.readline()
+            assert await client.refused_rest() == (409, "busy", True)
+        await client.instance.idle()
+        client.instance.drain()
+        assert await client.refused_rest() == (503, "drained", True)
+    assert function.rests == 0
+
+
+async def test_an_instance_that_cannot_give_its_memory_back_says_so_and_ends(tmp_path: Path) -> None:
+    function = Scripted(rest_fault=RuntimeError("the device fell off the bus"))
+    async with serving(function) as client:
+        async with client.rest() as response:
+            failed = parse_event(await response.read())
+        assert (response.status, failed.reason, failed.retryable) == (500, "engine_lost", True)
+        assert "the device fell off the bus" in failed.message
+        await asyncio.wait_for(client.running, 60)
+    assert function.runs == 0

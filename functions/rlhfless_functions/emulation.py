@@ -53,6 +53,9 @@ class _Emulated:
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Nothing is held."""
 
+    def rest(self) -> None:
+        """Nothing is held."""
+
     def _trace(self) -> TraceLengths:
         self._lengths = self._lengths or read_lengths(self._emulation)
         return self._lengths

@@ -85,6 +85,16 @@ class Generator:
                     share.generate(engine)
         return share.result()
 
+    def rest(self) -> None:
+        """Give the device's memory back; what generates stays chosen.
+
+        Raises:
+            TaskError: `engine_lost`, where that takes the end of the process.
+        """
+        engine = self._given or (self._made[2] if self._made else None)
+        if engine is not None:
+            engine.rest()
+
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
         """What there is, where it is what is asked for."""
         if self._given is not None:

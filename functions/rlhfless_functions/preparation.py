@@ -30,6 +30,7 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.dataset_files import read_table
 from rlhfless_functions.datasets import make_prompts
+from rlhfless_functions.device_memory import give_back
 from rlhfless_functions.modeling import (
     RaggedBatch,
     body_of,
@@ -89,6 +90,13 @@ class Preparer:
             if isinstance(request, MaterializeRequest):
                 return self._materialize(request)
             return self._prepare(request, context)
+
+    def rest(self) -> None:
+        """Give the device's memory back: models, reward models among them, are loaded again when they are asked for.
+        The reward workers stay; what a user's own code holds in them is the user's."""
+        self._models.forget()
+        self._scorer.forget_models()
+        give_back()
 
     def close(self) -> None:
         """End the reward workers."""

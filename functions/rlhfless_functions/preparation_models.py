@@ -47,7 +47,12 @@ class PreparationModels:
     def use(self, model: ModelSettings) -> None:
         """Set the model that the weights are of; at another one everything is forgotten."""
         if model != self._model:
-            self._model, self._policy, self._reference, self._critic = model, None, None, None
+            self._model = model
+            self.forget()
+
+    def forget(self) -> None:
+        """Hold no model: the next one asked for is loaded."""
+        self._policy = self._reference = self._critic = None
 
     def policy(self, weights: WeightsReference) -> Policy:
         """The policy at a version.

@@ -1,6 +1,7 @@
 """One function instance: an HTTP server that does one task at a time.
 
     POST /v1/run    a request of the wire contract; answered by a stream of newline-delimited JSON events
+    POST /v1/rest   give the device's memory back until the next request; answered when that is done
     GET  /healthz   the process is alive
     GET  /readyz    the model is loaded (503 until then, and while draining)
     GET  /metrics   Prometheus
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
@@ -62,6 +63,13 @@ class Function(Protocol):
     def run(self, request: Any, context: TaskContext) -> Message:
         """Do one task."""
 
+    def rest(self) -> None:
+        """Give the device's memory back. It was a cache: the next request, or preload, has it again as it was.
+
+        Raises:
+            Exception: the memory is not given back, and the function is of no use any more.
+        """
+
 
 class Instance:
     """A function and its one worker thread: at most one task at a time, and none after a drain."""
@@ -85,6 +93,9 @@ class Instance:
         self._busy = Gauge("rlhfless_instance_busy", "1 while a task runs", registry=self.registry)
         self._tasks = Counter("rlhfless_tasks", "Tasks by outcome", ["task", "outcome"], registry=self.registry)
         self._seconds = Counter("rlhfless_task_seconds", "Seconds spent in tasks", ["task"], registry=self.registry)
+        self._resting = Summary(
+            "rlhfless_rest_seconds", "Seconds spent giving the device's memory back", registry=self.registry
+        )
 
     def listening(self) -> None:
         """The server has its socket: the process part of the cold start is over."""
@@ -111,7 +122,7 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether a task runs, or one that was cut is still publishing."""
+        """Whether a task runs, one that was cut is still publishing, or the device's memory is being given back."""
         return not self._idle.is_set()
 
     def drain(self) -> None:
@@ -158,6 +169,33 @@ class Instance:
             context.stop("cut")
             if not working:
                 self._ends()
+
+    async def rest(self) -> float:
+        """Give the device's memory back, in the worker thread; how many seconds it took.
+
+        The caller has checked that the instance is not busy. It is until this is over: a task that waited its turn
+        instead would run on what a failed rest left behind.
+
+        Raises:
+            Exception: the function's own; the instance is then lost.
+        """
+        self._idle.clear()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._rest)
+
+    def _rest(self) -> float:
+        started = time.monotonic()
+        try:
+            self._function.rest()
+        except BaseException:
+            logger.exception("the device's memory could not be given back")
+            self.draining = self.lost = True
+            raise
+        finally:
+            self._ends()
+        seconds = time.monotonic() - started
+        self._resting.observe(seconds)
+        logger.info("instance rests", extra={"fields": {"seconds": round(seconds, 4)}})
+        return seconds
 
     def _ends(self) -> None:
         self._busy.set(0)
@@ -206,16 +244,28 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
     """The HTTP face of an instance.
 
     Args:
-        token: the job's own; every `/v1/run` carries it as a bearer token.
+        token: the job's own; every POST carries it as a bearer token.
         max_request_bytes: longer requests are refused with 413.
     """
     app = FastAPI(title=f"rlhfless {instance.stage}", docs_url=None, redoc_url=None, openapi_url=None)
 
+    def stranger(http_request: Request) -> Response | None:
+        offered = http_request.headers.get("authorization", "")
+        if hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
+            return None
+        return _refusal(401, "bad_request", "the bearer token is not this job's")
+
+    def occupied() -> Response | None:
+        if instance.draining:
+            return _refusal(503, "drained", "the instance is going away", retryable=True)
+        if instance.busy:
+            return _refusal(409, "busy", "the instance does one thing at a time, and is at work", retryable=True)
+        return None
+
     @app.post("/v1/run")
     async def run(http_request: Request) -> Response:
-        offered = http_request.headers.get("authorization", "")
-        if not hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
-            return _refusal(401, "bad_request", "the bearer token is not this job's")
+        if refusal := stranger(http_request):
+            return refusal
         body = bytearray()
         async for chunk in http_request.stream():
             body += chunk
@@ -230,11 +280,20 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         if request.key.stage != instance.stage:
             message = f"this is a {instance.stage} instance; the request is for {request.key.stage}"
             return _refusal(422, "bad_request", message)
-        if instance.draining:
-            return _refusal(503, "drained", "the instance is going away", retryable=True)
-        if instance.busy:
-            return _refusal(409, "busy", "the instance does one task at a time, and one is running", retryable=True)
-        return StreamingResponse(instance.stream(request), media_type="application/x-ndjson")
+        return occupied() or StreamingResponse(instance.stream(request), media_type="application/x-ndjson")
+
+    @app.post("/v1/rest")
+    async def rest(http_request: Request) -> Response:
+        if refusal := stranger(http_request) or occupied():
+            return refusal
+        try:
+            seconds = await instance.rest()
+        except Exception as error:
+            message = (
+                f"the device's memory could not be given back ({type(error).__name__}: {error}): the instance ends"
+            )
+            return _refusal(500, "engine_lost", message, retryable=True)
+        return JSONResponse({"seconds": seconds})
 
     @app.get("/healthz")
     async def healthz() -> Response:

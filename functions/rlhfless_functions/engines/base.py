@@ -125,6 +125,14 @@ class Engine(Protocol):
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
         """
 
+    def rest(self) -> None:
+        """Give the device's memory back. The run is abandoned; `load` comes before the next one, and what it loads is
+        as it was.
+
+        Raises:
+            TaskError: `engine_lost`: the memory comes back with the end of the process alone.
+        """
+
     def start(
         self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
     ) -> EngineRun:

@@ -77,6 +77,11 @@ class ReplayEngine:
         until = started + self._emulation.weight_load_seconds * self._emulation.time_scale
         self._sleep(max(0.0, until - self._clock()))
 
+    def rest(self) -> None:
+        """Hold no weights and no keys and values: the next load takes its time."""
+        self._weights = self._run = None
+        self._cached, self._cached_prompts = {}, set()
+
     def start(
         self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
     ) -> "EmulatedBatch":

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhfless_functions import weights as stored
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.device_memory import give_back
 from rlhfless_functions.engines.attention import Masks, use_grouped_attention
 from rlhfless_functions.engines.base import SequenceTask
 from rlhfless_functions.engines.continuous_batch import ContinuousBatch, padded_rows
@@ -65,6 +66,11 @@ class TransformersEngine:
         tokenizer = stored.load_tokenizer(model, weights)
         torch.nn.Module.to(policy, self._device)
         return _Loaded(model, weights, policy, tokenizer, masks)
+
+    def rest(self) -> None:
+        """Give the memory of model and KV cache back: the files that the model is read from again are in the host's."""
+        self._loaded = self._cache = None
+        give_back()
 
     def start(
         self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None

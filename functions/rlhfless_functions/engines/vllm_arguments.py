@@ -113,6 +113,8 @@ def engine_arguments(
         "use_tqdm_on_load": False,
         "worker_extension_cls": "rlhfless_functions.engines.vllm_worker.WorkerExtension",
     }
+    if settings.rests and device.type == "cuda":
+        arguments["enable_sleep_mode"] = True  # refused on a CPU
     if device.type == "cpu":
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "max_num_seqs": CPU_SEQUENCES}
     if model.lora is not None:

@@ -96,12 +96,16 @@ class RewardScorer:
         ]
         return Scores(terms, totals, _metrics(outcomes, totals))
 
+    def forget_models(self) -> None:
+        """Hold no reward model: one that is asked for is loaded again. The workers stay."""
+        self._models.clear()
+
     def close(self) -> None:
         """End all workers."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-        self._models.clear()
+        self.forget_models()
 
     def _score_one(
         self,
