@@ -13,12 +13,23 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+import prerequisites
+
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No example fails for being slow: the cores may be busy with something else.
 settings.register_profile("rlhfless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rlhfless")
+
+
+def pytest_configure() -> None:
+    prerequisites.check_required()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    prerequisites.fail_if_lacking(item)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import asyncio
 import json
 import math
 import re
-import shutil
 import subprocess
 import time
 import urllib.parse
@@ -22,6 +21,7 @@ import pytest
 import yaml
 
 from control_plane import free_port
+from prerequisites import needs_helm, needs_prometheus
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import MeteredPlatform
@@ -37,9 +37,9 @@ CHART = Path(__file__).resolve().parents[1] / "charts" / "rlhfless"
 DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in sorted((CHART / "dashboards").glob("*.json"))}
 WINDOW_SECONDS = 60
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="no panel is looked at: Debian's package prometheus is not installed"
-)
+looks_at_panels = needs_prometheus("no panel is looked at")
+renders_alerts = needs_helm("no alert is tried")
+tries_alerts = needs_prometheus("no alert is tried")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ PANELS = [
 ]
 
 
-@needs_prometheus
+@looks_at_panels
 @pytest.mark.parametrize("panel", PANELS)
 def test_no_panel_is_empty_after_a_run(watched: Prometheus, panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
@@ -215,7 +215,7 @@ def test_no_panel_is_empty_after_a_run(watched: Prometheus, panel: dict[str, Any
         assert any(values.values()), expression
 
 
-@needs_prometheus
+@looks_at_panels
 def test_the_panels_tell_what_the_run_did(watched: Prometheus) -> None:
     def last(expression: str) -> float:
         (values,) = watched.values(expression, instant=True).values()
@@ -250,8 +250,6 @@ def test_dashboards_have_names_of_their_own_and_lead_to_each_other() -> None:
 @pytest.fixture(scope="module")
 def alerts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rules of the chart, as Prometheus reads them."""
-    if shutil.which("helm") is None or shutil.which("promtool") is None:
-        pytest.skip("no alert is tried: helm or promtool (Debian's package prometheus) is not installed")
     values = CHART / "ci" / "monitoring-service.yaml"
     command = ["helm", "template", "it", CHART, "--values", values, "--show-only", "templates/prometheusrule.yaml"]
     rules = yaml.safe_load(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -302,6 +300,8 @@ ALERTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
+@renders_alerts
+@tries_alerts
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_fires_when_it_is_to_and_not_otherwise(alerts: Path, tmp_path: Path, name: str) -> None:
     bad, good = ALERTS[name]
@@ -330,6 +330,8 @@ def test_an_alert_fires_when_it_is_to_and_not_otherwise(alerts: Path, tmp_path: 
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@renders_alerts
+@tries_alerts
 def test_every_alert_is_tried(alerts: Path) -> None:
     (group,) = yaml.safe_load(alerts.read_text())["groups"]
     assert {rule["alert"] for rule in group["rules"]} == set(ALERTS)
