@@ -141,8 +141,8 @@ def test_data_without_tests_is_an_error_that_names_the_column(scorer: RewardScor
 
 
 def test_tests_may_be_json() -> None:
-    assert unit_tests({"t": '["assert True"]'}, "t") == ["assert True"]
-    for useless in ("assert True", [], [1], [{"input": "1"}], {"inputs": []}):
+    assert unit_tests({"t": '["assert add(2, 2) == 4"]'}, "t") == ["assert add(2, 2) == 4"]
+    for useless in ("assert add(2, 2) == 4", [], [1], [{"input": "1"}], {"inputs": []}):
         with pytest.raises(LookupError, match="testsColumn"):
             unit_tests({"t": useless}, "t")
 

@@ -1,8 +1,6 @@
 """One training step: gradients, epochs and minibatches, the critic's warm-up."""
 
 import math
-import random
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,8 @@ import pytest
 import torch
 
 from rlhfless_functions import training_state
-from rlhfless_functions.api import BatchReference, LearnRequest, SampleTask, TaskKey, WeightsReference
 from rlhfless_functions.modeling import collate, response_log_probs
-from rlhfless_functions.optimizers import ModelOptimizer
-from rlhfless_functions.rollouts import PreparedSample, VersionSpan
+from rlhfless_functions.rollouts import PreparedSample
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
@@ -24,110 +20,21 @@ from rlhfless_functions.settings import (
     LearningSettings,
     LoraSettings,
     ModelSettings,
-    OptimizerSettings,
     SamplingSettings,
 )
 from rlhfless_functions.task import TaskError
-from rlhfless_functions.training_batch import TrainingBatch
-from rlhfless_functions.training_state import TrainingState, initial_state
-from rlhfless_functions.training_step import StepReport, train_step
+from rlhfless_functions.training_state import initial_state
+from training_steps import assert_same_gradients, learn_request, ragged_samples, take_step
 
 torch.set_num_threads(1)
-
-Gradients = dict[str, torch.Tensor]
-
-
-def settings(folder: Path, **given: Any) -> LearnRequest:
-    """A request; only its settings matter here."""
-    weights = WeightsReference(version=0, uri=str(folder))
-    whole = {
-        "key": TaskKey(job_uid="job", step=1, stage="learning", part="learn", attempt=0),
-        "result": "unused",
-        "model": ModelSettings(source=str(folder), dtype="float32"),
-        "initial": weights,
-        "base": weights,
-        "batch": BatchReference(step=1, parts=["unused"], samples=[SampleTask(prompt=0, index=0)]),
-        "algorithm": AlgorithmSettings(),
-        "optimizer": OptimizerSettings(learning_rate=1e-3, max_gradient_norm=1e6),
-        "batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2),
-        "sampling": SamplingSettings(max_response_tokens=16),
-        "learning": LearningSettings(),
-        "total_steps": 10,
-        "seed": 0,
-        "publish": "unused",
-        **given,
-    }
-    whole["algorithm"] = whole["algorithm"].resolved()
-    return LearnRequest(**whole)
-
-
-def ragged_samples(count: int = 8, seed: int = 0, **given: Any) -> list[PreparedSample]:
-    draw = random.Random(seed)
-
-    def numbers(length: int, mean: float, spread: float) -> list[float]:
-        return [draw.gauss(mean, spread) for _ in range(length)]
-
-    samples = []
-    for number in range(count):
-        length = draw.randint(1, 12)
-        sample = {
-            "prompt": number // 2,
-            "index": number % 2,
-            "prompt_tokens": [draw.randint(2, 50) for _ in range(2 + number // 2)],
-            "response_tokens": [draw.randint(2, 50) for _ in range(length)],
-            "log_probs": numbers(length, -4, 0.3),
-            "finish_reason": "stop",
-            "versions": [VersionSpan(0, 0, length)],
-            "reward": float(number % 2),
-            "old_log_probs": numbers(length, -4, 0.1),
-            "reference_log_probs": numbers(length, -4, 0.2),
-            "values": numbers(length, 0, 0.1),
-            "advantages": numbers(length, 0, 1),
-            "returns": numbers(length, 0.5, 0.5),
-        }
-        samples.append(PreparedSample(**{**sample, **given}))
-    return samples
-
-
-class Recorder(ModelOptimizer):
-    """An optimizer that keeps the gradients of each update."""
-
-    def __init__(self, model: torch.nn.Module, its: OptimizerSettings) -> None:
-        super().__init__(model, its)
-        self.model, self.gradients = model, list[Gradients]()
-
-    def update(self, factor: float) -> float:
-        self.gradients.append({name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None})
-        return super().update(factor)
-
-
-def run(
-    request: LearnRequest, samples: list[PreparedSample], step: int = 1, check: Callable[[], None] = lambda: None
-) -> tuple[TrainingState, StepReport, list[Gradients], list[Gradients]]:
-    """Take one step from the initial state; also the gradients of the policy's and of the critic's updates."""
-    state = initial_state(request)
-    policy = state.policy_optimizer = Recorder(state.policy, request.optimizer)
-    critic = None
-    if state.critic is not None:
-        critic = state.critic_optimizer = Recorder(state.critic, request.optimizer)
-    report = train_step(state, TrainingBatch(samples, request.algorithm, step), request, step, check)
-    return state, report, policy.gradients, critic.gradients if critic else []
-
-
-def assert_same_gradients(some: Gradients, others: Gradients, tolerance: float = 1e-5) -> None:
-    assert some.keys() == others.keys()
-    largest = max(float(gradient.abs().max()) for gradient in others.values())
-    assert largest > 0
-    for name, gradient in some.items():
-        assert float((gradient - others[name]).abs().max()) <= tolerance * largest, name
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dr_grpo", "gspo", "rloo"])
 def test_micro_batches_of_one_two_and_eight_samples_give_equal_gradients(tiny_model: Path, name: Any) -> None:
     algorithm = AlgorithmSettings(name=name, kl=KlSettings(coefficient=0.1), entropy_coefficient=0.01)
     runs = [
-        run(
-            settings(
+        take_step(
+            learn_request(
                 tiny_model,
                 algorithm=algorithm,
                 batch_settings=BatchSettings(prompts_per_step=4, samples_per_prompt=2, microbatch_tokens=tokens),
@@ -144,14 +51,14 @@ def test_micro_batches_of_one_two_and_eight_samples_give_equal_gradients(tiny_mo
 
 def test_the_gradient_is_the_one_that_the_formula_says(tiny_model: Path) -> None:
     samples = ragged_samples(old_log_probs=None)
-    request = settings(
+    request = learn_request(
         tiny_model,
         algorithm=AlgorithmSettings(
             kl=KlSettings(coefficient=0.3, estimator="k2"), importance_sampling=ImportanceSamplingSettings(cap=1.1)
         ),
         sampling=SamplingSettings(max_response_tokens=16, temperature=0.7),
     )
-    _, _, (gradients,), _ = run(request, samples)
+    _, _, (gradients,), _ = take_step(request, samples)
 
     # −Σ min(π/μ, cap) A ∇log π + β (log π − log π_ref) ∇log π, over all tokens, at the sampling temperature
     model = initial_state(request).policy
@@ -170,21 +77,21 @@ def test_the_gradient_is_the_one_that_the_formula_says(tiny_model: Path) -> None
 
 
 def test_a_single_update_needs_no_old_log_probs(tiny_model: Path) -> None:
-    request = settings(tiny_model)
+    request = learn_request(tiny_model)
     samples = ragged_samples(old_log_probs=None)
-    _, report, (gradients,), _ = run(request, samples)
+    _, report, (gradients,), _ = take_step(request, samples)
     model = initial_state(request).policy
     for sample in samples:
         batch = collate([sample.prompt_tokens], [sample.response_tokens], 0)
         sample.old_log_probs = response_log_probs(model, batch, 1.0)[0][0].tolist()
-    _, _, (with_old,), _ = run(request, samples)
+    _, _, (with_old,), _ = take_step(request, samples)
     assert_same_gradients(gradients, with_old)
     assert report.summary()["ratio_min"] == report.summary()["ratio_max"] == 1.0
 
 
 @pytest.mark.parametrize("given", [{"minibatch_samples": 4}, {"epochs": 2}])
 def test_several_updates_need_old_log_probs(tiny_model: Path, given: dict[str, int]) -> None:
-    request = settings(
+    request = learn_request(
         tiny_model,
         algorithm=AlgorithmSettings(epochs=given.get("epochs", 1)),
         batch_settings=BatchSettings(
@@ -192,17 +99,17 @@ def test_several_updates_need_old_log_probs(tiny_model: Path, given: dict[str, i
         ),
     )
     with pytest.raises(TaskError, match="step 1: the batch has no old_log_probs, which 2 optimizer updates"):
-        run(request, ragged_samples(old_log_probs=None))
+        take_step(request, ragged_samples(old_log_probs=None))
 
 
 def test_every_epoch_updates_once_a_minibatch(tiny_model: Path) -> None:
-    request = settings(
+    request = learn_request(
         tiny_model,
         algorithm=AlgorithmSettings(epochs=3),
         batch_settings=BatchSettings(prompts_per_step=4, samples_per_prompt=2, minibatch_samples=2),
     )
     samples = ragged_samples()
-    state, report, gradients, _ = run(request, samples)
+    state, report, gradients, _ = take_step(request, samples)
     assert len(gradients) == len(report.policy.losses) == 12
     assert report.tokens == 3 * sum(len(sample.prompt_tokens + sample.response_tokens) for sample in samples)
     assert state.version == 1
@@ -211,9 +118,9 @@ def test_every_epoch_updates_once_a_minibatch(tiny_model: Path) -> None:
 @pytest.mark.parametrize("learning", [{"gradient_checkpointing": True}, {"logits_chunk_tokens": 5}])
 def test_saving_memory_changes_nothing(tiny_model: Path, learning: dict[str, Any]) -> None:
     algorithm = AlgorithmSettings(name="ppo", entropy_coefficient=0.01)
-    _, _, plain, plain_critic = run(settings(tiny_model, algorithm=algorithm), ragged_samples())
-    thrifty = settings(tiny_model, algorithm=algorithm, learning=LearningSettings(**learning))
-    state, _, saved, saved_critic = run(thrifty, ragged_samples())
+    _, _, plain, plain_critic = take_step(learn_request(tiny_model, algorithm=algorithm), ragged_samples())
+    thrifty = learn_request(tiny_model, algorithm=algorithm, learning=LearningSettings(**learning))
+    state, _, saved, saved_critic = take_step(thrifty, ragged_samples())
     assert_same_gradients(saved[0], plain[0])
     assert_same_gradients(saved_critic[0], plain_critic[0])
     assert "gradient_checkpointing" not in learning or state.policy.is_gradient_checkpointing
@@ -234,13 +141,13 @@ def test_a_prompt_that_a_group_shares_gives_the_same_update(
 ) -> None:
     found = {}
     for share in (True, False):
-        request = settings(
+        request = learn_request(
             tiny_model,
             algorithm=AlgorithmSettings(name=name, kl=KlSettings(coefficient=0.1), entropy_coefficient=0.01),
             batch_settings=BatchSettings(prompts_per_step=4, samples_per_prompt=2, microbatch_tokens=budget),
             learning=LearningSettings(share_prompts=share, gradient_checkpointing=checkpointing),
         )
-        _, report, (policy,), critic = run(request, with_long_prompts())
+        _, report, (policy,), critic = take_step(request, with_long_prompts())
         found[share] = policy, critic, report
     assert_same_gradients(found[True][0], found[False][0])
     if name == "ppo":
@@ -256,7 +163,7 @@ def test_a_prompt_that_a_group_shares_gives_the_same_update(
 def test_minibatches_are_the_same_whether_prompts_are_shared_or_not(tiny_model: Path) -> None:
     found = []
     for share in (True, False):
-        request = settings(
+        request = learn_request(
             tiny_model,
             batch_settings=BatchSettings(prompts_per_step=2, samples_per_prompt=4, minibatch_samples=4),
             learning=LearningSettings(share_prompts=share),
@@ -264,7 +171,7 @@ def test_minibatches_are_the_same_whether_prompts_are_shared_or_not(tiny_model: 
         samples = with_long_prompts()
         for sample in samples:
             sample.prompt_tokens = samples[4 * (sample.prompt // 2)].prompt_tokens
-        _, report, gradients, _ = run(request, samples)
+        _, report, gradients, _ = take_step(request, samples)
         found.append((gradients, report))
     for shared, whole in zip(found[0][0], found[1][0], strict=True):
         # The second update starts from weights that differ by rounding, which Adam's first step makes larger.
@@ -275,14 +182,14 @@ def test_minibatches_are_the_same_whether_prompts_are_shared_or_not(tiny_model: 
 def test_samples_out_of_the_loss_have_no_influence(tiny_model: Path) -> None:
     samples = ragged_samples(9)
     samples[8].mask, samples[8].reward, samples[8].advantages = False, None, None
-    _, _, (gradients,), _ = run(settings(tiny_model), samples)
-    _, _, (without,), _ = run(settings(tiny_model), samples[:8])
+    _, _, (gradients,), _ = take_step(learn_request(tiny_model), samples)
+    _, _, (without,), _ = take_step(learn_request(tiny_model), samples[:8])
     assert_same_gradients(gradients, without, tolerance=0)
 
 
 def test_a_batch_without_a_sample_in_the_loss_changes_nothing(tiny_model: Path) -> None:
-    request = settings(tiny_model)
-    state, report, gradients, _ = run(request, ragged_samples(mask=False, reward=None, advantages=None))
+    request = learn_request(tiny_model)
+    state, report, gradients, _ = take_step(request, ragged_samples(mask=False, reward=None, advantages=None))
     before = initial_state(request).policy.state_dict()
     assert gradients == []
     assert report.tokens == 0
@@ -290,11 +197,11 @@ def test_a_batch_without_a_sample_in_the_loss_changes_nothing(tiny_model: Path) 
 
 
 def test_in_its_warm_up_only_the_critic_learns(tiny_model: Path) -> None:
-    request = settings(tiny_model, algorithm=AlgorithmSettings(name="ppo", critic=CriticSettings(warmup_steps=2)))
+    request = learn_request(tiny_model, algorithm=AlgorithmSettings(name="ppo", critic=CriticSettings(warmup_steps=2)))
     before = initial_state(request)
     assert before.critic is not None
     for step in (1, 2, 3):
-        state, report, policy, critic = run(request, ragged_samples(), step)
+        state, report, policy, critic = take_step(request, ragged_samples(), step)
         assert state.critic is not None
         assert len(critic) == 1
         assert not torch.equal(state.critic.score.weight, before.critic.score.weight)
@@ -314,8 +221,8 @@ def test_in_its_warm_up_only_the_critic_learns(tiny_model: Path) -> None:
 
 def test_the_critic_s_gradient_is_that_of_the_clipped_regression(tiny_model: Path) -> None:
     samples = ragged_samples()
-    request = settings(tiny_model, algorithm=AlgorithmSettings(name="ppo", critic=CriticSettings(value_clip=0.1)))
-    _, _, _, (gradients,) = run(request, samples)
+    request = learn_request(tiny_model, algorithm=AlgorithmSettings(name="ppo", critic=CriticSettings(value_clip=0.1)))
+    _, _, _, (gradients,) = take_step(request, samples)
     critic = initial_state(request).critic
     assert critic is not None
     total = torch.zeros(())
@@ -333,28 +240,28 @@ def test_the_critic_s_gradient_is_that_of_the_clipped_regression(tiny_model: Pat
 def test_a_loss_that_is_not_finite_names_the_step(tiny_model: Path, field: str, who: str) -> None:
     samples = ragged_samples()
     setattr(samples[3], field, [math.nan] * len(samples[3].response_tokens))
-    request = settings(
+    request = learn_request(
         tiny_model, algorithm=AlgorithmSettings(name="ppo", advantage_normalization="none", clip="cispo")
     )
     with pytest.raises(TaskError, match=f"step 7: the {who}'s update failed: the loss is nan") as caught:
-        run(request, samples, step=7)
+        take_step(request, samples, step=7)
     assert caught.value.reason == "non_finite_loss"
 
 
 def test_it_asks_before_every_micro_batch_whether_to_go_on(tiny_model: Path) -> None:
     asked = []
-    request = settings(
+    request = learn_request(
         tiny_model,
         batch_settings=BatchSettings(prompts_per_step=4, samples_per_prompt=2, microbatch_tokens=1),
     )
-    run(request, ragged_samples(), check=lambda: asked.append(1))
+    take_step(request, ragged_samples(), check=lambda: asked.append(1))
     assert len(asked) == 8
 
 
 def test_only_the_adapter_learns(tiny_model: Path) -> None:
     lora = LoraSettings(rank=2, alpha=4.0)
-    request = settings(tiny_model, model=ModelSettings(source=str(tiny_model), dtype="bfloat16", lora=lora))
-    state, _, (gradients,), _ = run(request, ragged_samples())
+    request = learn_request(tiny_model, model=ModelSettings(source=str(tiny_model), dtype="bfloat16", lora=lora))
+    state, _, (gradients,), _ = take_step(request, ragged_samples())
     assert all("lora_" in name for name in gradients)
     before = initial_state(request).policy.state_dict()
     changed = {name for name, value in state.policy.state_dict().items() if not torch.equal(value, before[name])}
@@ -366,18 +273,18 @@ def test_only_the_adapter_learns(tiny_model: Path) -> None:
 
 def test_a_replay_draws_the_same_dropout(tiny_model: Path) -> None:
     lora = LoraSettings(rank=2, dropout=0.5)
-    request = settings(tiny_model, model=ModelSettings(source=str(tiny_model), dtype="float32", lora=lora))
-    _, _, (one,), _ = run(request, ragged_samples())
+    request = learn_request(tiny_model, model=ModelSettings(source=str(tiny_model), dtype="float32", lora=lora))
+    _, _, (one,), _ = take_step(request, ragged_samples())
     torch.rand(3)
-    _, _, (same,), _ = run(request, ragged_samples())
-    _, _, (other_step,), _ = run(request, ragged_samples(), step=2)
+    _, _, (same,), _ = take_step(request, ragged_samples())
+    _, _, (other_step,), _ = take_step(request, ragged_samples(), step=2)
     assert_same_gradients(one, same, tolerance=0)
     assert any(not torch.equal(gradient, other_step[name]) for name, gradient in one.items())
 
 
 def test_bfloat16_arithmetic_keeps_float32_weights(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_state, "NARROWEST_ON_CPU", 1)
-    request = settings(
+    request = learn_request(
         tiny_model,
         model=ModelSettings(source=str(tiny_model), dtype="bfloat16"),
         algorithm=AlgorithmSettings(name="ppo"),
@@ -385,7 +292,7 @@ def test_bfloat16_arithmetic_keeps_float32_weights(tiny_model: Path, monkeypatch
     outcomes = {}
     for available in (True, False):
         monkeypatch.setattr(training_state, "has_bfloat16", lambda _, available=available: available)
-        state, _, (gradients,), (of_critic,) = run(request, ragged_samples())
+        state, _, (gradients,), (of_critic,) = take_step(request, ragged_samples())
         assert {value.dtype for value in state.policy.parameters()} == {torch.float32}
         assert {value.dtype for value in gradients.values()} == {torch.float32}
         outcomes[available] = gradients, of_critic
@@ -401,11 +308,11 @@ def test_bfloat16_arithmetic_is_for_master_weights_of_bfloat16_models_that_are_w
     narrow = ModelSettings(source=str(tiny_model), dtype="bfloat16")
     adapted = narrow.model_copy(update={"lora": LoraSettings(rank=2)})
     cases = [
-        (settings(tiny_model, model=narrow), 1, True),
-        (settings(tiny_model, model=narrow), 33, False),
-        (settings(tiny_model), 1, False),
-        (settings(tiny_model, model=narrow, learning=LearningSettings(autocast=False)), 1, False),
-        (settings(tiny_model, model=adapted), 1, False),
+        (learn_request(tiny_model, model=narrow), 1, True),
+        (learn_request(tiny_model, model=narrow), 33, False),
+        (learn_request(tiny_model), 1, False),
+        (learn_request(tiny_model, model=narrow, learning=LearningSettings(autocast=False)), 1, False),
+        (learn_request(tiny_model, model=adapted), 1, False),
     ]
     for request, narrowest, expected in cases:
         monkeypatch.setattr(training_state, "NARROWEST_ON_CPU", narrowest)
