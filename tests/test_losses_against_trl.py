@@ -1,104 +1,27 @@
-"""Advantages, losses and gradients equal those of TRL, whose trainers run here: nothing of them is written again.
+"""Losses and gradients equal those of TRL, whose trainers run here.
 
-A trainer scores completions that are put into its mouth, and its loss is differentiated by log-probabilities that are
-put in place of its model's. One test goes through both libraries' models, to the gradients of the parameters.
+A trainer's loss is differentiated by log-probabilities that are put in place of its model's. One test goes through both
+libraries' models, to the gradients of the parameters.
 """
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.algorithms.diagnostics import summarize
 from rlhfless_functions.algorithms.objectives import policy_loss
 from rlhfless_functions.modeling import collate, response_log_probs
 from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings, KlSettings
+from trl_trainers import LONGEST, SAMPLES, VOCABULARY, Trainer, changed, tiny_model
+from trl_trainers import grpo as grpo  # The fixtures.
+from trl_trainers import rloo as rloo
 
 torch.set_num_threads(1)
-
-VOCABULARY = 13
-LONGEST = 9
-GROUP = 4
-SAMPLES = 8
-"""Two groups in a batch; TRL cuts it into two micro-batches of four."""
-
-Trainer = GRPOTrainer | RLOOTrainer
-
-
-def tiny_model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        eos_token_id=1,
-        pad_token_id=0,
-        initializer_range=0.5,
-    )
-    return Qwen3ForCausalLM(config)
-
-
-def trainer_of(kind: type[Trainer], folder: Path) -> Trainer:
-    vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{index}": index for index in range(2, VOCABULARY)}}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-    config = (GRPOConfig if kind is GRPOTrainer else RLOOConfig)(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to=[],
-        bf16=False,
-        per_device_train_batch_size=SAMPLES // 2,
-        gradient_accumulation_steps=2,
-        num_generations=GROUP,
-        max_completion_length=LONGEST,
-        beta=0.0,
-    )
-    return kind(
-        model=tiny_model(),
-        args=config,
-        train_dataset=Dataset.from_dict({"prompt": ["w2 w3", "w4 w5"]}),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        processing_class=tokenizer,
-    )
-
-
-@pytest.fixture(scope="module")
-def grpo(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
-    return trainer_of(GRPOTrainer, tmp_path_factory.mktemp("grpo"))
-
-
-@pytest.fixture(scope="module")
-def rloo(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
-    return trainer_of(RLOOTrainer, tmp_path_factory.mktemp("rloo"))
-
-
-@contextlib.contextmanager
-def changed(target: Any, **attributes: Any) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in attributes.items():
-            patch.setattr(target, name, value, raising=False)
-        yield
-
-
-# --- losses ------------------------------------------------------------------------------------------------------
 
 
 def random_batch(seed: int) -> SimpleNamespace:
@@ -331,83 +254,3 @@ def test_parameter_gradients_through_both_models(grpo: GRPOTrainer, temperature:
     expected = dict(theirs.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-5, atol=1e-6, msg=name)
-
-
-# --- advantages --------------------------------------------------------------------------------------------------
-
-rewards_of_two_groups = st.lists(
-    st.one_of(st.none(), st.sampled_from([0.0, 0.1, 1.0]), st.floats(-5, 5, width=32)),
-    min_size=2 * GROUP,
-    max_size=2 * GROUP,
-)
-
-
-def trl_advantages(trainer: Trainer, rewards: list[float | None], **log_probs: torch.Tensor) -> torch.Tensor:
-    """TRL's advantages [samples] when its rewards are these; `log_probs` are `old` and `reference`."""
-    completions = [[2 + index % 5] * (1 + index % 3) for index in range(len(rewards))]
-    head = [[3]] * len(rewards), completions
-    if isinstance(trainer, GRPOTrainer):
-        generated = (*head, None, [""] * len(rewards), None, {}, None, [])
-    else:
-        generated = (*head, [""] * len(rewards))
-    scored = torch.tensor([[torch.nan if reward is None else reward] for reward in rewards], dtype=torch.float64)
-    passes = iter([log_probs.get("old"), log_probs.get("reference")])
-    with changed(
-        trainer,
-        _generate=lambda prompts: generated,
-        _calculate_rewards=lambda *_: scored,
-        _get_per_token_logps_and_entropies=lambda *_, **__: (
-            next(passes) if log_probs else torch.zeros(len(rewards), 3),
-            None,
-            None,
-        ),
-    ):
-        return trainer._generate_and_score_completions([{"prompt": "w2"}] * len(rewards))["advantages"]
-
-
-def our_advantages(algorithm: AlgorithmSettings, rewards: list[float | None], **tensors: torch.Tensor) -> torch.Tensor:
-    groups = []
-    for start in (0, GROUP):
-        rows = slice(start, start + GROUP)
-        mask = torch.arange(3) < torch.tensor([1 + index % 3 for index in range(2 * GROUP)])[rows, None]
-        part = {name: value[rows] for name, value in tensors.items()}
-        groups.append(estimate_advantages(algorithm, rewards[rows], mask, **part).advantages[:, 0])
-    return torch.cat(groups)
-
-
-compared = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@compared
-@given(rewards=rewards_of_two_groups)
-def test_group_advantages_are_trl_s(grpo: GRPOTrainer, rewards: list[float | None]) -> None:
-    ours = our_advantages(AlgorithmSettings(name="grpo"), rewards)
-    # TRL computes n / (n − 1) in float32 whatever the rewards are in.
-    torch.testing.assert_close(ours, trl_advantages(grpo, rewards), rtol=1e-6, atol=1e-6)
-
-
-@compared
-@given(rewards=rewards_of_two_groups)
-def test_unscaled_advantages_are_trl_s(grpo: GRPOTrainer, rewards: list[float | None]) -> None:
-    with changed(grpo, scale_rewards="none"):
-        theirs = trl_advantages(grpo, rewards)
-    ours = our_advantages(AlgorithmSettings(name="dr_grpo"), rewards)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@compared
-@given(rewards=rewards_of_two_groups)
-def test_leave_one_out_advantages_are_trl_s(rloo: RLOOTrainer, rewards: list[float | None]) -> None:
-    ours = our_advantages(AlgorithmSettings(name="rloo"), rewards)
-    torch.testing.assert_close(ours, trl_advantages(rloo, rewards), rtol=1e-9, atol=1e-9)
-
-
-def test_kl_in_the_reward_of_rloo_is_trl_s(rloo: RLOOTrainer) -> None:
-    generator = torch.Generator().manual_seed(5)
-    old, reference = torch.randn(2, 2 * GROUP, 3, generator=generator, dtype=torch.float64)
-    rewards = [1.0, 0.0, 0.5, None, 0.25, 1.0, 1.0, 0.0]
-    with changed(rloo, beta=0.2, ref_model=rloo.model):
-        theirs = trl_advantages(rloo, rewards, old=old, reference=reference)
-    kl = KlSettings(coefficient=0.2, placement="reward", estimator="k1")
-    ours = our_advantages(AlgorithmSettings(name="rloo", kl=kl), rewards, log_probs=old, reference_log_probs=reference)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

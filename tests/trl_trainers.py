@@ -1,0 +1,81 @@
+"""TRL's trainers of a tiny model, which the algorithms are compared with: nothing of them is written again."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+VOCABULARY = 13
+LONGEST = 9
+GROUP = 4
+SAMPLES = 8
+"""Two groups in a batch; TRL cuts it into two micro-batches of four."""
+
+Trainer = GRPOTrainer | RLOOTrainer
+
+
+def tiny_model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.5,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def trainer_of(kind: type[Trainer], folder: Path) -> Trainer:
+    vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{index}": index for index in range(2, VOCABULARY)}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    config = (GRPOConfig if kind is GRPOTrainer else RLOOConfig)(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        bf16=False,
+        per_device_train_batch_size=SAMPLES // 2,
+        gradient_accumulation_steps=2,
+        num_generations=GROUP,
+        max_completion_length=LONGEST,
+        beta=0.0,
+    )
+    return kind(
+        model=tiny_model(),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["w2 w3", "w4 w5"]}),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
+    return trainer_of(GRPOTrainer, tmp_path_factory.mktemp("grpo"))
+
+
+@pytest.fixture(scope="module")
+def rloo(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
+    return trainer_of(RLOOTrainer, tmp_path_factory.mktemp("rloo"))
+
+
+@contextlib.contextmanager
+def changed(target: Any, **attributes: Any) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in attributes.items():
+            patch.setattr(target, name, value, raising=False)
+        yield
