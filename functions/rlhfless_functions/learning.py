@@ -18,6 +18,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, Waiting, WeightsReference
 from rlhfless_functions.batch_pieces import FollowedBatch, whole_in_pieces
 from rlhfless_functions.checkpoints import restore_checkpoint, save_checkpoint
+from rlhfless_functions.device_memory import give_back
 from rlhfless_functions.learning_metrics import step_metrics
 from rlhfless_functions.learning_team import Team
 from rlhfless_functions.ranks import Ranks
@@ -25,6 +26,7 @@ from rlhfless_functions.rollouts import PreparedSample
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.training_batch import TrainingBatch, read_batch
+from rlhfless_functions.training_memory import move
 from rlhfless_functions.training_state import TrainingState, initial_state, load_master_weights
 from rlhfless_functions.training_step import StepReport, train_step, train_step_in_pieces
 from rlhfless_functions.weights import (
@@ -94,6 +96,26 @@ class Learner:
                 raise
             raise told from error
 
+    def rest(self) -> None:
+        """Give the devices' memory back: the state goes to the host's memory, on every rank, and comes back with the
+        next step. On a CPU it is there already.
+
+        Raises:
+            Exception: what is in memory is of no use any more.
+        """
+        state, self._state = self._state, None
+        try:
+            if self._team is not None:
+                self._team.rest()
+            if state is not None:
+                move(state, torch.device("cpu"))
+            give_back()
+            self._ranks.all("at rest")
+        except BaseException:
+            self.close()
+            raise
+        self._state = state
+
     def close(self) -> None:
         """End the other learning processes, if there are any; what they held is lost with them."""
         if self._team is not None:
@@ -140,6 +162,9 @@ class Learner:
         if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
             state = None
             state = self._rebuild(request, check, seconds)
+        elif state.device != self._ranks.device:
+            with _timed(seconds, "seconds/wake"):
+                move(state, self._ranks.device)
         with _timed(seconds, "seconds/train"):
             report, batch = _take_step(state, given, request, step, check)
         if isinstance(given, FollowedBatch):

@@ -52,6 +52,7 @@ METRICS: dict[str, str] = {
     "tokens/shared": "Prompt tokens that it did not, since samples of a group were passed with one prompt.",
     "seconds": "The whole request.",
     "seconds/load": "Loading models and checkpoint, where they were not in memory.",
+    "seconds/wake": "Moving weights and optimizer state to the device, where they had left it to others.",
     "seconds/replay": "Taking steps again that were lost with another learner.",
     "seconds/train": "The step itself.",
     "seconds/wait": "Of a batch that was still being prepared: the time in which there was nothing to learn from.",

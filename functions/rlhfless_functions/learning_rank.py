@@ -3,7 +3,8 @@
     python -m rlhfless_functions.learning_rank INSTANCE FOLDER RANK SIZE THREADS
 
 It says that it is ready, joins the others, and takes the request in the file of FOLDER that each line of its input
-names. It ends with its input, and with the process INSTANCE. If it fails it says why in a line of JSON.
+names, or gives its device's memory back where the line says so. It ends with its input, and with the process INSTANCE.
+If it fails it says why in a line of JSON.
 """
 
 import json
@@ -18,7 +19,7 @@ import torch
 from rlhfless_functions import logs
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.learning import Learner
-from rlhfless_functions.learning_team import READY
+from rlhfless_functions.learning_team import READY, REST
 from rlhfless_functions.parent_death import die_with_parent, name_process
 from rlhfless_functions.ranks import join
 from rlhfless_functions.task import TaskContext, TaskError
@@ -51,6 +52,9 @@ def _follow(folder: Path, rank: int, size: int, threads: int, reports: TextIO) -
     learner = Learner(join(folder, rank, size))
     for line in sys.stdin:
         try:
+            if line.strip() == REST:
+                learner.rest()
+                continue
             request = LearnRequest.model_validate_json((folder / line.strip()).read_text())
             learner.run(request, TaskContext(emit=lambda event: None))
         except TaskError as error:

@@ -28,6 +28,8 @@ _LAST_WORDS_SECONDS = 5.0
 """How long to wait for a process to say why it failed: whoever waits for it may notice its end before it is over."""
 READY = "ready"
 """What a process says once it runs."""
+REST = "rest"
+"""What it is told where it is to give its device's memory back, instead of a request's file."""
 
 
 class Team:
@@ -66,15 +68,16 @@ class Team:
         Raises:
             TaskError: if one of them is gone.
         """
-        # A pipe holds a short line, so that nobody waits here for a process that does not read.
         (self._folder / "request.json").write_text(request)
-        try:
-            for process in self._others:
-                assert process.stdin is not None
-                process.stdin.write(b"request.json\n")
-                process.stdin.flush()
-        except OSError as error:
-            raise self.failure() or _lost("is gone") from error
+        self._say("request.json")
+
+    def rest(self) -> None:
+        """Tell every other rank to give its device's memory back.
+
+        Raises:
+            TaskError: if one of them is gone.
+        """
+        self._say(REST)
 
     def failure(self) -> TaskError | None:
         """Why another rank has ended, if one has; all of them have then."""
@@ -108,6 +111,16 @@ class Team:
         if dist.is_initialized():
             dist.destroy_process_group()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _say(self, line: str) -> None:
+        # A pipe holds a short line, so that nobody waits here for a process that does not read.
+        try:
+            for process in self._others:
+                assert process.stdin is not None
+                process.stdin.write(f"{line}\n".encode())
+                process.stdin.flush()
+        except OSError as error:
+            raise self.failure() or _lost("is gone") from error
 
     def _await_ready(self) -> None:
         """Until a rank runs nobody may wait for it: one that fails to start would be waited for in vain."""

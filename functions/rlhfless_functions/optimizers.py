@@ -1,7 +1,7 @@
 """AdamW and Muon over named parameters, and the learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -119,6 +119,22 @@ class ModelOptimizer:
         """Forget the accumulated gradients."""
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None
+
+    def follow(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Go where the model's parameters have been put; with `settings.offload` nothing moves.
+
+        Args:
+            place: a tensor as it is there.
+        """
+        if self._settings.offload:
+            return
+        for parameter, own in zip(self._parameters, self._stepped, strict=True):
+            if own is not parameter:
+                own.data = local(parameter.detach())
+        for optimizer in self._optimizers:
+            for moments in optimizer.state.values():
+                # All of them: a fused AdamW has its step counts on the device too.
+                moments.update({name: place(each) for name, each in moments.items() if torch.is_tensor(each)})
 
     def state(self) -> list[dict[str, Any]]:
         """Moments and step counts, as torch's state dictionaries."""
