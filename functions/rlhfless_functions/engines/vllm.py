@@ -3,8 +3,9 @@
 import gc
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlhfless_functions.engines.stop_strings import StopStrings
 from rlhfless_functions.engines.vllm_adapters import Adapters
 from rlhfless_functions.engines.vllm_arguments import engine_arguments, prepare_environment
 from rlhfless_functions.engines.vllm_run import VllmRun
+from rlhfless_functions.engines.vllm_sleep import can_sleep, sleep, wake, weights_awake
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.fingerprints import fingerprint
@@ -92,6 +94,8 @@ class VllmEngine:
         elif (held.settings, held.weights) != (model, weights):
             held.weights = None
             if held.adapters is not None:
+                with self._lost_on_failure("woke up"):
+                    wake(held.engine)
                 held.adapters.use(weights)
             else:
                 self._replace(held, weights)
@@ -121,18 +125,19 @@ class VllmEngine:
             checked.result()
 
     def _take_over(self, held: _Loaded, weights: WeightsReference, files: Sequence[Path]) -> None:
-        try:
+        taken = f"took over weights version {weights.version}"
+        with self._lost_on_failure(taken), weights_awake(held.engine):
             held.engine.collective_rpc("replace_weights", args=([str(file) for file in files], _tied(held.config)))
             if not held.engine.reset_prefix_cache():
                 raise RuntimeError("the prefix cache could not be reset")
+
+    @contextmanager
+    def _lost_on_failure(self, did: str) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             self.close()
-            raise TaskError(
-                "engine_lost",
-                f"vLLM failed while it took over weights version {weights.version} ({type(error).__name__}: {error}):"
-                " this instance ends, and another one goes on",
-                retryable=True,
-            ) from error
+            raise _lost(f"vLLM failed while it {did} ({type(error).__name__}: {error})") from error
 
     def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
         folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
@@ -142,7 +147,7 @@ class VllmEngine:
         with unloadable(weights.uri, "give a folder of safetensors weights that belong to its config.json"):
             tensors = layout(safetensors_files(folder))
         if VllmEngine._resident is not None:
-            VllmEngine._resident.close()
+            VllmEngine._resident._make_way()
         import_vllm()
         if self._device.type == "cpu":
             # A process has to ask the kernel for matrix tiles, or dies at the first: vLLM's own kernels do not ask.
@@ -191,6 +196,43 @@ class VllmEngine:
         except TaskError as error:
             # What fails here fails in every instance: to go on elsewhere is no remedy.
             raise error.__cause__ or error from None
+
+    def rest(self) -> None:
+        """Give the device's memory back: by vLLM's sleep, or by its end where it was not started for that.
+
+        With an adapter the weights go to the host's memory, since requests bring the adapter alone. Without, they are
+        forgotten: the next request brings all of them.
+
+        Raises:
+            TaskError: `engine_lost`, where the memory of a GPU comes back with the end of the process alone.
+        """
+        held, self._usable = self._loaded, False
+        self._abandon()
+        if held is None:
+            return
+        if not can_sleep(held.engine):
+            del held
+            self.close()
+            if self._device.type == "cuda":
+                # What an engine held in its own process is not surely free after it (vllm-project/vllm issue 21073).
+                raise _lost("vLLM was started without `rests`, so that its memory comes back with its process alone")
+            return
+        # An adapter too is loaded anew: whether vLLM still has it where it was is for vLLM to know.
+        held.weights = None
+        if not held.engine.is_sleeping():
+            with self._lost_on_failure("gave its memory back"):
+                sleep(held.engine, keep_weights=held.adapters is not None)
+
+    def _make_way(self) -> None:
+        """End this engine, as another one starts.
+
+        Raises:
+            TaskError: `engine_lost`, where vLLM can't be started a second time.
+        """
+        if self._loaded is not None and can_sleep(self._loaded.engine):
+            # The allocator that lets it sleep serves one engine a process.
+            raise _lost("another model or vLLM's other settings were asked for, where vLLM can't start a second time")
+        self.close()
 
     def close(self) -> None:
         """End vLLM's engine and give its memory back."""
@@ -266,6 +308,10 @@ def vllm_version() -> str:
     from rlhfless_functions.engines.choice import vllm_package
 
     return installed_version(vllm_package())
+
+
+def _lost(why: str) -> TaskError:
+    return TaskError("engine_lost", f"{why}: this instance ends, and another one goes on", retryable=True)
 
 
 def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int) -> None:
