@@ -7,58 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.rewards.groups import RewardGroup
-from rlhfless_functions.rewards.pool import Outcome, RewardPool, RewardUnusableError, WorkerSettings
+from reward_files import MEMORY, MISBEHAVIOUR, Reward, fate, make_group
+from reward_files import reward as reward  # A fixture.
+from rlhfless_functions.rewards.pool import RewardPool, RewardUnusableError, WorkerSettings
 from rlhfless_functions.rewards.process import WorkerStopped
-
-MEMORY = 512 * 2**20
-
-
-def make_group(prompt: int, *completions: str) -> RewardGroup:
-    responses = list(completions or ("a", "b"))
-    return RewardGroup(
-        prompt=prompt,
-        text=f"question {prompt}",
-        messages=None,
-        completions=responses,
-        completion_ids=[[1] for _ in responses],
-        finish_reasons=["stop" for _ in responses],
-        columns={},
-    )
-
-
-class Reward:
-    """A reward file in a pool of one worker."""
-
-    def __init__(self, path: Path, source: str, memory: int = MEMORY, size: int = 1) -> None:
-        path.write_text(source)
-        setup = {"file": str(path), "function": "reward", "style": "trl", "text": None}
-        self.pool = RewardPool(WorkerSettings("mine", "python", setup, memory), size)
-
-    def score(self, *groups: RewardGroup, seconds: float = 30.0, give_up: bool = False, stopped=lambda: False):
-        return self.pool.score(groups, step=1, seconds=lambda _: seconds, give_up=give_up, stopped=stopped)
-
-
-@pytest.fixture
-def reward(tmp_path: Path) -> Iterator[Callable[..., Reward]]:
-    made: list[Reward] = []
-
-    def make(source: str, **options: int) -> Reward:
-        made.append(Reward(tmp_path / f"reward_{len(made)}.py", source, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.pool.close()
-
-
-def fate(outcome: Outcome) -> str:
-    return outcome.error or str(outcome.scores)
 
 
 def gone(pid: int) -> bool:
@@ -81,22 +38,6 @@ def appears(path: Path) -> str:
             return path.read_text()
         time.sleep(0.01)
     raise AssertionError(f"{path} was never written")
-
-
-# Each of these misbehaves for prompt 1 alone, so that the same call shows that the others are not harmed.
-MISBEHAVIOUR = """
-import os, signal, sys, time
-def write_to_all_descriptors():
-    for descriptor in range(3, 256):
-        try:
-            os.write(descriptor, b"x" * 100)
-        except OSError:
-            pass
-def reward(prompts, completions):
-    if prompts[0] == "question 1":
-        {}
-    return [1.0] * len(completions)
-"""
 
 
 @pytest.mark.parametrize(
@@ -365,40 +306,3 @@ def test_calls_end_when_the_caller_wants_them_to(reward: Callable[..., Reward]) 
     with pytest.raises(WorkerStopped):
         mine.score(make_group(1), stopped=lambda: next(looks) > 1)
     assert fate(mine.score(make_group(0))[0]) == "[1.0, 1.0]"
-
-
-def test_an_async_reward_is_awaited_for_all_groups_at_once(reward: Callable[..., Reward]) -> None:
-    mine = reward(
-        """
-import asyncio
-arrived = 0
-async def reward(prompts, completions):
-    global arrived
-    arrived += 1
-    while arrived < 4:  # none returns before all have been called
-        await asyncio.sleep(0.01)
-    return [float(prompts[0].split()[1])] * len(completions)
-"""
-    )
-    assert [outcome.scores[0] for outcome in mine.score(*map(make_group, range(4)))] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
-        ("await asyncio.sleep(1000)", "took longer than 2 s"),
-        ("time.sleep(1000)", "took longer than"),
-        ("raise TimeoutError('of its own')", "raised TimeoutError: of its own"),
-        ("os._exit(4)", "exit code 4"),
-        ("sys.exit(4)", "called sys.exit(4)"),
-    ],
-)
-def test_an_async_reward_that_fails_harms_its_own_group_alone(
-    reward: Callable[..., Reward], action: str, error: str
-) -> None:
-    source = MISBEHAVIOUR.replace("def reward", "async def reward").replace("import os", "import asyncio, os")
-    before, culprit, after = reward(source.format(action)).score(
-        make_group(0), make_group(1), make_group(2), seconds=2.0
-    )
-    assert error in fate(culprit)
-    assert fate(before) == fate(after) == "[1.0, 1.0]"
