@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+from safetensors.torch import load_file
+from transformers import BloomConfig, BloomForCausalLM
 
 from engine_shares import (
     SAMPLING,
@@ -155,18 +156,17 @@ def test_running_out_of_memory_is_an_error_of_its_own(engine: Engine, monkeypatc
 
 
 def test_a_rest_keeps_nothing_of_model_and_cache_in_memory(folder: Path) -> None:
+    def held() -> set[int]:
+        """The memory of all tensors of this process, by where it is."""
+        gc.collect()
+        found = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        return {each.untyped_storage().data_ptr() for each in found if each.nbytes}
+
+    others = held()
     engine = TransformersEngine()
     engine.load(settings_of(folder), version(folder))
     generate(engine, share(8, 2))
-
-    def tensors() -> int:
-        """Bytes of tensors in this process, each once."""
-        found = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
-        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
-        return sum(storages.values())
-
-    gc.collect()
-    loaded = tensors()
-    held = sum(parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(folder).parameters())
+    weights = len(load_file(folder / "model.safetensors"))
+    assert len(held() - others) > weights
     engine.rest()
-    assert loaded - tensors() > held
+    assert held() - others == set()
