@@ -21,13 +21,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from emulated_revisions import EmulatedPod, EmulatedRevision
 from knative_definitions import GROUP
 from reverse_proxy import pass_on
 from rlhfless_operator.knative import KnativeClient, NotFoundError, Revision, Service
 from rlhfless_operator.platforms.job_objects import SECRETS
 from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
 from rlhfless_operator.platforms.pod_watch import PODS
-from running_functions import Launch, RunningFunction, fake_functions
+from running_functions import Launch, fake_functions
 
 REVISION_LABEL = f"{GROUP}/revision"
 _SERVICE_LABEL = f"{GROUP}/service"
@@ -35,45 +36,6 @@ _TICK_SECONDS = 0.02
 _WINDOW_SECONDS = 1.0
 _KILLED_WITHIN_SECONDS = 5
 """A shorter grace period is over before queue-proxy lets a container know."""
-
-
-@dataclass
-class EmulatedPod:
-    """One pod."""
-
-    name: str
-    namespace: str
-    revision: str
-    running: RunningFunction | None = None
-    ready: bool = False
-    deleting: bool = False
-    requests: int = 0
-    """Under way to or in it, as the activator counts them."""
-    cost: int = 0
-    number: int = 0
-    ending: bool = False
-    """Whether its deletion has been taken note of."""
-
-
-@dataclass
-class _Revision:
-    """One Revision."""
-
-    name: str
-    namespace: str
-    service: str
-    template: dict[str, Any]
-    least: int = 0
-    most: int = 0
-    poked_until: float = 0.0
-    """Until when one pod is wanted because a request has waited at none."""
-    awake: bool = True
-    """Whether the autoscaler looks at the bounds."""
-    pods: dict[str, EmulatedPod] = field(default_factory=dict)
-
-    @property
-    def active(self) -> list[EmulatedPod]:
-        return [pod for pod in self.pods.values() if not pod.deleting]
 
 
 @dataclass
@@ -106,7 +68,7 @@ class KnativeEmulation:
     revision_conditions: list[dict[str, str]] = field(default_factory=list)
     room: int = 1000
     url: str = ""
-    revisions: dict[tuple[str, str], _Revision] = field(default_factory=dict)
+    revisions: dict[tuple[str, str], EmulatedRevision] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     """Host and path of every request."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -187,7 +149,7 @@ class KnativeEmulation:
                     "spec": template["spec"],
                 }
             )
-            revision = _Revision(name, metadata.namespace, metadata.name, template, awake=not self.asleep)
+            revision = EmulatedRevision(name, metadata.namespace, metadata.name, template, awake=not self.asleep)
             self.revisions[metadata.namespace, name] = revision
         address = f"http://{metadata.name}.{metadata.namespace}.svc.cluster.local"
         status = {
@@ -248,7 +210,7 @@ class KnativeEmulation:
 
     # --- pods ---
 
-    async def _create(self, revision: _Revision) -> None:
+    async def _create(self, revision: EmulatedRevision) -> None:
         number = next(self._numbers)
         name = f"{revision.name}-deployment-{number:04d}"
         pod = EmulatedPod(name, revision.namespace, revision.name, number=number)
@@ -273,7 +235,7 @@ class KnativeEmulation:
         )
         self._spawn(self._bring_up(revision, pod))
 
-    async def _bring_up(self, revision: _Revision, pod: EmulatedPod) -> None:
+    async def _bring_up(self, revision: EmulatedRevision, pod: EmulatedPod) -> None:
         if self.pod_status is not None:
             await self._tell(pod, self.pod_status)
             return
@@ -297,7 +259,7 @@ class KnativeEmulation:
         with contextlib.suppress(NotFoundError):
             await self._pods_api.patch(pod.namespace, pod.name, {"status": status}, subresource="status")
 
-    async def _environment(self, revision: _Revision) -> dict[str, str]:
+    async def _environment(self, revision: EmulatedRevision) -> dict[str, str]:
         (container,) = revision.template["spec"]["containers"]
         environment = {}
         for variable in container["env"]:
@@ -385,7 +347,7 @@ class KnativeEmulation:
             return await pass_on(request, self._session, f"http://{pod.running.host}:{pod.running.port}")
 
     @contextlib.asynccontextmanager
-    async def _a_free_pod(self, revision: _Revision) -> AsyncIterator[EmulatedPod]:
+    async def _a_free_pod(self, revision: EmulatedRevision) -> AsyncIterator[EmulatedPod]:
         """The activator: one request a pod, as far as it can tell; the others wait."""
         revision.awake = True
         while not (free := [pod for pod in revision.active if pod.ready and pod.requests == 0]):
