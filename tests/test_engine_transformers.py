@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -170,3 +171,15 @@ def test_a_rest_keeps_nothing_of_model_and_cache_in_memory(folder: Path) -> None
     assert len(held() - others) > weights
     engine.rest()
     assert held() - others == set()
+
+
+def test_what_a_rest_gives_back_the_machine_has_again_each_time(tmp_path: Path, tiny_model: Path) -> None:
+    folder = save_model(tmp_path, tiny_model, hidden_size=512, intermediate_size=2048, num_hidden_layers=4)
+    size = (folder / "model.safetensors").stat().st_size
+    engine, process = TransformersEngine(), psutil.Process()
+    for _ in range(4):
+        engine.load(settings_of(folder), version(folder))
+        generate(engine, share(2, 2))
+        held = process.memory_info().rss
+        engine.rest()
+        assert held - process.memory_info().rss > 0.9 * size
