@@ -18,7 +18,9 @@ PRELOAD = Preload(ModelSettings(source="m"), WeightsReference(version=0, uri="m"
 class Timeline:
     """A clock that `sleep` moves on, and the holds that a platform was asked for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None, *, rests: bool = False
+    ) -> None:
         self.now = 100.0
         self.holds: list[tuple[float, Stage, int]] = []
         self.preloads: list[Preload | None] = []
@@ -29,6 +31,7 @@ class Timeline:
             dict.fromkeys(("generation", "preparation", "learning"), keep_alive),
             self.history,
             clock=lambda: self.now,
+            rests=rests,
         )
         monkeypatch.setattr(holding_module.asyncio, "sleep", self._sleep)
 
@@ -84,6 +87,17 @@ async def test_left_to_itself_an_instance_is_kept_for_as_long_as_a_start_takes(m
     await time.holding.use("learning", 0)
     await time.pass_time(10)
     assert time.counts("learning") == [(0, 1), (0, 1), (4, 0)]
+    await time.holding.close()
+
+
+async def test_where_instances_without_work_rest_they_are_kept_for_good(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(rests=True)
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.holding.use("learning", 1)
+        await time.holding.use("learning", 0)
+        await time.pass_time(1000)
+    assert {count for _, count in time.counts("learning")} == {1}
     await time.holding.close()
 
 

@@ -15,6 +15,12 @@ def job(**spec: object) -> RLHFJob:
     return RLHFJob.model_validate({**document, "spec": {**base, **spec}})
 
 
+def test_engines_are_told_that_they_rest_between_their_tasks() -> None:
+    made = job()
+    assert RequestBuilder(made, JobFolder("runs/job"), "uid", rests=True).engine.rests
+    assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.rests
+
+
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
 def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall: str, heartbeat: float) -> None:
     requests = RequestBuilder(job(limits={"stall": stall}), JobFolder("runs/job"), "uid")

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ from rlhfless_functions.preload import read_pointer
 from rlhfless_functions.server import Function, Instance, serve
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
+
+logger = logging.getLogger(__name__)
 
 
 class InstanceOptions(BaseModel):
@@ -36,6 +39,8 @@ class InstanceOptions(BaseModel):
     """What generates, and its settings."""
     emulation: EmulationSettings | None = None
     """The GPU to emulate, in a rehearsal."""
+    gpus: list[str] | None = None
+    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them, none if it is empty; all that there are if left out."""
     started_at: float
     """Unix time at which the instance was asked for, from which its cold start counts."""
 
@@ -58,6 +63,10 @@ def create_function(stage: Stage, engine: EngineSettings | None = None) -> Funct
 def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
     """Serve until SIGTERM."""
     logs.configure(instance=options.name)
+    if options.gpus is not None:
+        # Heeded as long as nothing has asked the driver for its devices.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
+        logger.info("instance has GPUs of its own", extra={"fields": {"gpus": options.gpus}})
     if options.emulation is None:
         # Thousands of modules come in, none of them garbage: to look for some takes a sixth of the start.
         gc.disable()

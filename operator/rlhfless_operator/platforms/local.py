@@ -3,14 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-import json
-import os
 import secrets
 import signal
-import sys
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +22,20 @@ from rlhfless_operator.platforms.base import (
     StateListener,
     TaskFailedError,
 )
+from rlhfless_operator.platforms.local_gpus import GpuAccount
+from rlhfless_operator.platforms.local_process import LocalProcess
+from rlhfless_operator.platforms.local_template import Template
 from rlhfless_operator.platforms.stream import open_session, run_task
 
 _DRAIN_SECONDS = 10.0
-_LEAST_POLL_SECONDS = 0.005
-_POLL_SHARE = 0.02
-"""Part of the time that something has taken so far until it is asked for again: dozens of instances that load for
-seconds would otherwise be kept from it by being asked."""
 _MOST_FAILED_STARTS = 3
-_ENVIRONMENT = {
-    # Threads that spin while they wait take the cores from whoever else works: on two cores with two other busy
-    # processes a learning step of the quickstart took 20 s and more, 3.4 s with this bound, and 2.0 s without spinning;
-    # on idle cores it is 1.2 s, 1.2 s and 2.0 s.
-    "GOMP_SPINCOUNT": "5000",
-    # A fork of a process with threads would lose them.
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
-
-@dataclass
-class _Process:
-    """One instance."""
-
-    name: str
-    stage: Stage
-    state: InstanceState = "starting"
-    pid: int | None = None
-    port: int | None = None
-    idle_since: float = 0.0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def wanted(self) -> bool:
-        return self.state in ("starting", "idle", "busy")
 
 
 class LocalPlatform:
     """Function instances as processes on loopback, forked from one template process that has imported everything.
+
+    Where there are GPUs an instance has its own while it is at work. One that is kept without work gives them back
+    when another stage's task waits for them, and rests: its process stays, and takes them again for its next task.
 
     Args:
         keep_alive: seconds that a surplus idle instance of each stage is kept.
@@ -76,6 +44,8 @@ class LocalPlatform:
         on_state: told of every change of an instance's state.
         stall_seconds: longest silence of a stream.
         emulation: the GPUs that the instances emulate, in a rehearsal.
+        gpus: names of the GPUs to use, as CUDA_VISIBLE_DEVICES has them.
+        gpus_per_instance: GPUs of an instance of each stage; those of stages that are not named see none.
     """
 
     def __init__(
@@ -87,6 +57,8 @@ class LocalPlatform:
         on_state: StateListener,
         stall_seconds: float = 120.0,
         emulation: EmulationSettings | None = None,
+        gpus: Sequence[str] = (),
+        gpus_per_instance: Mapping[Stage, int] | None = None,
     ) -> None:
         self._keep_alive = keep_alive
         self._threads = threads
@@ -97,12 +69,15 @@ class LocalPlatform:
         self._token = secrets.token_urlsafe(32)
         self._targets: dict[Stage, int] = {}
         self._preloads: dict[Stage, Preload | None] = {}
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, LocalProcess] = {}
         self._numbers = itertools.count(1)
         self._changed = asyncio.Condition()
-        self._template: asyncio.subprocess.Process | None = None
-        self._template_ready = asyncio.Event()
-        self._template_lock = asyncio.Lock()
+        self._gpus = GpuAccount(gpus, gpus_per_instance or {})
+        self._waiting = 0
+        """Tasks that have no instance yet."""
+        self._template = Template(
+            log_path, emulated=emulation is not None, on_report=self._heard, on_end=self._template_ended
+        )
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_starts: dict[Stage, int] = {}
@@ -114,15 +89,13 @@ class LocalPlatform:
         """Want `count` instances of a stage from now on."""
         self._targets[stage] = count
         self._preloads[stage] = preload
-        for _ in range(count - len(self._wanted(stage))):
-            self._start(stage)
+        self._start_ahead(stage)
         self._release_surplus(stage)
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Carry a task to a free instance of its stage; see `Platform.run`."""
         process = await self._acquire(request.key.stage)
-        session = self._session = self._session or open_session()
-        events = run_task(session, process.url, self._token, request, stall_seconds=self._stall_seconds)
+        events = run_task(self._open_session(), process.url, self._token, request, stall_seconds=self._stall_seconds)
         finished = False
         try:
             async for event in events:
@@ -145,6 +118,7 @@ class LocalPlatform:
 
     async def close(self) -> None:
         """End every instance and the template."""
+        self._targets.clear()
         for process in list(self._processes.values()):
             self._drain(process)
         with contextlib.suppress(TimeoutError):
@@ -153,15 +127,7 @@ class LocalPlatform:
                     await process.ended.wait()
         for task in list(self._tasks):
             task.cancel()
-        if self._template is not None and self._template.returncode is None:
-            assert self._template.stdin is not None
-            self._template.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_SECONDS):
-                    await self._template.wait()
-            if self._template.returncode is None:
-                self._template.kill()
-                await self._template.wait()
+        await self._template.close()
         for process in list(self._processes.values()):
             self._ended(process)
         if self._session is not None:
@@ -169,40 +135,113 @@ class LocalPlatform:
 
     # --- instances ---
 
-    def _wanted(self, stage: Stage) -> list[_Process]:
-        return [process for process in self._processes.values() if process.stage == stage and process.wanted]
+    def _kept(self, stage: Stage) -> list[LocalProcess]:
+        return [process for process in self._processes.values() if process.stage == stage and process.kept]
 
-    async def _acquire(self, stage: Stage) -> _Process:
-        while True:
-            idle = [process for process in self._wanted(stage) if process.state == "idle"]
-            if idle:
-                process = min(idle, key=lambda candidate: candidate.idle_since)
-                self._enter(process, "busy")
+    async def _acquire(self, stage: Stage) -> LocalProcess:
+        self._waiting += 1
+        try:
+            while True:
+                if (process := self._free_instance(stage)) is not None:
+                    self._enter(process, "busy")
+                    return process
+                if self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS:
+                    raise InstanceLostError(f"{stage} instances end before they are ready; see {self._log_path}")
+                self._make_room(stage)
+                async with self._changed:
+                    await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _free_instance(self, stage: Stage) -> LocalProcess | None:
+        """One without work, or one that rests and whose GPUs nobody uses."""
+        kept = sorted(self._kept(stage), key=lambda candidate: candidate.idle_since)
+        for process in kept:
+            if process.state == "idle":
                 return process
-            if self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS:
-                raise InstanceLostError(f"{stage} instances end before they are ready; see {self._log_path}")
-            if len(self._wanted(stage)) < max(1, self._targets.get(stage, 0)):
-                self._start(stage)
-            async with self._changed:
-                await self._changed.wait()
+        for process in kept:
+            if process.resting and self._gpus.wake(process.name):
+                process.resting = False
+                return process
+        return None
 
-    async def _leave(self, process: _Process, *, finished: bool) -> None:
+    def _make_room(self, stage: Stage) -> None:
+        """Start an instance for a task that waits; or have others rest, which have the GPUs that it needs."""
+        kept = self._kept(stage)
+        resting = [process for process in kept if process.resting]
+        if len(kept) - len(resting) >= max(1, self._targets.get(stage, 0)):
+            return
+        if not resting and self._start(stage):
+            return
+        idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
+        names = [process.name for process in idle]
+        leaving = [process.name for process in self._processes.values() if process.state == "draining"]
+        for process in resting:
+            displaced = self._gpus.displaced_by_waking(process.name, names, leaving)
+            if displaced is not None:
+                break
+        else:
+            displaced = self._gpus.displaced_by_fresh(stage, names, leaving)
+            if resting and displaced == [] and self._start(stage):
+                # Its own GPUs are busy for longer.
+                self._drain(resting[0])
+        for name in displaced or ():
+            self._enter(self._processes[name], "draining")
+            self._spawn(self._rest(self._processes[name]))
+
+    async def _rest(self, process: LocalProcess) -> None:
+        """Have an idle instance give its GPUs back, or end it where it can't."""
+        rested = await process.rest(self._open_session(), self._token, self._stall_seconds)
+        if not rested:
+            self._kill(process)
+        elif not process.terminated:
+            self._gpus.rest(process.name)
+            process.resting = True
+            self._enter(process, "ended")
+            self._release_surplus(process.stage)
+        await self._tell()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        self._session = self._session or open_session()
+        return self._session
+
+    async def _leave(self, process: LocalProcess, *, finished: bool) -> None:
         """A task's stream is closed: the instance is free as soon as it has published what it had."""
         if not finished and process.state == "busy":
-            await self._published(process)
+            published = await process.publish(self._open_session(), self._stall_seconds)
+            if not published:
+                self._kill(process)
         if process.state == "busy":
             self._enter(process, "idle")
             self._release_surplus(process.stage)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Something has changed: tasks that wait look again; where none does, instances start on GPUs that are free."""
+        if self._gpus.any and not self._waiting:
+            for stage in self._targets:
+                if not self._failed_starts.get(stage):
+                    self._start_ahead(stage)
         async with self._changed:
             self._changed.notify_all()
 
-    def _start(self, stage: Stage) -> None:
-        process = _Process(name=f"{stage}-{next(self._numbers)}", stage=stage)
-        self._processes[process.name] = process
+    def _start_ahead(self, stage: Stage) -> None:
+        """Have as many instances as are wanted, as far as there are GPUs that nobody uses."""
+        while len(self._kept(stage)) < self._targets[stage] and self._start(stage):
+            pass
+
+    def _start(self, stage: Stage) -> bool:
+        """Start an instance; False if it would have no GPUs."""
+        if not self._gpus.has_room(stage):
+            return False
+        name = f"{stage}-{next(self._numbers)}"
+        self._gpus.settle(name, stage)
+        process = self._processes[name] = LocalProcess(name=name, stage=stage)
         self._enter(process, "starting")
         self._spawn(self._bring_up(process))
+        return True
 
-    async def _bring_up(self, process: _Process) -> None:
+    async def _bring_up(self, process: LocalProcess) -> None:
         preload = self._preloads.get(process.stage)
         options = {
             "stage": process.stage,
@@ -214,88 +253,71 @@ class LocalPlatform:
             "weights": preload.weights.model_dump(mode="json") if preload else None,
             "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
             "emulation": self._emulation.model_dump(mode="json") if self._emulation else None,
+            "gpus": list(self._gpus.of(process.name)) if self._gpus.any else None,
         }
-        template = await self._ensure_template()
-        assert template.stdin is not None
         try:
-            template.stdin.write(json.dumps(options).encode() + b"\n")
-            await template.stdin.drain()
+            await self._template.fork(options)
         except ConnectionError:
             self._ended(process)
 
-    async def _become_ready(self, process: _Process) -> None:
-        session = self._session = self._session or open_session()
-        since = time.monotonic()
-        while process.state == "starting":
-            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
-                async with session.get(f"{process.url}/readyz") as response:
-                    if response.status == 200:
-                        self._failed_starts[process.stage] = 0
-                        self._enter(process, "idle")
-                        self._release_surplus(process.stage)
-                        break
-            await asyncio.sleep(_poll_seconds(since))
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _published(self, process: _Process) -> None:
-        """Wait until a task that was cut has published what it had; an instance that can't is ended."""
-        session = self._session = self._session or open_session()
-        since = time.monotonic()
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                while process.state == "busy":
-                    async with session.get(f"{process.url}/readyz") as response:
-                        if not (await response.json())["busy"]:
-                            return
-                    await asyncio.sleep(_poll_seconds(since))
-        except (TimeoutError, aiohttp.ClientError, ConnectionError):
-            self._kill(process)
+    async def _become_ready(self, process: LocalProcess) -> None:
+        await process.become_ready(self._open_session())
+        if process.state == "starting":
+            self._failed_starts[process.stage] = 0
+            self._enter(process, "idle")
+            self._release_surplus(process.stage)
+        await self._tell()
 
     def _release_surplus(self, stage: Stage) -> None:
         if timer := self._release_timers.pop(stage, None):
             timer.cancel()
         keep_alive = self._keep_alive.get(stage, 0.0)
-        surplus = len(self._wanted(stage)) - self._targets.get(stage, 0)
-        idle = sorted(
-            (process for process in self._wanted(stage) if process.state == "idle"), key=lambda each: each.idle_since
-        )
-        for process in idle[: max(0, surplus)]:
-            remaining = process.idle_since + keep_alive - time.monotonic()
-            if remaining <= 0:
+        surplus = len(self._kept(stage)) - self._targets.get(stage, 0)
+        # Of those without work, the ones that rest have the most to load.
+        without_work = [process for process in self._kept(stage) if process.resting or process.state == "idle"]
+        without_work.sort(key=lambda process: (not process.resting, process.idle_since))
+        remaining = []
+        for process in without_work[: max(0, surplus)]:
+            left = process.idle_since + keep_alive - time.monotonic()
+            if left <= 0:
                 self._drain(process)
             else:
-                loop = asyncio.get_running_loop()
-                self._release_timers[stage] = loop.call_later(remaining, self._release_surplus, stage)
-                return
+                remaining.append(left)
+        if remaining:
+            loop = asyncio.get_running_loop()
+            self._release_timers[stage] = loop.call_later(min(remaining), self._release_surplus, stage)
 
-    def _drain(self, process: _Process) -> None:
-        if process.state in ("draining", "ended"):
+    def _drain(self, process: LocalProcess) -> None:
+        if process.terminated:
             return
-        self._enter(process, "draining")
+        process.terminated, process.resting = True, False
+        if process.working:
+            self._enter(process, "draining")
         if process.pid is not None:
-            _signal(process.pid, signal.SIGTERM)
+            process.signal(signal.SIGTERM)
             self._spawn(self._kill_later(process))
 
-    async def _kill_later(self, process: _Process) -> None:
+    async def _kill_later(self, process: LocalProcess) -> None:
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await process.ended.wait()
         except TimeoutError:
             self._kill(process)
 
-    def _kill(self, process: _Process) -> None:
-        if process.pid is not None:
-            _signal(process.pid, signal.SIGKILL)
+    def _kill(self, process: LocalProcess) -> None:
+        process.signal(signal.SIGKILL)
         self._ended(process)
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: LocalProcess) -> None:
+        if self._processes.pop(process.name, None) is None:
+            return
+        process.resting = False
+        self._gpus.leave(process.name)
         if process.state != "ended":
             self._enter(process, "ended")
-            process.ended.set()
-            self._processes.pop(process.name, None)
+        process.ended.set()
 
-    def _enter(self, process: _Process, state: InstanceState) -> None:
+    def _enter(self, process: LocalProcess, state: InstanceState) -> None:
         process.state = state
         now = time.monotonic()
         if state == "idle":
@@ -309,70 +331,31 @@ class LocalPlatform:
 
     # --- the template process ---
 
-    async def _ensure_template(self) -> asyncio.subprocess.Process:
-        async with self._template_lock:
-            if self._template is None or self._template.returncode is not None:
-                self._template_ready.clear()
-                self._log_path.parent.mkdir(parents=True, exist_ok=True)
-                with self._log_path.open("ab") as log:
-                    self._template = await asyncio.create_subprocess_exec(
-                        sys.executable,
-                        "-m",
-                        "rlhfless_functions.template",
-                        str(os.getpid()),
-                        *(["--emulated"] if self._emulation else []),
-                        stdin=asyncio.subprocess.PIPE,
-                        stdout=asyncio.subprocess.PIPE,
-                        stderr=log,
-                        # Ctrl-C in a terminal is for the driver alone, which then drains its instances.
-                        start_new_session=True,
-                        env={**os.environ, **_ENVIRONMENT},
-                    )
-                self._spawn(self._follow(self._template))
-            await self._template_ready.wait()
-            return self._template
-
-    async def _follow(self, template: asyncio.subprocess.Process) -> None:
-        assert template.stdout is not None
-        while line := await template.stdout.readline():
-            report = json.loads(line)
-            if report["event"] == "ready":
-                self._template_ready.set()
-                continue
-            process = self._processes.get(report["name"])
-            if process is None:
-                if report["event"] == "listening":
-                    _signal(report["pid"], signal.SIGKILL)
-                continue
+    async def _heard(self, report: dict[str, Any]) -> None:
+        """The template says that an instance listens, or has ended."""
+        process = self._processes.get(report["name"])
+        if process is None:
             if report["event"] == "listening":
-                process.pid, process.port = report["pid"], report["port"]
-                if process.state == "draining":
-                    _signal(report["pid"], signal.SIGTERM)
-                else:
-                    self._spawn(self._become_ready(process))
+                # It was given up before it had begun.
+                LocalProcess(report["name"], "generation", pid=report["pid"]).signal(signal.SIGKILL)
+        elif report["event"] == "listening":
+            process.pid, process.port = report["pid"], report["port"]
+            if process.terminated:
+                process.signal(signal.SIGTERM)
             else:
-                if process.state == "starting":
-                    # Without a preload the first request itself meets the fault, and its answer names it.
-                    self._preloads[process.stage] = None
-                    self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
-                self._ended(process)
-                async with self._changed:
-                    self._changed.notify_all()
-        await template.wait()
-        # Its children died with it.
-        self._template_ready.set()
+                self._spawn(self._become_ready(process))
+        else:
+            if process.state == "starting":
+                # Without a preload the first request itself meets the fault, and its answer names it.
+                self._preloads[process.stage] = None
+                self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
+            self._ended(process)
+            await self._tell()
+
+    async def _template_ended(self) -> None:
+        """Its children died with it."""
         for process in list(self._processes.values()):
             if process.state == "starting":
                 self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
             self._ended(process)
-        async with self._changed:
-            self._changed.notify_all()
-
-
-def _poll_seconds(since: float) -> float:
-    return max(_LEAST_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - since))
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        await self._tell()

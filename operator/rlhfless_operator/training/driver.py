@@ -58,8 +58,12 @@ async def drive(
     progress: LiveProgress,
     *,
     on_open: Callable[[TrainingRun], None] = lambda run: None,
+    takes_turns: bool = False,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
+
+    Args:
+        takes_turns: whether the stages' instances can't all have GPUs at once.
 
     Raises:
         LeaseHeldError: another driver runs it.
@@ -74,7 +78,7 @@ async def drive(
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
-        run = TrainingRun(job, folder, lease, status, make_platform, progress)
+        run = TrainingRun(job, folder, lease, status, make_platform, progress, takes_turns=takes_turns)
         on_open(run)
         try:
             run.tracking = await asyncio.to_thread(_open_tracking, run)

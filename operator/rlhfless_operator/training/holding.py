@@ -1,6 +1,7 @@
 """Which instances are held: early enough to be ready when their work comes, and no longer than they are worth it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Holding:
         keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting anew.
         history: what earlier steps took; added to.
         clock: monotonic seconds.
+        rests: whether an instance without work gives its GPUs to whoever needs them, so that it costs nothing to keep.
     """
 
     def __init__(
@@ -51,11 +53,14 @@ class Holding:
         keep_alive: Mapping[Stage, float | None],
         history: History,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        rests: bool = False,
     ) -> None:
         self._platform = platform
         self._keep_alive = keep_alive
         self.history = history
         self._clock = clock
+        self._rests = rests
         self._stages = {stage: _Held() for stage in STAGES}
 
     async def use(
@@ -136,6 +141,8 @@ class Holding:
         if self._keep_alive[stage] is not None:
             # The platform keeps them.
             return 0.0
+        if self._rests:
+            return math.inf
         startup = self.history.mean(f"startup/{stage}") + restart_seconds
         return keep_alive(self.history.recent(f"gap/{stage}"), startup)
 

@@ -15,13 +15,16 @@ from rlhfless_functions.api import Stage
 from rlhfless_operator.formatting import format_clock, format_money
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local_gpus import visible_gpus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.local_room import LocalRoom, room_for, within
 from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.run import TrainingRun, read_status
 from rlhfless_operator.training.status import RLHFJobStatus
 from rlhfless_operator.training.view import TrainingView, ViewState
@@ -68,12 +71,16 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     Raises:
         FunctionsMissingError: torch and the like are not installed.
         ValueError: the GPUs of a rehearsal can't be emulated.
+        TooFewGpusError: an instance needs more GPUs than there are.
         JobFinishedError: it has run to its end already.
     """
     emulation = emulation_of(job)
     if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
         raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
     folder = JobFolder(root)
+    gpus = visible_gpus() if emulation is None else ()
+    room = room_for(job, RequestBuilder(job, folder, ""), gpus)
+    job = within(job, room)
     status = read_status(folder)
     _refuse_finished(job, folder, status)
     shown = status.step if status is not None and status.step else -1
@@ -88,6 +95,8 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,
             emulation=emulation,
+            gpus=room.gpus,
+            gpus_per_instance=room.per_instance,
         )
 
     current = asyncio.current_task()
@@ -101,12 +110,15 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
                 view.say(
                     f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
                 )
+            if room.gpus:
+                view.say(_gpu_line(job, room))
             if run.status.step:
                 view.say(f"{job.metadata.name}: going on after step {run.status.step}")
             watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
 
         try:
-            summary = await drive(job, folder, make_platform, LiveProgress(on_note=view.say), on_open=watch)
+            progress = LiveProgress(on_note=view.say)
+            summary = await drive(job, folder, make_platform, progress, on_open=watch, takes_turns=room.takes_turns)
         finally:
             for task in watching:
                 task.cancel()
@@ -145,6 +157,12 @@ async def _watch(run: TrainingRun, view: TrainingView) -> None:
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
         view.update(view_state(run))
+
+
+def _gpu_line(job: RLHFJob, room: LocalRoom) -> str:
+    actors = job.spec.generation.instances.max
+    turns = "; the stages take turns on them" if room.takes_turns else ""
+    return f"{job.metadata.name}: GPUs {', '.join(room.gpus)}, for {actors} actors at most{turns}"
 
 
 def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | None) -> None:

@@ -35,12 +35,14 @@ class RequestBuilder:
         job: the job with resolved paths.
         folder: where its artifacts are.
         uid: unique id of the job's incarnation.
+        rests: whether instances that are kept give their devices' memory back between their tasks.
     """
 
-    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str) -> None:
+    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str, *, rests: bool = False) -> None:
         self._spec = job.spec
         self._folder = folder
         self._uid = uid
+        self._rests = rests
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
         # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
@@ -56,6 +58,7 @@ class RequestBuilder:
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
             share_prefixes=generation.share_prefixes,
+            rests=self._rests,
         )
 
     @property

@@ -53,6 +53,7 @@ class TrainingRun:
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
         progress: what the terminal view looks at.
+        takes_turns: whether the stages' instances can't all have GPUs at once.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class TrainingRun:
         status: RLHFJobStatus,
         make_platform: Callable[[Callable[[StateChange], None]], Platform],
         progress: LiveProgress,
+        *,
+        takes_turns: bool = False,
     ) -> None:
         self.job = job
         self.spec: RLHFJobSpec = job.spec
@@ -74,8 +77,9 @@ class TrainingRun:
         self.experience = Experience(job.spec)
         self.platform = make_platform(self._on_state)
         keep_alive = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
-        self.holding = Holding(self.platform, keep_alive, self.experience.history)
-        self.requests = RequestBuilder(job, folder, status.uid)
+        self.holding = Holding(self.platform, keep_alive, self.experience.history, rests=takes_turns)
+        self._takes_turns = takes_turns
+        self.requests = RequestBuilder(job, folder, status.uid, rests=takes_turns)
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
         """Told of every status once it is written."""
@@ -137,7 +141,8 @@ class TrainingRun:
             samples_per_prompt,
             self._prompt_tokens[purpose],
             known=purpose == "training",
-            follows=purpose == "training" and self.requests.pieces > 1,
+            # A learner that waits for groups would have the GPUs that they need.
+            follows=purpose == "training" and self.requests.pieces > 1 and not self._takes_turns,
         )
 
     def look_ahead(self, step: int) -> None:

@@ -1,0 +1,94 @@
+"""One instance as a process of this machine: its state, its signals, and what it is asked besides tasks."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.platforms.base import InstanceState
+
+_LEAST_POLL_SECONDS = 0.005
+_POLL_SHARE = 0.02
+"""Part of the time that something has taken so far until it is asked for again: dozens of instances that load for
+seconds would otherwise be kept from it by being asked."""
+
+
+@dataclass
+class LocalProcess:
+    """An instance from the moment it is asked for until it is gone."""
+
+    name: str
+    stage: Stage
+    state: InstanceState = "starting"
+    """`ended` for one that rests, too: it has let its GPUs go."""
+    resting: bool = False
+    """Whether it is kept without GPUs."""
+    terminated: bool = False
+    """Whether it was told to end."""
+    pid: int | None = None
+    port: int | None = None
+    idle_since: float = 0.0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def working(self) -> bool:
+        """Whether it has its GPUs, and is not about to give them back."""
+        return self.state in ("starting", "idle", "busy")
+
+    @property
+    def kept(self) -> bool:
+        """Whether a task may come to it."""
+        return self.resting or self.working
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has none to get yet or no longer."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    async def become_ready(self, session: aiohttp.ClientSession) -> None:
+        """Wait until it is ready, or starting no longer."""
+        since = time.monotonic()
+        while self.state == "starting":
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                async with session.get(f"{self.url}/readyz") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(_poll_seconds(since))
+
+    async def publish(self, session: aiohttp.ClientSession, within: float) -> bool:
+        """Wait until a task that was cut has published what it had; False if that does not happen."""
+        since = time.monotonic()
+        try:
+            async with asyncio.timeout(within):
+                while self.state == "busy":
+                    async with session.get(f"{self.url}/readyz") as response:
+                        if not (await response.json())["busy"]:
+                            return True
+                    await asyncio.sleep(_poll_seconds(since))
+        except (TimeoutError, aiohttp.ClientError, ConnectionError):
+            return False
+        return True
+
+    async def rest(self, session: aiohttp.ClientSession, token: str, within: float) -> bool:
+        """Have it give its GPUs' memory back; False if it did not."""
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            async with asyncio.timeout(within), session.post(f"{self.url}/v1/rest", headers=headers) as response:
+                return response.status == 200
+        except (TimeoutError, aiohttp.ClientError, ConnectionError):
+            return False
+
+
+def _poll_seconds(since: float) -> float:
+    return max(_LEAST_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - since))
