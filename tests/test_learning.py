@@ -264,7 +264,9 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     following = {"following": str(job.folder / "chunk-"), "batch_settings": one_update}
     plain = Job(tmp_path / "followed", job.model, AlgorithmSettings(), pieces=2, **following)
     made |= Learner().run(plain.request(1), context()).metrics.keys()
-    assert METRICS.keys() == made
+    # A state wakes where it has left a device: test_learning_rest.py.
+    assert METRICS.keys() - made == {"seconds/wake"}
+    assert made <= METRICS.keys()
 
 
 def test_a_preloaded_model_is_not_loaded_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
