@@ -54,10 +54,17 @@ def test_transformers_generates_on_one_gpu() -> None:
         {"algorithm": {"name": "ppo"}},
         {"algorithm": {"name": "grpo", "kl": {"coefficient": 0}, "epochs": 2}},
         {"rewards": [{"name": "judge", "model": {"source": "/reward"}}]},
+        {"preparation": {"pods": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}},
     ],
 )
 def test_preparation_has_a_gpu_where_a_model_computes_in_it(spec: dict[str, Any]) -> None:
     assert room(job(**spec), "0").per_instance == {"generation": 1, "preparation": 1, "learning": 1}
+
+
+def test_preparation_needs_no_gpu_for_memory_of_the_host() -> None:
+    limits = {"memory": "8Gi", "nvidia.com/gpu": 0}
+    made = job(preparation={"pods": {"resources": {"limits": limits}}})
+    assert room(made, "0").per_instance == {"generation": 1, "preparation": 0, "learning": 1}
 
 
 @pytest.mark.parametrize(("count", "turns"), [(1, True), (2, True), (3, True), (4, False), (8, False)])

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import Stage
+from rlhfless_operator.pods import PodsSpec
 from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.errors import UserError
 from rlhfless_operator.training.requests import RequestBuilder
@@ -28,7 +29,8 @@ class LocalRoom:
 def room_for(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> LocalRoom:
     """Who gets what of the GPUs.
 
-    Preparation has one if any model computes there: the policy, a reference, a critic or a reward model.
+    Preparation has one if any model computes there (the policy, a reference, a critic or a reward model), or if the job
+    gives its pods one, for reward code that uses it.
 
     Raises:
         TooFewGpusError: one instance needs more than there are.
@@ -49,6 +51,7 @@ def room_for(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> Loc
         or requests.has_reference
         or requests.updates_per_step > 1
         or any(reward.model is not None for reward in spec.rewards)
+        or _asks_for_gpu(spec.preparation.pods)
     )
     per_instance: dict[Stage, int] = {
         "generation": generating,
@@ -58,6 +61,11 @@ def room_for(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> Loc
     actors = min(spec.generation.instances.max, len(gpus) // generating)
     everything = actors * generating + int(computes) + learning
     return LocalRoom(tuple(gpus), per_instance, takes_turns=everything > len(gpus))
+
+
+def _asks_for_gpu(pods: PodsSpec) -> bool:
+    limits = pods.resources.limits if pods.resources is not None else None
+    return any(name.endswith("/gpu") and amount != "0" for name, amount in (limits or {}).items())
 
 
 def within(job: RLHFJob, room: LocalRoom) -> RLHFJob:
