@@ -118,6 +118,23 @@ def test_any_split_order_and_room_gives_the_same_tokens(trace: str, data: st.Dat
     assert parts == whole
 
 
+def test_after_a_rest_weights_and_prompts_take_their_time_again(trace: str) -> None:
+    engine, clock = engine_of(trace, weight_load_seconds=3.0, prefill_token_seconds=1.0)
+    weights = WeightsReference(version=0, uri="w")
+    begun = clock.now
+    first = finish(engine.start(share(), SAMPLING, None))
+    taken = clock.now - begun
+    engine.rest()
+    with pytest.raises(TaskError, match="no weights are loaded"):
+        engine.start(share(), SAMPLING, None)
+    begun = clock.now
+    engine.load(MODEL, weights)
+    assert clock.now - begun == pytest.approx(3.0)
+    begun = clock.now
+    assert finish(engine.start(share(), SAMPLING, None)) == first
+    assert clock.now - begun == pytest.approx(taken), "no prompt is in the cache"
+
+
 def test_cut_after_every_token_and_continued_elsewhere_gives_the_same_tokens(trace: str) -> None:
     engine, _ = engine_of(trace)
     tasks = share()

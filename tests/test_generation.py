@@ -19,7 +19,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, Partial, Progress, Samples, SampleTask, WeightsReference
 from rlhfless_functions.generation import Generator
 from rlhfless_functions.rollouts import Rollout, read_rollouts, write_rollouts
-from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.settings import EngineSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
 
 # --- a share that runs to its end --------------------------------------------------------------------------------
@@ -93,6 +93,20 @@ def test_an_instance_answers_at_the_version_that_is_asked_for(
     assert swapped == fresh
     assert {rollout.versions[0].version for rollout in swapped.values()} == {3}
     assert run(make_request("again"), generator).finished() == whole
+
+
+def test_an_instance_that_rests_between_requests_answers_the_same(
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+) -> None:
+    settings = EngineSettings(name="transformers", rests=True)
+    generator = Generator(settings=settings)
+    generator.rest()
+    assert generator.engine is None, "nothing was chosen, and nothing was made"
+    generator.preload(make_request().model, make_request().weights)
+    for number in (1, 2):
+        generator.rest()
+        assert run(make_request(f"sink-{number}", engine=settings), generator).finished() == whole
+    assert generator.engine is not None
 
 
 def test_parts_can_live_in_an_object_store(
