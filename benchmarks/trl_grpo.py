@@ -17,7 +17,6 @@ import resource
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +26,9 @@ import torch
 import trl
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 from transformers.trainer_callback import PrinterCallback
+from trl_timing import StageTimer, TimedTrainer
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
 
@@ -40,49 +40,6 @@ MAX_RESPONSE_TOKENS = 224
 JOB_STEPS = 48
 WARMUP_STEPS = 3
 ALPHABET = "0123456789+-=;#?:\n .,ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-class StageTimer(TrainerCallback):
-    """Seconds of each step, and of its stages; and the CPU's, which say more on a machine that others use too."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-        self.generation: list[float] = []
-        self.preparation: list[float] = []
-        self.cpu: list[float] = []
-        self._began = 0.0
-        self._began_cpu = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first step begins."""
-        self._began = time.perf_counter()
-        self._began_cpu = time.process_time()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer update is done; the last of a step ends it."""
-        if state.global_step % UPDATES_PER_STEP == 0:
-            now, now_cpu = time.perf_counter(), time.process_time()
-            self.steps.append(now - self._began)
-            self.cpu.append(now_cpu - self._began_cpu)
-            self._began, self._began_cpu = now, now_cpu
-
-
-class TimedTrainer(trl.GRPOTrainer):
-    """TRL's trainer, with a stopwatch at the two methods that its stages are."""
-
-    timer: StageTimer
-
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        result = super()._generate(*args, **kwargs)
-        self.timer.generation.append(time.perf_counter() - began)
-        return result
-
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        result = super()._generate_and_score_completions(*args, **kwargs)
-        self.timer.preparation.append(time.perf_counter() - began - self.timer.generation[-1])
-        return result
 
 
 def load_module(path: Path) -> ModuleType:
@@ -184,7 +141,7 @@ def measure(
         lengths.append(statistics.fmean(map(len, columns["completion_ids"])))
         return scores
 
-    timer = StageTimer()
+    timer = StageTimer(UPDATES_PER_STEP)
     with tempfile.TemporaryDirectory() as folder:
         trainer = TimedTrainer(
             model=str(model),
@@ -196,15 +153,11 @@ def measure(
         trainer.timer = timer
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    learning = [
-        step - generation - preparation
-        for step, generation, preparation in zip(timer.steps, timer.generation, timer.preparation, strict=True)
-    ]
     return {
         "step_seconds": statistics.median(timer.steps[skipped:]),
         "generation_seconds": statistics.median(timer.generation[skipped:]),
         "preparation_seconds": statistics.median(timer.preparation[skipped:]),
-        "learning_seconds": statistics.median(learning[skipped:]),
+        "learning_seconds": statistics.median(timer.learning[skipped:]),
         "cpu_seconds": statistics.median(timer.cpu[skipped:]),
         "steps": [round(seconds, 4) for seconds in timer.steps],
         "response_tokens": lengths,
