@@ -17,9 +17,10 @@ from generation_shares import undisturbed as undisturbed
 from generation_shares import whole as whole
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, Partial, Progress, Samples, SampleTask, WeightsReference
+from rlhfless_functions.engines.transformers import TransformersEngine
 from rlhfless_functions.generation import Generator
 from rlhfless_functions.rollouts import Rollout, read_rollouts, write_rollouts
-from rlhfless_functions.settings import EngineSettings, SamplingSettings
+from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.task import TaskError
 
 # --- a share that runs to its end --------------------------------------------------------------------------------
@@ -93,6 +94,19 @@ def test_an_instance_answers_at_the_version_that_is_asked_for(
     assert swapped == fresh
     assert {rollout.versions[0].version for rollout in swapped.values()} == {3}
     assert run(make_request("again"), generator).finished() == whole
+
+
+def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., GenerationRequest]) -> None:
+    now = 0.0
+
+    class SlowToLoad(TransformersEngine):
+        def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+            nonlocal now
+            super().load(model, weights)
+            now += 3.0
+
+    generator = Generator(SlowToLoad(), clock=lambda: now)
+    assert run(make_request(), generator).result.weights_seconds == 3.0
 
 
 def test_an_instance_that_rests_between_requests_answers_the_same(

@@ -67,6 +67,8 @@ def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     assert all(record["plan"]["actors"] == 2 for record in records[1:])
+    assert all(record["metrics"]["weights/bytes"] > 0 for record in records[1:])
+    assert all(record["metrics"]["weights/seconds"] > 0 for record in records[1:])
     assert half_written(folder) == []
     assert "<html" in (folder / "report.html").read_text()
 

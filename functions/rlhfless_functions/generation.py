@@ -81,7 +81,9 @@ class Generator:
                 share = _Share(request, context, prompts, earlier, publisher, self._clock)
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
+                    asked = self._clock()
                     engine.load(request.model, request.weights)
+                    share.weights_seconds = self._clock() - asked
                     share.generate(engine)
         return share.result()
 
@@ -139,6 +141,7 @@ class _Share:
         self._finished = len(finished)
         self._left_of_group = Counter(task.prompt for task in self.tasks)
         self._pending: list[Rollout] = []
+        self.weights_seconds = 0.0
         self._run: EngineRun | None = None
 
     def generate(self, engine: Engine) -> None:
@@ -172,6 +175,7 @@ class _Share:
             parts=self._publisher.parts,
             prompt_tokens=self._run.prompt_tokens if self._run else 0,
             response_tokens=self._run.response_tokens if self._run else 0,
+            weights_seconds=self.weights_seconds,
             shared_prefixes=self._run.prefix_traffic() if self._run else {},
         )
 

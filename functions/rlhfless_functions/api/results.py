@@ -26,6 +26,8 @@ class GenerationResult(Message):
     """Prompt tokens that were computed (a group's prompt is computed once)."""
     response_tokens: int
     """Response tokens that were computed."""
+    weights_seconds: float = 0.0
+    """Until the engine had the weights: nothing, replacing others in place, or a start."""
     shared_prefixes: dict[str, float] = Field(default={})
     """What was sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
     `_fetched`, of all workers of the engine; empty where nothing can be."""

@@ -49,6 +49,8 @@ class GenerationOutcome:
     """Response tokens of finished samples."""
     stretches: list[Stretch] = field(default_factory=list)
     """One for each request that said something of its speed."""
+    weights_seconds: float = 0.0
+    """Longest that an engine took until it had the step's weights."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
     pauses: list[float] = field(default_factory=list)

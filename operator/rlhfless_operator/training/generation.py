@@ -278,6 +278,8 @@ class _Stage:
                 self._sinks_of[key] = [sink]
         elif isinstance(event, Done):
             self._outcome.prefixes.update(event.result.get("shared_prefixes", {}))
+            taken = event.result.get("weights_seconds", 0.0)
+            self._outcome.weights_seconds = max(self._outcome.weights_seconds, taken)
 
     # --- chosen moves ---
 

@@ -121,6 +121,7 @@ def _recorded(
     metrics["generation/cuts"] = float(generated.cuts)
     metrics["generation/moved_samples"] = float(generated.moved)
     metrics |= {f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()}
+    metrics["weights/seconds"] = generated.weights_seconds
     metrics["generation/seconds"] = seconds["generation"]
     metrics["planning/expected_seconds"] = plan.expected_generation_seconds
     metrics["planning/expected_step_seconds"] = plan.expected_step_seconds
