@@ -48,6 +48,12 @@ def save_model(folder: Path, tokenizer_from: Path, kind: str = "qwen3", seed: in
     return folder
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A model with positions for prompts that are prefilled in chunks, or kept in blocks."""
+    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model, max_position_embeddings=1024)
+
+
 def settings_of(folder: Path, **changes: Any) -> ModelSettings:
     return ModelSettings(source=str(folder), dtype="float32", **changes)
 

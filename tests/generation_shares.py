@@ -1,6 +1,8 @@
 """A share of samples to generate, and what comes of asking for it."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +110,30 @@ def run(
     if stop_at is not None and generator is None:
         generator = Generator(clock=Ticks(step, at={stop_at: lambda: context.stop("cut")}))
     return Outcome((generator or Generator(clock=Ticks(step))).run(request, context), events)
+
+
+_PROGRAM = """
+import sys
+import torch
+torch.set_num_threads(1)
+from rlhfless_functions.api import GenerationRequest
+from rlhfless_functions.generation import Generator
+from rlhfless_functions.task import TaskContext
+Generator().run(
+    GenerationRequest.model_validate_json(sys.argv[1]),
+    TaskContext(emit=lambda event: print(event.event, flush=True)),
+)
+"""
+
+
+def run_and_kill(request: GenerationRequest, *, events: int) -> None:
+    """Run a request in a process of its own, which is killed when it has told of so many events."""
+    command = [sys.executable, "-c", _PROGRAM, request.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(events):
+            assert process.stdout.readline()
+        process.kill()
 
 
 @pytest.fixture(scope="session")

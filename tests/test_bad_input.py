@@ -22,6 +22,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
 
+from command_line import run_command
 from rlhfless_operator.cli import main
 
 MakeJob = Callable[..., Path]
@@ -52,8 +53,7 @@ def living_children() -> dict[int, str]:
 def run(file: Path, *options: str, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     """`rlhfless run`, after which no process may be left."""
     before = living_children()
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, preexec_fn=limit)
+    ended = subprocess.run(run_command(file, *options), capture_output=True, text=True, timeout=200, preexec_fn=limit)
     left = {pid: command for pid, command in living_children().items() if pid not in before}
     assert left == {}
     return ended

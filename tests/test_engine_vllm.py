@@ -1,10 +1,6 @@
 """The engine on vLLM: what it promises beyond what every engine does, and what vLLM would do wrong if it were let."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +24,12 @@ from engine_shares import (
     share,
     version,
 )
+from engine_shares import folder as folder  # A fixture.
+from generation_shares import Outcome, run, run_and_kill
 from rlhfless_functions.api import (
     Event,
     GenerationRequest,
     Partial,
-    Samples,
     SampleTask,
     TaskKey,
     WeightsReference,
@@ -41,7 +38,7 @@ from rlhfless_functions.engines.base import SequenceTask
 from rlhfless_functions.engines.choice import choose_engine
 from rlhfless_functions.engines.transformers import TransformersEngine
 from rlhfless_functions.generation import Generator
-from rlhfless_functions.rollouts import Prompt, Rollout, read_rollouts, write_prompts
+from rlhfless_functions.rollouts import Prompt, write_prompts
 from rlhfless_functions.settings import EngineSettings, LoraSettings, ModelSettings, SamplingSettings, VllmSettings
 from rlhfless_functions.task import TaskContext, TaskError
 from rlhfless_functions.weights import publish_weights
@@ -51,12 +48,6 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 from rlhfless_functions.engines.vllm import VllmEngine
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model, max_position_embeddings=1024)
-
 
 _kept: list[VllmEngine] = []
 
@@ -312,21 +303,15 @@ def make_request(folder: Path, prompts: str, tmp_path: Path) -> Callable[..., Ge
     return make
 
 
-def finished(events: list[Event]) -> dict[tuple[int, int], Rollout]:
-    return {
-        (sample.prompt, sample.index): read_rollouts([event.part])[sample.prompt, sample.index]
-        for event in events
-        if isinstance(event, Samples)
-        for sample in event.samples
-    }
+def responses(outcome: Outcome) -> dict[tuple[int, int], list[int]]:
+    return {key: rollout.response_tokens for key, rollout in outcome.finished().items()}
 
 
 def test_an_engine_that_dies_has_published_what_it_sampled_and_another_one_goes_on(
     engine: VllmEngine, make_request: Callable[..., GenerationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = Generator(engine)
-    undisturbed: list[Event] = []
-    whole = generator.run(make_request("whole"), TaskContext(emit=undisturbed.append))
+    whole = run(make_request("whole"), generator)
     assert engine._loaded is not None
     real, steps = engine._loaded.engine.step, 0
 
@@ -345,49 +330,20 @@ def test_an_engine_that_dies_has_published_what_it_sampled_and_another_one_goes_
     assert (caught.value.reason, caught.value.retryable) == ("engine_lost", True)
     assert any(isinstance(event, Partial) for event in events)
     monkeypatch.undo()
-    elsewhere = Generator(TransformersEngine())
-    rest: list[Event] = []
-    result = elsewhere.run(make_request("second", resume_from=[first.sink]), TaskContext(emit=rest.append))
-    assert result.unfinished == 0
+    rest = run(make_request("second", resume_from=[first.sink]), Generator(TransformersEngine()))
+    assert rest.result.unfinished == 0
     # The dying engine's steps are not sampled again.
-    assert result.response_tokens <= whole.response_tokens - 50
-    given, wanted = finished(rest), finished(undisturbed)
-    assert {key: rollout.response_tokens for key, rollout in given.items()} == {
-        key: rollout.response_tokens for key, rollout in wanted.items()
-    }
-
-
-KILLED = """
-import sys
-import torch
-torch.set_num_threads(1)
-from rlhfless_functions.api import GenerationRequest
-from rlhfless_functions.generation import Generator
-from rlhfless_functions.task import TaskContext
-Generator().run(
-    GenerationRequest.model_validate_json(sys.argv[1]),
-    TaskContext(emit=lambda event: print(event.event, flush=True)),
-)
-"""
+    assert rest.result.response_tokens <= whole.result.response_tokens - 50
+    assert responses(rest) == responses(whole)
 
 
 def test_a_process_that_is_killed_loses_no_more_than_its_last_moments(
     engine: VllmEngine, make_request: Callable[..., GenerationRequest]
 ) -> None:
     generator = Generator(engine)
-    undisturbed: list[Event] = []
-    whole = generator.run(make_request("undisturbed"), TaskContext(emit=undisturbed.append))
+    whole = run(make_request("undisturbed"), generator)
     request = make_request("killed", flush_seconds=1e-6, engine=EngineSettings(name="vllm"))
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, request.model_dump_json()], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(3):
-            assert process.stdout.readline()
-        os.kill(process.pid, signal.SIGKILL)
-    rest: list[Event] = []
-    result = generator.run(make_request("next", resume_from=[request.sink]), TaskContext(emit=rest.append))
-    assert result.response_tokens < whole.response_tokens
-    assert {key: rollout.response_tokens for key, rollout in finished(rest).items()} == {
-        key: rollout.response_tokens for key, rollout in finished(undisturbed).items()
-    }
+    run_and_kill(request, events=3)
+    rest = run(make_request("next", resume_from=[request.sink]), generator)
+    assert rest.result.response_tokens < whole.result.response_tokens
+    assert responses(rest) == responses(whole)

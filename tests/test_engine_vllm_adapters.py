@@ -16,6 +16,7 @@ from engine_shares import (
     share,
     version,
 )
+from engine_shares import folder as folder  # A fixture.
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import SequenceTask
 from rlhfless_functions.engines.transformers import TransformersEngine
@@ -27,11 +28,6 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 from rlhfless_functions.engines.vllm import VllmEngine
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model, max_position_embeddings=1024)
 
 
 def test_the_next_version_of_an_adapter_takes_the_place_of_the_last(folder: Path, tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
 """Whole jobs on this machine that generate with vLLM."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +8,7 @@ import psutil
 import pytest
 import yaml
 
+from command_line import run_command, run_to_its_end
 from engine_shares import save_model
 from rlhfless_functions import artifacts
 
@@ -32,15 +30,7 @@ def test_a_job_trains_on_vllm_with_its_log_probs_beside_the_trainers(
 ) -> None:
     model = {"source": str(save_model(tmp_path / "model", tiny_model)), "dtype": dtype, "lora": lora}
     job = tiny_job(model=model, generation={"engine": "vllm", "instances": {"min": 1, "max": 1}}, steps=2)
-    run = subprocess.run(
-        [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "generation runs on vllm (" in run.stdout + run.stderr
+    assert "generation runs on vllm (" in run_to_its_end(job)
     name = yaml.safe_load(job.read_text())["metadata"]["name"]
     lines = artifacts.read_bytes(str(tmp_path / "runs" / name / "metrics.jsonl")).decode().splitlines()
     records = [yaml.safe_load(line) for line in lines]
@@ -60,9 +50,8 @@ def test_a_job_goes_on_when_its_instance_of_vllm_is_killed_in_mid_stream(
         steps=1,
     )
     folder, log = tmp_path / "runs" / "tiny", tmp_path / "log.txt"
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"]
     with log.open("w") as output:
-        driver = psutil.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=output, stderr=output)
+        driver = psutil.Popen(run_command(job), stdout=output, stderr=output)
         while not list((folder / "rollouts").rglob("*.parquet")):
             assert driver.poll() is None, log.read_text()
             time.sleep(0.005)

@@ -1,10 +1,7 @@
 """Shared prefixes whose keys and values one instance of vLLM computes and others read."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from command_line import run_to_its_end
 from engine_shares import (
     SAMPLING,
     Results,
@@ -24,6 +22,7 @@ from engine_shares import (
     settings_of,
     version,
 )
+from engine_shares import folder as folder  # A fixture.
 from rlhfless_functions.api import (
     GenerationRequest,
     GenerationResult,
@@ -61,11 +60,6 @@ def sharing_tasks(shared: SharedPrefix | None) -> list[SequenceTask]:
         for row in range(3)
         for index in range(2)
     ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model, max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +221,7 @@ def test_the_actors_of_a_job_compute_what_its_prompts_have_in_common_once(
     )
     prompts = [{"prompt": 110 * "1+2=" + f"{number}=", "ground_truth": number} for number in range(8)]
     (job.parent / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
-    run = subprocess.run(
-        [sys.executable, "-m", "rlhfless_operator", "run", str(job), "--threads", "1"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_to_its_end(job)
     folder = tmp_path / "runs" / "tiny"
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2]

@@ -23,6 +23,7 @@ from engine_shares import (
     share,
     version,
 )
+from engine_shares import folder as folder  # A fixture.
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import NonFiniteLogitsError, SequenceTask
 from rlhfless_functions.engines.transformers import TransformersEngine
@@ -77,11 +78,6 @@ class ForgetfulWorker:
         for name, parameter in runner.get_model().named_parameters():
             if name in self._kept:
                 parameter.data.copy_(self._kept[name])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model, max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")

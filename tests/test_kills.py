@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,15 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from command_line import run_command
+
 KILLS = 20
 STEPS = 8
 VICTIMS = ["driver", "generation", "preparation", "learning", "reward"]
 
 
 def start(file: Path, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1"]
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output)
+        return subprocess.Popen(run_command(file), stdout=output, stderr=output)
 
 
 def folder_of(file: Path) -> Path:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from command_line import run_command
 from rlhfless_functions import preparation_models
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.engines.base import SequenceTask
@@ -113,16 +113,15 @@ def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: M
     undisturbed = lora_job(tiny_job, "undisturbed", **given)
     run_job(undisturbed)
     file = lora_job(tiny_job, "killed", **given)
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1"]
     with (tmp_path / "log.txt").open("ab") as log:
         for step in (2, 3):  # once behind a checkpoint, once at one
-            driver = subprocess.Popen(command, stdout=log, stderr=log)
+            driver = subprocess.Popen(run_command(file), stdout=log, stderr=log)
             deadline = time.monotonic() + 120
             while len(records_before_the_end(file)) < step and time.monotonic() < deadline:
                 time.sleep(0.02)
             driver.kill()
             assert driver.wait() == -signal.SIGKILL, (tmp_path / "log.txt").read_text()
-        assert subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+        assert subprocess.run(run_command(file), stdout=log, stderr=log, check=False).returncode == 0
     assert [record["step"] for record in records_of(file)] == [1, 2, 3, 4, 5]
     assert_equal(final_adapter(file), final_adapter(undisturbed))
 

@@ -12,15 +12,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlhfless_functions.api import GenerationRequest, SampleTask, TaskKey, WeightsReference
+from generation_shares import make_request as make_request  # The fixtures.
+from generation_shares import prompts as prompts
+from generation_shares import run
+from rlhfless_functions.api import GenerationRequest, WeightsReference
 from rlhfless_functions.engines.base import SequenceResult, SequenceTask
 from rlhfless_functions.engines.transformers import TransformersEngine
 from rlhfless_functions.generation import Generator
 from rlhfless_functions.modeling import collate, response_log_probs
 from rlhfless_functions.preparation_models import PreparationModels
-from rlhfless_functions.rollouts import Prompt, write_prompts
 from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSettings
-from rlhfless_functions.task import TaskContext
 from rlhfless_functions.weights import load_policy, merge_adapter, publish_adapter
 from rlhfless_operator.training.local_run import RunOptions, run_locally
 from rlhfless_operator.validation import load_job
@@ -198,7 +199,7 @@ def test_a_backbone_in_another_number_format_is_converted(
 
 
 def test_an_adapter_is_there_before_it_is_asked_for(
-    two_jobs: list[tuple[ModelSettings, WeightsReference]], tmp_path: Path
+    two_jobs: list[tuple[ModelSettings, WeightsReference]], make_request: Callable[..., GenerationRequest]
 ) -> None:
     model, weights = two_jobs[0]
     generator = Generator()
@@ -206,20 +207,7 @@ def test_an_adapter_is_there_before_it_is_asked_for(
     # Nothing is left to be read.
     assert weights.adapter is not None
     shutil.rmtree(weights.adapter)
-    prompts = str(tmp_path / "prompts.parquet")
-    write_prompts(prompts, [Prompt(row=0, tokens=PROMPT, text="")])
-    request = GenerationRequest(
-        key=TaskKey(job_uid="job", step=2, stage="generation", part="share-0", attempt=0),
-        result=str(tmp_path / "result.json"),
-        model=model,
-        weights=weights,
-        prompts=prompts,
-        samples=[SampleTask(prompt=0, index=index) for index in range(2)],
-        sampling=SamplingSettings(max_prompt_tokens=8, max_response_tokens=8),
-        seed=1,
-        sink=str(tmp_path / "sink"),
-    )
-    assert generator.run(request, TaskContext(emit=lambda event: None)).unfinished == 0
+    assert run(make_request(model=model, weights=weights), generator).result.unfinished == 0
 
 
 def test_a_preparer_that_was_started_for_an_adapter_has_policy_and_reference_in_one(

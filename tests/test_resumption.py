@@ -1,9 +1,5 @@
 """Samples that were cut, killed or moved go on elsewhere, and come to what they would have been."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +8,7 @@ import pytest
 from generation_shares import generator as generator  # The fixtures.
 from generation_shares import make_request as make_request
 from generation_shares import prompts as prompts
-from generation_shares import run
+from generation_shares import run, run_and_kill
 from generation_shares import undisturbed as undisturbed
 from generation_shares import whole as whole
 from rlhfless_functions import artifacts
@@ -149,31 +145,11 @@ def test_a_task_that_is_stopped_before_it_begins_loads_nothing(
     assert (result.finished, result.unfinished, events) == (0, len(whole), [])
 
 
-KILLED = """
-import os, sys
-import torch
-torch.set_num_threads(1)
-from rlhfless_functions.api import GenerationRequest
-from rlhfless_functions.generation import Generator
-from rlhfless_functions.task import TaskContext
-Generator().run(
-    GenerationRequest.model_validate_json(sys.argv[1]),
-    TaskContext(emit=lambda event: print(event.event, flush=True)),
-)
-"""
-
-
 def test_an_instance_that_is_killed_loses_no_more_than_its_last_moments(
     make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
 ) -> None:
     request = make_request("killed", flush_seconds=1e-6)
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, request.model_dump_json()], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(4):
-            assert process.stdout.readline()
-        os.kill(process.pid, signal.SIGKILL)
+    run_and_kill(request, events=4)
     outcome = run(make_request("next", resume_from=[request.sink]), generator)
     assert outcome.finished() == whole
     assert outcome.result.response_tokens < sum(len(rollout.response_tokens) for rollout in whole.values())

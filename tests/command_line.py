@@ -1,0 +1,19 @@
+"""`rlhfless run` as a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_command(file: Path, *options: str) -> list[str]:
+    """The command that runs a job on this machine, with a core to each process."""
+    return [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1", *options]
+
+
+def run_to_its_end(file: Path) -> str:
+    """Run a job that succeeds; what the command says."""
+    ended = subprocess.run(
+        run_command(file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
