@@ -48,10 +48,11 @@ def used_bytes() -> int:
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """Dense bfloat16 operations per second of a GPU by its name, of the SXM form; None for what is not known."""
+    """Dense bfloat16 operations per second of a GPU by the driver's name for it; None for what is not known, such as
+    the slower cards of a GPU whose SXM module is."""
     words = name.upper().replace("-", " ").split()
     known = [gpu.flops for gpu in GPUS.values() if gpu.name in words]
-    return known[0] if known else None
+    return known[0] if known and not {"PCIE", "NVL"} & set(words) else None
 
 
 def matmul_flops(dtype: torch.dtype, *, seconds: float = 1.0) -> float:

@@ -38,6 +38,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from attempts import failures
 from gpu_table import table
 from machine import describe_machine
 from shapes import SHAPES, WORK, save_model
@@ -175,16 +176,6 @@ def measure(
     return result
 
 
-def failures(result: dict[str, Any]) -> list[str]:
-    """What failed, a line each."""
-    return [
-        f"{name}: {part} failed: {found['failed']}"
-        for name, shape in result["shapes"].items()
-        for part, found in shape["parts"].items()
-        if "failed" in found
-    ]
-
-
 def _names(kind: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = text.split(",")
@@ -219,7 +210,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         result = measure(arguments.shapes, arguments.parts, Path(scratch), arguments.threads, arguments.limit, keep)
     print(table(result))
-    if failed := failures(result):
+    found = {name: shape["parts"] for name, shape in result["shapes"].items()}
+    if failed := list(failures(found)):
         sys.exit("\n".join(failed))
 
 

@@ -1,10 +1,12 @@
 """Part of `gpu.py`: functions that give their device's memory back between two requests, and take it again."""
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerator import model_dtype, timed, used_bytes
+from attempts import attempt
 from gpu_engines import engine_settings, live_engines
 from learning_batches import draw_samples, learn_request, longest_sequence, prepared_samples
 from shapes import SHAPES, WORK, Work, model_settings
@@ -39,12 +41,12 @@ def measure(name: str, model: Path, scratch: Path) -> dict[str, Any]:
     # As an instance does: whoever rests looks for garbage, of which the modules are none.
     gc.freeze()
     settings = ModelSettings.model_validate(model_settings(model, model_dtype(), WORK[name].lora_rank))
-    found = {
-        f"generation with {engine}": _generation(engine, settings, WORK[name], scratch / engine)
-        for engine in live_engines()
-    }
-    give_back()
-    return found | {"learning": _learning(name, model, scratch / "learning")}
+    found = {}
+    for engine in live_engines():
+        rests = partial(_generation, engine, settings, WORK[name], scratch / engine)
+        found[f"generation with {engine}"] = attempt(rests)
+        give_back()
+    return found | {"learning": attempt(lambda: _learning(name, model, scratch / "learning"))}
 
 
 def _generation(engine: EngineName, model: ModelSettings, work: Work, folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 from accelerator import model_dtype
+from attempts import attempt
 from gpu_engines import best_engine
 from gpu_job import REWARD, job_document
 from peak_memory import PeakMemory
@@ -23,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def measure(name: str, model: Path, scratch: Path, threads: int) -> dict[str, Any]:
-    """Both sides, one after the other; TRL's is left out where it is not installed.
+    """Both sides, one after the other; TRL's is not measured where it is not installed.
 
     Args:
         name: of the shape.
@@ -44,16 +46,11 @@ def measure(name: str, model: Path, scratch: Path, threads: int) -> dict[str, An
         "samples": work.prompts * 8,
         "prompt_tokens": work.prompt_tokens,
         "activation_checkpointing": work.checkpointing,
-        "rlhfless": _ours(name, engine, model, prompts, reward, scratch, threads),
-        "trl": None,
     }
-    ours = found["rlhfless"]
-    ours["median_step_seconds"] = statistics.median(ours["step_seconds"][1:-1])
-    if find_spec("trl") is None:
-        return found | {"not_measured": ["TRL's side: trl is not installed here (pip install trl)"]}
-    found["trl"] = theirs = _trl(name, engine, model, prompts, reward, scratch, threads)
-    theirs["median_step_seconds"] = statistics.median(theirs["step_seconds"][1:])
-    return found | {"times_as_fast": theirs["median_step_seconds"] / ours["median_step_seconds"]}
+    for side, measured in {"rlhfless": _ours, "trl": _trl}.items():
+        found[side] = attempt(partial(measured, name, engine, model, prompts, reward, scratch, threads))
+    medians = [found[side].get("median_step_seconds") for side in ("trl", "rlhfless")]
+    return found | ({"times_as_fast": medians[0] / medians[1]} if all(medians) else {})
 
 
 def _ours(
@@ -70,6 +67,7 @@ def _ours(
     # In their order, so that what is read is what a step goes through.
     seconds = [metric for metric in records[-1]["metrics"] if metric.startswith("seconds")]
     return {
+        "median_step_seconds": statistics.median(record["seconds"] for record in counted),
         "step_seconds": [record["seconds"] for record in records],
         "stage_seconds": {
             stage: statistics.median(record["stages"][stage] for record in counted) for stage in counted[0]["stages"]
@@ -87,11 +85,13 @@ def _ours(
 def _trl(
     name: str, engine: str, model: Path, prompts: Path, reward: Path, scratch: Path, threads: int
 ) -> dict[str, Any]:
+    if find_spec("trl") is None:
+        return {"not_measured": "trl is not installed here: pip install trl"}
     output = scratch / "trl.json"
     command = [sys.executable, str(HERE / "gpu_trl.py"), name, engine, *map(str, (model, prompts, reward))]
     peak = _run([*command, str(STEPS), str(output)], scratch / "trl.log", threads)
     measured: dict[str, Any] = json.loads(output.read_text())
-    return measured | _peaks(peak)
+    return {"median_step_seconds": statistics.median(measured["step_seconds"][1:])} | measured | _peaks(peak)
 
 
 def _run(command: list[str], log: Path, threads: int) -> PeakMemory:

@@ -3,11 +3,13 @@
 import shutil
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerator import device, model_dtype, now, timed
+from attempts import attempt
 from gpu_engines import engine_settings, live_engine, live_engines
 from shapes import SHAPES, WORK, make_model, model_settings
 
@@ -45,7 +47,8 @@ def measure(name: str, model: Path, scratch: Path) -> dict[str, Any]:
         settings = ModelSettings.model_validate(model_settings(model, model_dtype(), lora_rank))
         found[kind]["engines"] = {}
         for engine in live_engines():
-            found[kind]["engines"][engine] = _take_over(engine, settings, published, found[kind])
+            taking = partial(_take_over, engine, settings, published, found[kind])
+            found[kind]["engines"][engine] = attempt(taking)
             give_back()
         shutil.rmtree(published)
     return found

@@ -47,7 +47,7 @@ class Work:
     """Whether activations are computed again in the backward pass."""
 
 
-_TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, intermediate=96, vocabulary=2048, tied=True)
+_TINY = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, vocabulary=1024, tied=True)
 SHAPES = {
     "tiny": _TINY,
     "tiny-lora": _TINY,
