@@ -3,10 +3,12 @@
 python moving_rank.py FOLDER REQUESTS moved|stayed RANK; REQUESTS has a request in each line.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.learning import Learner
@@ -32,3 +34,5 @@ def main(folder: str, requests: str, moved: str, rank: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    dist.destroy_process_group()
+    os._exit(0)  # Threads of the process group may outlive it, and an interpreter that shuts down would die of them.
