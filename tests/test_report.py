@@ -5,6 +5,7 @@ import math
 import re
 import uuid
 from html.parser import HTMLParser
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,11 @@ def test_the_card_says_how_the_model_was_trained() -> None:
         "AutoModelForCausalLM.from_pretrained",
     ):
         assert part in card
+
+
+def test_the_card_is_written_where_the_sources_run_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "discover", classmethod(lambda cls, **context: iter([])))
+    assert "by rlhfless.\n" in model_card(RLHFJob.model_validate(job()), SUMMARY)
 
 
 def test_the_card_does_not_tell_strangers_where_files_lay() -> None:

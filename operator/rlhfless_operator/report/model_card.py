@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import yaml
@@ -45,7 +45,7 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {job.metadata.name}\n\n`{base}`, trained with {name} ([arXiv {paper}](https://arxiv.org/abs/{paper}))"
-        f" by rlhfless {version('rlhfless')}.",
+        f" by {_release()}.",
         _table("Results", _results(summary)),
         _table("Training", _training(job, summary)),
         f"## Use\n\n```python\nfrom {library} import {loader}\nfrom transformers import AutoTokenizer\n\n"
@@ -55,6 +55,14 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
         f"```yaml\n{_document(job)}```",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _release() -> str:
+    """What trained it; without a number where it runs from its sources and is not installed."""
+    try:
+        return f"rlhfless {version('rlhfless')}"
+    except PackageNotFoundError:
+        return "rlhfless"
 
 
 def shown_source(source: str) -> str:
