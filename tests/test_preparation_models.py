@@ -80,9 +80,9 @@ def test_a_groups_prompt_is_computed_once_and_the_numbers_do_not_depend_on_the_c
     made: list[int] = []
     init = SharedPrompts.__init__
 
-    def counted(self: SharedPrompts, body: Any, prompts: list[list[int]]) -> None:
+    def counted(self: SharedPrompts, body: Any, prompts: list[list[int]], **given: Any) -> None:
         made.append(len(prompts))
-        init(self, body, prompts)
+        init(self, body, prompts, **given)
 
     monkeypatch.setattr(SharedPrompts, "__init__", counted)
     settings = {"old_log_probs": True, "reference": place.initial, "algorithm": AlgorithmSettings(kl=KL).resolved()}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhfless_functions.modeling import PASS_OVERHEAD_TOKENS, cost_of, micro_batches
+from rlhfless_functions.modeling import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
 from rlhfless_functions.rollouts import Rollout
 
 KEYS_PER_TOKEN = 8
@@ -24,7 +24,9 @@ WHOLE = Block([], [])
 """Where samples are passed whole."""
 
 
-def plan_passes(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool) -> list[Block]:
+def plan_passes(
+    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool, packed: bool = False
+) -> list[Block]:
     """Cut samples so that the fewest tokens are computed; the result depends on the arguments alone.
 
     Samples of a group are passed with a shared prompt where that costs less than passing them whole, padding and the
@@ -36,15 +38,16 @@ def plan_passes(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens
         budget_tokens: most tokens of a pass, padding included; a longer sample is passed alone. Of a block, half may be
             its prompts, whose activations are kept while the responses pass.
         share: whether the model can share prompts.
+        packed: whether passes are packed rows, which have no padding.
     """
     chosen = sorted(chosen)
     lengths = [len(samples[row].prompt_tokens) + len(samples[row].response_tokens) for row in chosen]
-    whole = micro_batches(lengths, budget_tokens)
+    whole = _cut(lengths, budget_tokens, packed)
     plain = [Block([], [[chosen[place] for place in run] for run in whole])] if whole else []
     if not share or not plain:
         return plain
-    blocks, cost = _shared(samples, chosen, budget_tokens)
-    return blocks if cost < cost_of(whole, lengths) else plain
+    blocks, cost = _shared(samples, chosen, budget_tokens, packed)
+    return blocks if cost < cost_of(whole, lengths, packed=packed) else plain
 
 
 def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int]) -> list[int]:
@@ -53,25 +56,40 @@ def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int])
     return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
 
 
-def _shared(samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int) -> tuple[list[Block], int]:
+def _cut(lengths: Sequence[int], budget_tokens: int, packed: bool) -> list[list[int]]:
+    return packed_batches(lengths, budget_tokens) if packed else micro_batches(lengths, budget_tokens)
+
+
+def _shared(
+    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, packed: bool
+) -> tuple[list[Block], int]:
     members: dict[tuple[int, ...], list[int]] = {}
     for row in chosen:
         members.setdefault(tuple(samples[row].prompt_tokens), []).append(row)
     groups = sorted(members.values(), key=lambda rows: (len(samples[rows[0]].prompt_tokens), rows[0]))
+
+    def size(block: Sequence[Sequence[int]]) -> int:
+        """Tokens of a block's prompts, of which the last is the longest."""
+        widths = [len(samples[group[0]].prompt_tokens) for group in block]
+        return sum(widths) if packed else len(widths) * widths[-1]
+
     blocks: list[list[list[int]]] = []
     for group in groups:
-        width = len(samples[group[0]].prompt_tokens)  # they ascend: the newest is the widest
-        if blocks and (len(blocks[-1]) + 1) * width <= budget_tokens // 2:
+        if blocks and size([*blocks[-1], group]) <= budget_tokens // 2:
             blocks[-1].append(group)
         else:
             blocks.append([group])
     # The widest first, so that the peak of memory comes at the start.
     planned, cost = [], 0
     for block in reversed(blocks):
-        width = len(samples[block[-1][0]].prompt_tokens)
         rows = sorted(row for group in block for row in group)
-        lengths = [len(samples[row].response_tokens) + width // KEYS_PER_TOKEN for row in rows]
-        runs = micro_batches(lengths, max(1, budget_tokens - len(block) * width))
-        cost += len(block) * width + PASS_OVERHEAD_TOKENS + cost_of(runs, lengths)
+        widest = len(samples[block[-1][0]].prompt_tokens)
+        prompts = [len(samples[row].prompt_tokens) if packed else widest for row in rows]
+        lengths = [
+            len(samples[row].response_tokens) + prompt // KEYS_PER_TOKEN
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
+        runs = _cut(lengths, max(1, budget_tokens - size(block)), packed)
+        cost += size(block) + PASS_OVERHEAD_TOKENS + cost_of(runs, lengths, packed=packed)
         planned.append(Block([group[0] for group in block], [[rows[place] for place in run] for run in runs]))
     return planned, cost

@@ -39,6 +39,7 @@ from rlhfless_functions.modeling import (
     response_log_probs,
     response_values,
 )
+from rlhfless_functions.packed_attention import is_packed, use_packing
 from rlhfless_functions.passes import plan_passes, prompt_numbers
 from rlhfless_functions.preparation_metrics import chunk_metrics
 from rlhfless_functions.preparation_models import PreparationModels
@@ -181,7 +182,9 @@ class Preparer:
             budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if device.type == "cpu" else sys.maxsize)
             body = body_of(model)
             share = request.share_prompts and can_share_prompts(body)
-            return _ask(samples, body, share, budget, pad, device, compute, check)
+            packed = is_packed(request.pack, body, device, body.dtype)
+            use_packing(body, packed)
+            return _ask(samples, body, share, packed, budget, pad, device, compute, check)
 
         def ask_log_probs(model: nn.Module) -> list[list[float]]:
             return ask(model, lambda batch, prompts: response_log_probs(model, batch, temperature, prompts=prompts)[0])
@@ -274,6 +277,7 @@ def _ask(
     samples: Sequence[Rollout],
     body: PreTrainedModel,
     share: bool,
+    packed: bool,
     budget_tokens: int,
     pad: int,
     device: torch.device,
@@ -288,20 +292,22 @@ def _ask(
     answers: list[list[float]] = [[] for _ in samples]
     for _, numbered in groupby(enumerate(samples), key=lambda pair: pair[1].prompt):
         group = [row for row, _ in numbered]
-        for block in plan_passes(samples, group, budget_tokens, share=share):
+        for block in plan_passes(samples, group, budget_tokens, share=share, packed=packed):
             shared = None
             if block.prompts:
                 check()
                 with torch.inference_mode():
-                    shared = SharedPrompts(body, [samples[row].prompt_tokens for row in block.prompts])
+                    prompts = [samples[row].prompt_tokens for row in block.prompts]
+                    shared = SharedPrompts(body, prompts, packed=packed)
             for rows in block.runs:
                 check()
                 responses = [samples[row].response_tokens for row in rows]
                 batch: RaggedBatch | ResponseBatch
                 if shared is None:
-                    batch = collate([samples[row].prompt_tokens for row in rows], responses, pad)
+                    batch = collate([samples[row].prompt_tokens for row in rows], responses, pad, packed=packed)
                 else:
-                    batch = collate_responses(prompt_numbers(samples, block, rows), responses, pad)
+                    numbers_of_prompts = prompt_numbers(samples, block, rows)
+                    batch = collate_responses(numbers_of_prompts, responses, pad, packed=packed)
                 with torch.inference_mode():
                     numbers = compute(batch.to(device), shared).cpu().tolist()
                 for row, line in zip(rows, numbers, strict=True):

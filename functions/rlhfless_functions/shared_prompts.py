@@ -18,8 +18,42 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-_KERNELS = {"sdpa", "eager"}
+from rlhfless_functions.packed_attention import PACKED, packed_hidden
+from rlhfless_functions.packing import Packing, PromptStates
+
+_KERNELS = {"sdpa", "eager", PACKED}
 _KINDS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class PackedResponses:
+    """The inputs of responses in one row: each without its last token, which nothing is predicted from."""
+
+    input_ids: torch.Tensor
+    """[1, tokens]."""
+    lengths: list[int]
+    """Tokens of each response's input that has any."""
+    numbers: list[int]
+    """Number of each of these responses' prompts in the block."""
+    order: torch.Tensor
+    """[number of response tokens] what each response token follows: the last token of the prompt of response number i
+    is i, and what comes after all responses' is a token of the row."""
+
+    @classmethod
+    def of(cls, prompts: Sequence[int], responses: Sequence[Sequence[int]]) -> "PackedResponses":
+        """The inputs of responses to prompts that are given by their numbers."""
+        some = [(number, response[:-1]) for number, response in zip(prompts, responses, strict=True) if response[1:]]
+        order, place = [], len(responses)
+        for number, response in enumerate(responses):
+            rest = max(0, len(response) - 1)
+            order += [*([number] if response else []), *range(place, place + rest)]
+            place += rest
+        return cls(
+            torch.tensor([[token for _, tokens in some for token in tokens]]),
+            [len(tokens) for _, tokens in some],
+            [number for number, _ in some],
+            torch.tensor(order, dtype=torch.long),
+        )
 
 
 @dataclass(frozen=True)
@@ -32,10 +66,14 @@ class ResponseBatch:
     """[n, R] token ids, right-padded."""
     response_mask: torch.Tensor
     """[n, R] bool: True on the tokens of the response, False on padding."""
+    packed: PackedResponses | None = None
+    """Their inputs in one row, where the prompts stand in one as well."""
 
     def to(self, device: torch.device) -> "ResponseBatch":
         """The same batch on another device."""
-        return ResponseBatch(self.prompts.to(device), self.response_ids.to(device), self.response_mask.to(device))
+        return ResponseBatch(
+            self.prompts.to(device), self.response_ids.to(device), self.response_mask.to(device), self.packed
+        )
 
 
 def can_share_prompts(body: PreTrainedModel) -> bool:
@@ -51,24 +89,15 @@ class SharedPrompts:
     Args:
         body: the transformer below the head, for which `can_share_prompts` holds.
         prompts: token ids of each, at least one prompt of at least one token.
+        packed: whether the prompts are put into one row, which needs a model that is packed; so must be the batches.
     """
 
-    def __init__(self, body: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
-        lengths = [len(prompt) for prompt in prompts]
-        width = max(lengths)
-        rows = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
-        device = body.device
+    def __init__(self, body: PreTrainedModel, prompts: Sequence[Sequence[int]], *, packed: bool = False) -> None:
         self._body = body
-        self._lengths = torch.tensor(lengths, device=device)
-        self._keep_cache_when_checkpointing(body)
-        recorder = _Recorder()
-        # Right-padded and causal: no prompt's numbers depend on the others.
-        hidden = body(
-            input_ids=torch.tensor(rows, device=device), past_key_values=recorder, use_cache=False
-        ).last_hidden_state
-        last = hidden[torch.arange(len(rows), device=device), self._lengths - 1]
-        states = [state for layer in sorted(recorder.states) for state in recorder.states[layer]]
-        self._computed = [last, *states]
+        self._sizes = [len(prompt) for prompt in prompts]
+        self._lengths = torch.tensor(self._sizes, device=body.device)
+        last, states = self._pass_row(prompts) if packed else self._pass_padded(prompts)
+        self._computed = [last, *(state for layer in sorted(states) for state in states[layer])]
         self._shared = [
             tensor.detach().requires_grad_() if tensor.requires_grad else tensor for tensor in self._computed
         ]
@@ -80,6 +109,8 @@ class SharedPrompts:
             batch: on the model's device.
         """
         last, *states = self._shared
+        if batch.packed is not None:
+            return self._packed_before(last, states, batch.prompts, batch.packed)
         first = last.index_select(0, batch.prompts)[:, None]
         if batch.response_ids.shape[1] > 1:
             inputs = batch.response_ids[:, :-1]
@@ -94,6 +125,35 @@ class SharedPrompts:
             ).last_hidden_state
             first = torch.cat([first, rest], dim=1)
         return first[:, : batch.response_ids.shape[1]][batch.response_mask]
+
+    def _pass_padded(self, prompts: Sequence[Sequence[int]]) -> "_Computed":
+        width = max(self._sizes)
+        rows = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
+        device = self._lengths.device
+        self._keep_cache_when_checkpointing(self._body)
+        recorder = _Recorder()
+        # Right-padded and causal: no prompt's numbers depend on the others.
+        hidden = self._body(
+            input_ids=torch.tensor(rows, device=device), past_key_values=recorder, use_cache=False
+        ).last_hidden_state
+        return hidden[torch.arange(len(rows), device=device), self._lengths - 1], recorder.states
+
+    def _pass_row(self, prompts: Sequence[Sequence[int]]) -> "_Computed":
+        states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        packing = Packing(self._sizes, record=states)
+        hidden = packed_hidden(self._body, torch.tensor([[token for prompt in prompts for token in prompt]]), packing)
+        return hidden[0, self._lengths.cumsum(0) - 1], states
+
+    def _packed_before(
+        self, last: torch.Tensor, states: Sequence[torch.Tensor], prompts: torch.Tensor, responses: PackedResponses
+    ) -> torch.Tensor:
+        before = last.index_select(0, prompts)
+        if responses.lengths:
+            known = PromptStates(self._sizes, list(zip(states[::2], states[1::2], strict=True)))
+            packing = Packing(responses.lengths, known, responses.numbers)
+            first = [self._sizes[number] for number in responses.numbers]
+            before = torch.cat([before, packed_hidden(self._body, responses.input_ids, packing, first)[0]])
+        return before.index_select(0, responses.order.to(before.device))
 
     def backward(self) -> None:
         """Take the gradients that the responses left at the prompts through the prompts."""
@@ -111,6 +171,10 @@ class SharedPrompts:
         for module in body.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module._can_checkpoint_with_cache = True
+
+
+_Computed = tuple[torch.Tensor, dict[int, tuple[torch.Tensor, torch.Tensor]]]
+"""Last hidden states [prompts, H], and each layer's keys and values."""
 
 
 class _Recorder(Cache):

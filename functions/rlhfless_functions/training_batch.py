@@ -118,18 +118,23 @@ class TrainingBatch:
         """Tokens of a sample, prompt and response."""
         return len(self.samples[row].prompt_tokens) + self.lengths[row]
 
-    def passes(self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool) -> list[Block]:
+    def passes(
+        self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool, packed: bool = False
+    ) -> list[Block]:
         """Cut what is in the loss of a minibatch."""
-        return plan_passes(self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts)
+        return plan_passes(self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts, packed=packed)
 
-    def select(self, block: Block, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The tensors of one of a block's runs."""
+    def select(self, block: Block, rows: Sequence[int], device: torch.device, *, packed: bool = False) -> MicroBatch:
+        """The tensors of one of a block's runs, with its tokens in one row if they are packed."""
         responses = [self.samples[row].response_tokens for row in rows]
         tokens: RaggedBatch | ResponseBatch
         if block.prompts:
-            tokens = collate_responses(prompt_numbers(self.samples, block, rows), responses, pad_id=0).to(device)
+            numbers_of_prompts = prompt_numbers(self.samples, block, rows)
+            tokens = collate_responses(numbers_of_prompts, responses, pad_id=0, packed=packed)
         else:
-            tokens = collate([self.samples[row].prompt_tokens for row in rows], responses, pad_id=0).to(device)
+            prompts = [self.samples[row].prompt_tokens for row in rows]
+            tokens = collate(prompts, responses, pad_id=0, packed=packed)
+        tokens = tokens.to(device)
         where = torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
         padding = torch.zeros(tokens.response_mask.shape, device=device)
         numbers = {

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhfless_functions.api import LearnRequest, WeightsReference
+from rlhfless_functions.modeling import body_of
 from rlhfless_functions.optimizers import ModelOptimizer
 from rlhfless_functions.output_head import check_output_logits
+from rlhfless_functions.packed_attention import is_packed, use_packing
 from rlhfless_functions.ranks import Ranks
 from rlhfless_functions.settings import CriticSettings, ModelSettings
 from rlhfless_functions.sharding import Unit, unit_of
@@ -46,6 +48,8 @@ class TrainingState:
     """What computes with the critic."""
     ranks: Ranks = field(default_factory=Ranks)
     """Processes that learn together."""
+    packed: bool = False
+    """Whether policy and critic are given packed rows."""
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +92,8 @@ def initial_state(
         check_output_logits(policy)
     except ValueError as error:
         raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
+    packed = is_packed(request.learning.pack, body_of(policy), ranks.device, _arithmetic(request, policy, ranks.device))
+    use_packing(body_of(policy), packed)
     _make_trainable(policy, request.learning.gradient_checkpointing)
     policy_unit = unit_of(policy, ranks)
     critic = critic_optimizer = critic_unit = None
@@ -95,6 +101,7 @@ def initial_state(
         critic = load_critic(request.model, request.initial, torch.float32)
         if ranks.size == 1:
             critic.to(ranks.device)
+        use_packing(critic.body, packed)
         _make_trainable(critic.body, request.learning.gradient_checkpointing)
         critic_unit = unit_of(critic, ranks)
         own = request.algorithm.critic or CriticSettings()
@@ -112,6 +119,7 @@ def initial_state(
         policy_unit=policy_unit,
         critic_unit=critic_unit,
         ranks=ranks,
+        packed=packed,
     )
 
 
@@ -126,12 +134,18 @@ def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticM
     A float32 model stays in float32, and an adapter's backbone is in bfloat16 by itself.
     """
     weight = next(model.parameters())
+    dtype = _arithmetic(request, model, weight.device)
+    return nullcontext() if dtype == weight.dtype else torch.autocast(weight.device.type, dtype)
+
+
+def _arithmetic(
+    request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, device: torch.device
+) -> torch.dtype:
+    """The number format that a model computes in on a device."""
+    weight = next(model.parameters())
     wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
-    if wanted and has_bfloat16(weight.device):
-        width = model.config.get_text_config().hidden_size
-        if weight.device.type != "cpu" or width >= NARROWEST_ON_CPU:
-            return torch.autocast(weight.device.type, torch.bfloat16)
-    return nullcontext()
+    wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
+    return torch.bfloat16 if wanted and wide and has_bfloat16(device) else weight.dtype
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -166,7 +166,8 @@ class _Step:
         state, request, report, ranks = self._state, self._request, self.report, self._state.ranks
         chosen = batch.in_loss(chosen)
         mine = [chosen[place] for place in ranks.deal([batch.tokens(row) for row in chosen])]
-        blocks = batch.passes(mine, request.batch_settings.microbatch_tokens, share_prompts=self._share)
+        budget = request.batch_settings.microbatch_tokens
+        blocks = batch.passes(mine, budget, share_prompts=self._share, packed=state.packed)
         passes = sum(len(block.runs) for block in blocks)
         spare = ranks.most(passes) - passes
         # Sharded gradients are means over the ranks.
@@ -176,12 +177,12 @@ class _Step:
             report.count(batch, block)
             policy_prompts = critic_prompts = None
             if prompts and self._policy_learns:
-                policy_prompts = _shared(request, state.policy, prompts)
+                policy_prompts = _shared(request, state, state.policy, prompts)
             if prompts and state.critic is not None:
-                critic_prompts = _shared(request, state.critic, prompts)
+                critic_prompts = _shared(request, state, state.critic, prompts)
             for rows in block.runs:
                 self._check()
-                micro_batch = batch.select(block, rows, state.device)
+                micro_batch = batch.select(block, rows, state.device, packed=state.packed)
                 if self._policy_learns:
                     with autocast(request, state.policy):
                         loss = _policy_loss(state, micro_batch, request, policy_prompts)
@@ -197,7 +198,8 @@ class _Step:
                     shared.backward()
         for _ in range(spare):
             self._check()
-            _keep_step(state, batch.select(WHOLE, chosen[:1], state.device), request, policy=self._policy_learns)
+            micro_batch = batch.select(WHOLE, chosen[:1], state.device, packed=state.packed)
+            _keep_step(state, micro_batch, request, policy=self._policy_learns)
         return bool(chosen)
 
     def divide(self, by: float) -> None:
@@ -246,10 +248,13 @@ def _check_numbers(batch: TrainingBatch, state: TrainingState, updates: int, ste
 
 
 def _shared(
-    request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, prompts: Sequence[Sequence[int]]
+    request: LearnRequest,
+    state: TrainingState,
+    model: PreTrainedModel | PeftModel | CriticModel,
+    prompts: Sequence[Sequence[int]],
 ) -> SharedPrompts:
     with autocast(request, model):
-        return SharedPrompts(body_of(model), prompts)
+        return SharedPrompts(body_of(model), prompts, packed=state.packed)
 
 
 def _policy_loss(state: TrainingState, batch: MicroBatch, request: LearnRequest, prompts: SharedPrompts | None) -> Loss:

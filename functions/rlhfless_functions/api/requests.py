@@ -134,6 +134,8 @@ class PrepareRequest(BaseRequest):
     """Tokens of one forward pass."""
     share_prompts: bool = True
     """Whether a group's prompt may be computed once for all of its samples."""
+    pack: Literal["auto", "always", "never"] = "auto"
+    """Whether samples are passed in one row without padding; see `learning.pack`."""
     sink: str
     """URI of the Parquet file to write."""
     trace: str | None = None

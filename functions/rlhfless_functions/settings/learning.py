@@ -1,5 +1,7 @@
 """How the learner spends memory."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from rlhfless_functions.settings.base import Settings
@@ -17,5 +19,9 @@ class LearningSettings(Settings):
     share_prompts: bool = True
     """Compute a group's prompt once for all of its samples that are passed together, in preparation as well; the
     update is the same up to rounding."""
+    pack: Literal["auto", "always", "never"] = "auto"
+    """Pass samples in one row without padding, each attending to itself alone, in preparation as well; the update is
+    the same up to rounding. `auto` does so on GPUs with a flash attention kernel for it (torch's own, or flash-attn's).
+    On a CPU it does not pay: an update took from 0.94 to 1.2 times as long, more with longer rows."""
     logits_chunk_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose float32 logits over the whole vocabulary are held at once; from its size if left out."""

@@ -175,6 +175,7 @@ class RequestBuilder:
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
             share_prompts=self._spec.learning.share_prompts,
+            pack=self._spec.learning.pack,
             sink=join(folder, f"{part}.parquet"),
             trace=self._folder.trace(step, part) if training else None,
             visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},

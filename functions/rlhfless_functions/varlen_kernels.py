@@ -1,0 +1,118 @@
+"""Which kernel attends to sequences of any lengths that stand in one row, and how each is called.
+
+torch's own is `torch.nn.attention.varlen.varlen_attn` (torch 2.10 has it without scale and window); the other is
+`flash_attn_varlen_func` of the flash-attn package, version 2. In both the last query of a sequence sees its last key,
+and a window (left, right) counts the tokens beside the own one. Neither has a form for the CPU.
+"""
+
+import importlib
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+Kernel = Literal["torch", "flash_attn", "sdpa"]
+"""torch's own varlen kernel, the flash-attn package's, or scaled dot-product attention of one sample at a time."""
+
+_WIDEST_HEAD = 256
+"""Of flash attention 2."""
+_AMPERE = (8, 0)
+"""Least compute capability of flash attention 2."""
+
+
+@cache
+def installed_kernels() -> frozenset[Kernel]:
+    """The kernels for sequences of any lengths that this environment has."""
+    found: set[Kernel] = set()
+    if importlib.util.find_spec("torch.nn.attention.varlen") is not None and torch.version.hip is None:
+        kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        if {"scale", "window_size"} <= inspect.signature(kernel).parameters.keys():
+            found.add("torch")
+    if importlib.util.find_spec("flash_attn") is not None:
+        try:
+            module = importlib.import_module("flash_attn")
+        except ImportError:  # It was built for another torch.
+            return frozenset(found)
+        if hasattr(module, "flash_attn_varlen_func"):
+            found.add("flash_attn")
+    return frozenset(found)
+
+
+def choose_kernel(
+    capability: tuple[int, int] | None,
+    dtype: torch.dtype,
+    head_sizes: tuple[int, int],
+    installed: frozenset[Kernel],
+) -> Kernel:
+    """Which kernel attends.
+
+    Args:
+        capability: CUDA compute capability of the device; None for any other device.
+        dtype: number format of queries, keys and values.
+        head_sizes: of the keys and of the values.
+        installed: see `installed_kernels`.
+    """
+    size, of_values = head_sizes
+    fits = dtype == torch.bfloat16 and size == of_values and size % 8 == 0 and size <= _WIDEST_HEAD
+    if capability is None or capability < _AMPERE or not fits:
+        return "sdpa"
+    return "torch" if "torch" in installed else "flash_attn" if "flash_attn" in installed else "sdpa"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Which queries and keys of a row belong together."""
+
+    bounds: torch.Tensor
+    """[sequences + 1] int32: where each sequence's queries begin, and the end of the row."""
+    key_bounds: torch.Tensor
+    """The same of the keys."""
+    longest: int
+    """Most queries of a sequence."""
+    most_keys: int
+    """Most keys of one."""
+
+
+def attend(
+    kernel: Kernel,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sequences: Sequences,
+    scaling: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Causal attention within each sequence, [tokens, heads, head size].
+
+    Args:
+        kernel: torch's or flash-attn's.
+        query: [tokens, heads, head size], on a GPU, in bfloat16.
+        key: [keys, key-value heads, head size], like `value`.
+        sequences: of the row, on the same device.
+        scaling: of the scores.
+        window: tokens that one sees, itself among them; all before it if None.
+    """
+    sizes = sequences.bounds, sequences.key_bounds, sequences.longest, sequences.most_keys
+    seen = (-1 if window is None else window - 1, 0)
+    output: torch.Tensor
+    if kernel == "torch":
+        function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        heads, options = query.shape[1] // key.shape[1], {}
+        if "enable_gqa" in inspect.signature(function).parameters:
+            options["enable_gqa"] = heads > 1
+        elif heads > 1:
+            key, value = key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1)
+        output = function(query, key, value, *sizes, scale=scaling, window_size=seen, **options)
+    else:
+        output = importlib.import_module("flash_attn").flash_attn_varlen_func(
+            query, key, value, *sizes, softmax_scale=scaling, causal=True, window_size=seen, deterministic=True
+        )
+    return output
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability of a device; None for any other."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
