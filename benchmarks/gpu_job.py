@@ -17,9 +17,7 @@ def reward(completions, completion_ids, **columns):
 '''
 
 
-def job_document(
-    name: str, engine: str, dtype: str, model: Path, prompts: Path, reward: Path, steps: int
-) -> dict[str, Any]:
+def job_document(name: str, engine: str, dtype: str, model: Path, prompts: Path, reward: Path) -> dict[str, Any]:
     """One optimizer update a step, with instances that are kept as long as the job goes.
 
     Args:
@@ -29,7 +27,6 @@ def job_document(
         model: its folder.
         prompts: JSON lines.
         reward: Python file.
-        steps: of the job, the last of which also writes a checkpoint.
     """
     work = WORK[name]
     sequence = work.prompt_tokens + work.response_tokens
@@ -53,14 +50,15 @@ def job_document(
                 "microbatchTokens": work.micro_batch * sequence,
             },
             "optimizer": {"learningRate": LEARNING_RATE, "beta2": 0.95, "maxGradientNorm": 1.0},
-            "steps": steps,
+            "steps": work.steps,
             "generation": {
                 "engine": engine,
                 "keepAlive": "1h",
-                "vllm": {"gpuMemoryUtilization": GPU_MEMORY_SHARE},
+                # As TRL has vLLM hold as many sequences as there are samples; each number of them has CUDA graphs.
+                "vllm": {"gpuMemoryUtilization": GPU_MEMORY_SHARE, "extraArgs": {"max_num_seqs": work.samples}},
             },
             "preparation": {"keepAlive": "1h"},
             "learning": {"processes": 1, "gradientCheckpointing": work.checkpointing, "keepAlive": "1h"},
-            "checkpoints": {"everySteps": steps},
+            "checkpoints": {"everySteps": work.steps},
         },
     }

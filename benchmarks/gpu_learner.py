@@ -59,7 +59,8 @@ def measure(name: str, model: Path) -> dict[str, Any]:
     return {
         "trained": f"an adapter of rank {work.lora_rank}" if work.lora_rank else "all weights",
         "arithmetic": str(arithmetic).removeprefix("torch."),
-        "activation_checkpointing": work.checkpointing,
+        "learning": request.learning.model_dump(mode="json"),
+        "packed": state.packed,
         "samples": len(samples),
         "tokens": tokens,
         "tokens_passed": done.tokens,

@@ -1,6 +1,6 @@
 """TRL's side of `gpu.py`: its GRPOTrainer with the shape's model, prompts, reward and sizes, in one process.
 
-    python benchmarks/gpu_trl.py SHAPE ENGINE MODEL PROMPTS REWARD STEPS OUTPUT
+    python benchmarks/gpu_trl.py SHAPE ENGINE MODEL PROMPTS REWARD OUTPUT
 
 ENGINE is `vllm`, in this process on the same device (colocated), or `transformers`. Number formats, activation
 checkpointing, the adapter, the size of a pass and the correction for vLLM's log-probabilities are those of our side's
@@ -26,14 +26,14 @@ from trl_grpo import load_module
 from trl_timing import StageTimer, TimedTrainer
 
 
-def configuration(work: Work, engine: str, folder: str, steps: int) -> GRPOConfig:
+def configuration(work: Work, engine: str, folder: str) -> GRPOConfig:
     """The shape's step in TRL's words: one optimizer update of all of its samples."""
     on_gpu = torch.cuda.is_available()
     return GRPOConfig(
         output_dir=folder,
         model_init_kwargs={"dtype": model_dtype() if work.lora_rank else "float32"},
         per_device_train_batch_size=work.micro_batch,
-        gradient_accumulation_steps=work.prompts * SAMPLES_PER_PROMPT // work.micro_batch,
+        gradient_accumulation_steps=work.samples // work.micro_batch,
         num_generations=SAMPLES_PER_PROMPT,
         max_completion_length=work.response_tokens,
         use_vllm=engine == "vllm",
@@ -50,7 +50,7 @@ def configuration(work: Work, engine: str, folder: str, steps: int) -> GRPOConfi
         weight_decay=0.0,
         max_grad_norm=1.0,
         lr_scheduler_type="constant",
-        max_steps=steps,
+        max_steps=work.steps,
         gradient_checkpointing=work.checkpointing,
         bf16=on_gpu,
         use_cpu=not on_gpu,
@@ -61,7 +61,7 @@ def configuration(work: Work, engine: str, folder: str, steps: int) -> GRPOConfi
     )
 
 
-def measure(name: str, engine: str, model: Path, prompts: Path, reward: Path, steps: int) -> dict[str, Any]:
+def measure(name: str, engine: str, model: Path, prompts: Path, reward: Path) -> dict[str, Any]:
     """Train, and say what the steps took."""
     work = WORK[name]
     score = load_module(reward).reward
@@ -83,7 +83,7 @@ def measure(name: str, engine: str, model: Path, prompts: Path, reward: Path, st
     with tempfile.TemporaryDirectory() as folder:
         trainer = TimedTrainer(
             model=str(model),
-            args=configuration(work, engine, folder, steps),
+            args=configuration(work, engine, folder),
             train_dataset=Dataset.from_list([json.loads(line) for line in prompts.read_text().splitlines()]),
             reward_funcs=counted,
             peft_config=adapter,
@@ -106,9 +106,9 @@ def measure(name: str, engine: str, model: Path, prompts: Path, reward: Path, st
 
 def main() -> None:
     """Measure, and write what was found."""
-    name, engine, model, prompts, reward, steps, output = sys.argv[1:]
+    name, engine, model, prompts, reward, output = sys.argv[1:]
     torch.set_flush_denormal(True)
-    found = measure(name, engine, Path(model), Path(prompts), Path(reward), int(steps))
+    found = measure(name, engine, Path(model), Path(prompts), Path(reward))
     Path(output).write_text(json.dumps(found))
 
 

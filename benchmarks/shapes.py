@@ -3,9 +3,11 @@
 import json
 import random
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from learning_batches import SAMPLES_PER_PROMPT
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +41,19 @@ class Work:
     """Of every response: a random model as good as never ends one before."""
     micro_batch: int
     """Samples of a forward and backward pass."""
+    steps: int
+    """That are taken."""
     learner_tokens: int
     """Tokens of a pass where nothing but the learner is on the device."""
     lora_rank: int | None = None
     """Where all weights with AdamW don't fit one GPU."""
     checkpointing: bool = False
     """Whether activations are computed again in the backward pass."""
+
+    @property
+    def samples(self) -> int:
+        """Of a step."""
+        return self.prompts * SAMPLES_PER_PROMPT
 
 
 _TINY = Shape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128, vocabulary=1024, tied=True)
@@ -56,24 +65,18 @@ SHAPES = {
     "0.5b": Shape(hidden=896, layers=24, heads=14, kv_heads=2, intermediate=4864, vocabulary=151_936, tied=True),
     "7b": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18_944, vocabulary=152_064, tied=False),
 }
+_TINY_WORK = Work(prompts=2, prompt_tokens=16, response_tokens=16, micro_batch=8, steps=4, learner_tokens=512)
 WORK = {
-    "tiny": Work(prompts=2, prompt_tokens=16, response_tokens=16, micro_batch=8, learner_tokens=512),
-    "tiny-lora": Work(
-        prompts=2,
-        prompt_tokens=16,
-        response_tokens=16,
-        micro_batch=8,
-        learner_tokens=512,
-        lora_rank=4,
-        checkpointing=True,
-    ),
-    "small": Work(prompts=4, prompt_tokens=64, response_tokens=48, micro_batch=8, learner_tokens=2048),
-    "0.5b": Work(prompts=16, prompt_tokens=256, response_tokens=512, micro_batch=8, learner_tokens=16_384),
+    "tiny": _TINY_WORK,
+    "tiny-lora": replace(_TINY_WORK, lora_rank=4, checkpointing=True),
+    "small": Work(prompts=4, prompt_tokens=64, response_tokens=48, micro_batch=8, steps=5, learner_tokens=2048),
+    "0.5b": Work(prompts=16, prompt_tokens=256, response_tokens=256, micro_batch=16, steps=5, learner_tokens=16_384),
     "7b": Work(
         prompts=8,
         prompt_tokens=256,
-        response_tokens=512,
-        micro_batch=8,
+        response_tokens=128,
+        micro_batch=16,
+        steps=4,
         learner_tokens=16_384,
         lora_rank=16,
         checkpointing=True,

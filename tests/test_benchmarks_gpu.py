@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from accelerator import data_sheet_flops
+from attempts import attempt, failures
 from flops import Parameters, Passed, count_parameters, passed, training_flops
 from gpu_job import job_document
 from shapes import SHAPES, WORK, make_model
@@ -91,9 +91,10 @@ def test_the_peak_is_that_of_the_device_or_unknown() -> None:
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_a_shape_s_job_is_a_job(name: str, tmp_path: Path) -> None:
-    document = job_document(name, "vllm", "bfloat16", tmp_path, tmp_path / "prompts", tmp_path / "reward.py", 5)
+    document = job_document(name, "vllm", "bfloat16", tmp_path, tmp_path / "prompts", tmp_path / "reward.py")
     spec = RLHFJob.model_validate(document).spec
-    assert spec.batch.prompts_per_step * spec.batch.samples_per_prompt % WORK[name].micro_batch == 0
+    assert spec.batch.prompts_per_step * spec.batch.samples_per_prompt == WORK[name].samples
+    assert WORK[name].samples % WORK[name].micro_batch == 0
     assert (spec.model.lora.rank if spec.model.lora else None) == WORK[name].lora_rank
 
 
@@ -102,30 +103,51 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_command_measures_and_keeps_what_it_measured(tmp_path: Path) -> None:
+def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     kept = tmp_path / "result.json"
-    ran = run("--shapes", "tiny-lora", "--parts", "learner,weights", "--json", str(kept))
+    arguments = ("--shapes", "tiny-lora", "--parts", "learner,weights", "--json", str(kept))
+    late = run(*arguments, "--limit", "0.05")
+    assert late.returncode == 1
+    assert "tiny-lora: model failed: took longer" in late.stderr
+    parts = json.loads(kept.read_text())["shapes"]["tiny-lora"]["parts"]
+    assert all("failed" in parts[part] for part in ("model", "learner", "weights"))
+
+    ran = run(*arguments, "--continue")
     assert ran.returncode == 0, ran.stderr
-    result = json.loads(kept.read_text())
-    assert result["versions"]["torch"] and result["machine"] and result["command"].endswith(str(kept))
-    parts: dict[str, Any] = result["shapes"]["tiny-lora"]["parts"]
-    learner, weights = parts["learner"], parts["weights"]
-    assert learner["mfu"] == pytest.approx(learner["flops_per_second"] / learner["peak_flops"]["matmul"])
-    assert 0 < learner["mfu"] < 1
-    assert 0 < learner["tokens_passed"] <= learner["tokens"]
-    assert weights["all weights"]["bytes"] > parts["model"]["bytes"] / 2 > weights["adapter"]["bytes"] > 0
-    for version in (weights["all weights"], weights["adapter"]):
-        taken = version["engines"]["transformers"]
-        assert taken["gigabytes_per_second"] == pytest.approx(version["bytes"] / taken["seconds"] / 1e9)
     assert "MFU" in ran.stdout and "taken over by transformers" in ran.stdout
+    result = json.loads(kept.read_text())
+    assert result["versions"]["torch"] and result["machine"] and "gpu.py" in result["command"]
+    parts = result["shapes"]["tiny-lora"]["parts"]
+    learner, weights = parts["learner"], parts["weights"]
+    assert 0 < learner["mfu"] < 1
+    assert learner["mfu"] == pytest.approx(learner["flops_per_second"] / learner["peak_flops"]["matmul"])
+    assert 0 < learner["tokens_passed"] <= learner["tokens"]
+    assert parts["model"]["bytes"] / 2 < weights["bytes"] < 2 * parts["model"]["bytes"]
+    taken = weights["engines"]["transformers"]
+    assert taken["gigabytes_per_second"] == pytest.approx(weights["bytes"] / taken["seconds"] / 1e9)
+
+    again = run(*arguments, "--continue")
+    assert again.returncode == 0
+    assert "learner ..." in ran.stderr and "learner ..." not in again.stderr
+    assert json.loads(kept.read_text()) == result
+
+    kept.write_text(json.dumps(result | {"machine": "another"}))
+    elsewhere = run(*arguments, "--continue")
+    assert elsewhere.returncode == 1
+    assert "machine was another" in elsewhere.stderr
 
 
-def test_a_part_that_fails_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
-    kept = tmp_path / "result.json"
-    ran = run("--shapes", "tiny", "--parts", "learner", "--limit", "0.05", "--json", str(kept))
-    assert ran.returncode == 1
-    assert "tiny: model failed: took longer" in ran.stderr
-    assert "failed" in json.loads(kept.read_text())["shapes"]["tiny"]["parts"]["learner"]
+def test_failures_are_found_wherever_they_are() -> None:
+    measured = {
+        "7b": {"weights": {"bytes": 1, "engines": {"vllm": {"failed": "no memory"}}}, "trl": {"not_measured": "x"}}
+    }
+    assert list(failures(measured)) == ["7b: weights: engines: vllm failed: no memory"]
+
+
+def test_an_attempt_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert attempt(lambda: {"seconds": 1.0}) == {"seconds": 1.0}
+    assert attempt(lambda: {"seconds": 1 / 0}) == {"failed": "ZeroDivisionError: division by zero"}
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_names_that_are_unknown_are_refused() -> None:
