@@ -1,5 +1,7 @@
 """What a learner keeps in memory between steps: the models that learn, and their optimizers."""
 
+import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -50,6 +52,8 @@ class TrainingState:
     """Processes that learn together."""
     packed: bool = False
     """Whether policy and critic are given packed rows."""
+    compiled: bool = False
+    """Whether their layers are compiled."""
 
     @property
     def device(self) -> torch.device:
@@ -92,9 +96,15 @@ def initial_state(
         check_output_logits(policy)
     except ValueError as error:
         raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
-    packed = is_packed(request.learning.pack, body_of(policy), ranks.device, _arithmetic(request, policy, ranks.device))
+    learning, device = request.learning, ranks.device
+    compiled = learning.compile and ranks.size == 1
+    if compiled:
+        _check_compiler(device)
+    # All packed rows are one shape to the compiler; padded passes are several.
+    pack = "always" if compiled and learning.pack == "auto" else learning.pack
+    packed = is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
     use_packing(body_of(policy), packed)
-    _make_trainable(policy, request.learning.gradient_checkpointing)
+    _make_trainable(policy, learning.gradient_checkpointing, compiled)
     policy_unit = unit_of(policy, ranks)
     critic = critic_optimizer = critic_unit = None
     if request.algorithm.advantage == "gae":
@@ -102,7 +112,7 @@ def initial_state(
         if ranks.size == 1:
             critic.to(ranks.device)
         use_packing(critic.body, packed)
-        _make_trainable(critic.body, request.learning.gradient_checkpointing)
+        _make_trainable(critic.body, learning.gradient_checkpointing, compiled)
         critic_unit = unit_of(critic, ranks)
         own = request.algorithm.critic or CriticSettings()
         # The critic's AdamW shares everything but the learning rate with the policy's.
@@ -120,6 +130,7 @@ def initial_state(
         critic_unit=critic_unit,
         ranks=ranks,
         packed=packed,
+        compiled=compiled,
     )
 
 
@@ -156,7 +167,18 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
-def _make_trainable(model: nn.Module, gradient_checkpointing: bool) -> None:
+def _check_compiler(device: torch.device) -> None:
+    """What is compiled for a CPU is C++, and what launches kernels on a GPU is C."""
+    language, variable, usual = ("C++", "CXX", "g++") if device.type == "cpu" else ("C", "CC", "gcc")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, usual), "clang++", "clang")):
+        raise TaskError(
+            "bad_request",
+            f"learning.compile: the instance that learns has no {language} compiler: install {usual}, name one in"
+            f" {variable}, or leave the setting out",
+        )
+
+
+def _make_trainable(model: nn.Module, gradient_checkpointing: bool, compiled: bool) -> None:
     """Leave the model in evaluation mode, in which it computes what the sampler does: no dropout but the adapter's."""
     model.eval()
     if gradient_checkpointing:
@@ -168,3 +190,5 @@ def _make_trainable(model: nn.Module, gradient_checkpointing: bool) -> None:
                 module.dropout = 0.0
         if isinstance(module, LoraLayer):
             module.lora_dropout.train()
+        if isinstance(module, GradientCheckpointingLayer) and compiled:
+            module.compile(dynamic=True)

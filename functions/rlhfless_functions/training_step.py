@@ -152,8 +152,10 @@ class _Step:
         self._state, self._request, self._step, self._check = state, request, step, check
         self._policy_learns = step > critic_warmup
         self._factor = schedule_factor(request.optimizer, step, request.total_steps)
-        whole = state.ranks.size == 1
-        self._share = request.learning.share_prompts and whole and can_share_prompts(body_of(state.policy))
+        # Sharded layers pass together on all ranks. And padded responses read their prompts' states by the layer's
+        # number, for which each would be compiled by itself.
+        able = state.ranks.size == 1 and (state.packed or not state.compiled)
+        self._share = request.learning.share_prompts and able and can_share_prompts(body_of(state.policy))
         rate = request.optimizer.learning_rate * self._factor
         self.report = StepReport(learning_rate=rate if self._policy_learns else 0.0)
         self._policy_total = torch.zeros((), device=state.device)
