@@ -74,7 +74,7 @@ class PreparationSpec(Settings):
     keep_alive: KeepAlive = None
     """How long the instance without work is kept; `auto` weighs waiting against starting anew."""
     pods: PodsSpec = PodsSpec()
-    """Pods of preparation on a cluster; `rlhfless run` ignores them."""
+    """Pods of preparation on a cluster; `rlhfless run` ignores them, but for a GPU that they ask for."""
 
 
 class LearningSpec(LearningSettings):

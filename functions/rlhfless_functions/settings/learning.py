@@ -11,7 +11,8 @@ class LearningSettings(Settings):
     """How the learner spends memory and time; none of it changes what is learnt."""
 
     processes: int | None = Field(default=None, ge=1, le=64)
-    """Processes of the instance that share weights, gradients and optimizer state (FSDP2); one per GPU if left out."""
+    """Processes of the instance that share weights, gradients and optimizer state (FSDP2); one per GPU if left out.
+    `rlhfless run` gives the learner as many GPUs, and one if it is left out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     autocast: bool = True
