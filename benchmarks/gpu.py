@@ -132,10 +132,18 @@ def measure_part(part: str, name: str, folder: Path, threads: int, limit: float)
                 process.wait()
     seconds = {"part_seconds": round(time.monotonic() - began, 1)}
     if failure:
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-30:]
+        said = last_words([log, *sorted((folder / part).rglob("*.log")), *(folder / part).rglob("instances.jsonl")])
         return {"failed": f"{failure}: {said[-1] if said else 'it said nothing'}", "said": said} | seconds
     measured: dict[str, Any] = json.loads(output.read_text())
     return measured | seconds
+
+
+def last_words(logs: list[Path]) -> list[str]:
+    """The end of each log, the first one's last."""
+    said = []
+    for log in reversed(logs):
+        said += [line[:1000] for line in log.read_text(errors="replace").splitlines() if line.strip()][-20:]
+    return said
 
 
 def measure(
