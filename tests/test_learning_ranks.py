@@ -64,6 +64,7 @@ JOBS: dict[str, dict[str, Any]] = {
         ),
     },
     "in pieces": {"pieces": 2, "batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2)},
+    "packed rows, checkpointed": {"algorithm": PPO, "learning": {"pack": "always", "gradient_checkpointing": True}},
     "optimizer on the host": {"optimizer": OPTIMIZER.model_copy(update={"offload": True})},
 }
 
