@@ -165,8 +165,8 @@ def is_packed(
 ) -> bool:
     """Whether a model is to be given packed rows: `auto` only where a kernel for sequences of any lengths attends.
 
-    Elsewhere it does not pay: cutting samples into passes by their lengths leaves little padding, and on a CPU
-    attention takes a fifth of an update at most, with a mask or without.
+    Elsewhere it pays for some batches and costs with others: cutting samples into passes by their lengths leaves little
+    padding, and long rows leave a CPU's cache (`benchmarks/results/learner_settings.json`).
 
     Args:
         setting: `learning.pack`.

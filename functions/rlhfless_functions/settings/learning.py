@@ -23,11 +23,11 @@ class LearningSettings(Settings):
     pack: Literal["auto", "always", "never"] = "auto"
     """Pass samples in one row without padding, each attending to itself alone, in preparation as well; the update is
     the same up to rounding. `auto` does so on GPUs with a flash attention kernel for it (torch's own, or flash-attn's).
-    On a CPU it does not pay: an update took from 0.94 to 1.2 times as long, more with longer rows."""
+    On a CPU it pays for some batches only: an update took 0.8 to 1.2 times as long, the longest with long responses."""
     compile: bool = False
     """Compile the layers of policy and critic with `torch.compile`, where one process learns; the update is the same up
     to rounding. It packs samples where `pack` is `auto` and the model can, and shares prompts in packed rows alone. It
-    needs a C++ compiler, on GPUs one for C. On a CPU an update of a small model took 0.9 of the time, with gradient
-    checkpointing as long as without compiling, and the first one a minute longer."""
+    needs a C++ compiler, on GPUs one for C. On a CPU an update took 0.92 to 0.97 of the time of packed samples, with
+    gradient checkpointing no less than without compiling, and the first one up to a minute more."""
     logits_chunk_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose float32 logits over the whole vocabulary are held at once; from its size if left out."""
