@@ -12,6 +12,7 @@ from rlhfless_functions.modeling import micro_batches
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.pool import Outcome, RewardUnusableError
 from rlhfless_functions.rewards.process import WorkerStopped
+from rlhfless_functions.weights.building import building
 
 PASS_TOKENS = 16384
 """Most tokens of one forward pass, padding included."""
@@ -34,7 +35,8 @@ class RewardModel:
             hub = local is not None and not local.is_absolute() and not local.exists()
             place = source if hub else artifacts.local_folder(source, published=False)
             self._tokenizer = AutoTokenizer.from_pretrained(place)
-            model = AutoModelForSequenceClassification.from_pretrained(place)
+            with building():
+                model = AutoModelForSequenceClassification.from_pretrained(place)
         except (OSError, ValueError) as error:
             raise RewardUnusableError(f"cannot load the reward model {source}: {error}") from error
         if model.config.num_labels != 1:

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.task import TaskError
+from rlhfless_functions.weights.building import building
 from rlhfless_functions.weights.saving import saving, write_tokenizer
 from rlhfless_functions.weights.source import store_errors, unloadable, weights_folder
 
@@ -50,11 +51,12 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
         task_type="CAUSAL_LM",
     )
     try:
-        with torch.random.fork_rng(devices=[]):
+        with building(), torch.random.fork_rng(devices=[]):
             adapted = cast(PeftModel, get_peft_model(policy, config, adapter_name=_NAME))
     except ValueError as error:
         raise TaskError("model_unloadable", f"model.lora.targetModules does not fit this model: {error}") from error
-    _reset(adapted)
+    with building():
+        _reset(adapted)
     if backbone is not None:
         _backbones[adapted] = backbone
     return adapted

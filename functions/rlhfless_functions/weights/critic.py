@@ -11,11 +11,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.policy import load_module, torch_dtype
 from rlhfless_functions.weights.saving import converted, write_tensors
 from rlhfless_functions.weights.source import model_revision, read_config, store_errors, unloadable, weights_folder
@@ -78,10 +78,11 @@ def load_critic(
     dtype = dtype or torch_dtype(model)
     if not (config.architectures or [""])[0].endswith("ForSequenceClassification"):
         policy = load_module(folder, ref.uri, config, dtype, attn_implementation)
-        return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
+        with building():
+            return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
     attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(ref.uri, "give a critic that this job published, or the policy's weights"):
-        with no_init_weights():
+        with building_uninitialized():
             kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
             critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **kernel))
         load_into(critic, safetensors_files(folder))

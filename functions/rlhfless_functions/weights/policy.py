@@ -14,13 +14,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.initialization import no_init_weights
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
+from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
 from rlhfless_functions.weights.source import (
@@ -162,7 +162,7 @@ def load_module(
     check_weights_format(folder, uri)
     attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
-        with no_init_weights():
+        with building_uninitialized():
             kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
             module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
         module.tie_weights()
@@ -177,7 +177,8 @@ def load_module(
 
 def _load_converted(folder: Path, uri: str, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
     kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
-    module, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **kernel)
+    with building():
+        module, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **kernel)
     if info["missing_keys"] or info["mismatched_keys"]:
         lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise TaskError(
