@@ -162,6 +162,42 @@ def test_calibration_waits_until_it_has_forecast_better():
     assert calibration.latency == calibration.prior
 
 
+STRETCHES = st.builds(
+    lambda steps, width, prefill, magnitude: Observation(
+        steps, steps * width, steps * width * 100, prefill, 10**magnitude
+    ),
+    steps=st.sampled_from([1, 5, 50, 200]),
+    width=st.sampled_from([1, 4, 16]),
+    prefill=st.sampled_from([1, 100, 1000, 50000]),
+    magnitude=st.floats(-4, 2),
+)
+
+
+@given(stretches=st.lists(STRETCHES, min_size=1, max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_seen_decoding_takes_some_time(stretches):
+    """Stretches that contradict each other ended the job that had seen them."""
+    calibration = Calibration(LinearLatency(0.002, 20e-6, 1e-8, 5e-6))
+    for _ in range(4):
+        calibration.observe(*stretches)
+    assert calibration.latency.decode_seconds(1, 100) > 0
+    assert Calibration.from_state(calibration.state()).latency == calibration.latency
+
+
+def test_a_fit_that_leaves_decoding_no_time_is_the_prior_at_the_speed_that_was_seen():
+    prior = LinearLatency(0.002, 20e-6, 1e-8, 5e-6)
+    calibration = Calibration(prior)
+    calibration.observe(
+        Observation(50, 200, 20000, 100, 0.0004250868712989513),
+        Observation(200, 800, 80000, 100, 0.2417824102185118),
+        Observation(50, 800, 80000, 50000, 1.1909957367558144),
+        Observation(5, 20, 2000, 50000, 0.6462324455092853),
+    )
+    fitted = calibration._fitted
+    assert fitted.step_seconds > 0
+    assert fitted.step_seconds / fitted.prefill_token_seconds == pytest.approx(400)
+
+
 def test_calibration_survives_json():
     calibration = Calibration(LinearLatency(0.010, 80e-6, 20e-9, 60e-6))
     for each in observations(TRUE, 20):

@@ -143,4 +143,7 @@ class Calibration:
             )
         found = np.zeros(4)
         found[known] = solution * scale[known]
+        if not found[:3].any():
+            # Stretches that contradict each other are told best by their prompts alone, as if decoding took no time.
+            found = scale * ratio
         return LinearLatency(*found.tolist())
