@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from learning_jobs import PPO, assert_equal, context, job_of
+from learning_jobs import assert_equal, context, job_of
 from rlhfless_functions.learning import Learner
 from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, LearningSettings, LoraSettings, ModelSettings
 from rlhfless_functions.task import TaskError
@@ -100,7 +100,7 @@ def test_without_a_compiler_it_is_refused_before_anything_is_learnt(
 
 
 def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(tmp_path: Path, tiny_model: Path) -> None:
-    job = job_of(tmp_path, tiny_model, algorithm=PPO, learning=LearningSettings(compile=True))
+    job = job_of(tmp_path, tiny_model, learning=LearningSettings(compile=True))
     # Nothing that the first learner compiled is left: the second compiles with the rows that it sees first in mind.
     with inductor.patch(force_disable_caches=True):
         job.undisturbed(3)
