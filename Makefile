@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # beside it: it lives in an environment of its own, made from a lock that is complete without torchvision.
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-VLLM_TESTS := tests/engine_conformance $(sort $(wildcard tests/test_engine_vllm*.py))
+VLLM_TESTS := tests/generation/engines/conformance tests/generation/engines/vllm
 E2E ?= e2e
 # A cluster for the end-to-end tests, where one comes with the machine.
 CLUSTER := ../shared/cluster/cluster

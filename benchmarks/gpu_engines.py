@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhfless_functions.engines.choice import EngineChoice, choose_engine, make_engine
+from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.settings import EngineName, EngineSettings, ModelSettings, VllmSettings
 
 KV_TOKENS = 32_768
@@ -19,7 +19,7 @@ def live_engines() -> list[EngineName]:
 
 
 def engine_settings(name: EngineName, sequence_tokens: int) -> EngineSettings:
-    """For measuring weights and rests: vLLM without CUDA graphs, whose making takes most of a start and which neither
+    """For measuring weights and sleeps: vLLM without CUDA graphs, whose making takes most of a start and which neither
     is about.
 
     Args:

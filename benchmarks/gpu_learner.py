@@ -17,9 +17,9 @@ UPDATES = 5
 
 def measure(name: str, model: Path) -> dict[str, Any]:
     """Updates on one batch: prompts that vary by a quarter, responses of which most are short, as in training."""
-    from rlhfless_functions.training_batch import TrainingBatch
-    from rlhfless_functions.training_state import autocast, initial_state
-    from rlhfless_functions.training_step import train_step
+    from rlhfless_functions.learning.batch import TrainingBatch
+    from rlhfless_functions.learning.state import autocast, initial_state
+    from rlhfless_functions.learning.step import train_step
 
     work = WORK[name]
     # Twice a step's response, so that lengths differ as much as where a response ends by itself.

@@ -60,15 +60,15 @@ def _taken(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['seconds']:.3f} s ({found['gigabytes_per_second']:.2f} GB/s)"
 
 
-def _rest(found: dict[str, Any]) -> Iterator[str]:
-    for function, rested in found.items():
-        if isinstance(rested, dict):
-            yield from (f"{function}: {line}" for line in _shown(_rested, rested))
+def _sleep(found: dict[str, Any]) -> Iterator[str]:
+    for function, slept in found.items():
+        if isinstance(slept, dict):
+            yield from (f"{function}: {line}" for line in _shown(_slept, slept))
 
 
-def _rested(found: dict[str, Any]) -> Iterator[str]:
+def _slept(found: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{_size(found['freed_bytes'])} of {_size(found['held_bytes'])} given back in {found['rest_seconds']:.3f} s,"
+        f"{_size(found['freed_bytes'])} of {_size(found['held_bytes'])} given back in {found['sleep_seconds']:.3f} s,"
         f" there again in {found['wake_seconds']:.3f} s"
     )
 
@@ -79,7 +79,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "trl": _step,
     "learner": _learner,
     "weights": _weights,
-    "rest": _rest,
+    "sleep": _sleep,
 }
 
 

@@ -16,7 +16,7 @@ from shapes import SHAPES, make_model, model_settings
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.artifacts.manifest import entries
-from rlhfless_functions.device_memory import give_back
+from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import torch_dtype
 from rlhfless_functions.weights.saving import write_model

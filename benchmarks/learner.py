@@ -127,9 +127,9 @@ class Stopwatch:
 
 def measure_ours(size: Size, folder: Path) -> dict[str, Any]:
     """Training steps by the learner, each on the same batch."""
-    from rlhfless_functions.training_batch import TrainingBatch
-    from rlhfless_functions.training_state import initial_state
-    from rlhfless_functions.training_step import train_step
+    from rlhfless_functions.learning.batch import TrainingBatch
+    from rlhfless_functions.learning.state import initial_state
+    from rlhfless_functions.learning.step import train_step
 
     watch = Stopwatch()
     samples = samples_of(size)

@@ -37,9 +37,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
 
 def measure(size: Size, updates: int) -> dict[str, Any]:
     """All settings on one batch."""
-    from rlhfless_functions.training_batch import TrainingBatch
-    from rlhfless_functions.training_state import initial_state
-    from rlhfless_functions.training_step import train_step
+    from rlhfless_functions.learning.batch import TrainingBatch
+    from rlhfless_functions.learning.state import initial_state
+    from rlhfless_functions.learning.step import train_step
 
     samples = samples_of(size)
     prepared = prepared_samples(samples)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhfless_functions.api import LearnRequest
-    from rlhfless_functions.rollouts import PreparedSample
+    from rlhfless_functions.data.rollouts import PreparedSample
 
 SAMPLES_PER_PROMPT = 8
 
@@ -111,7 +111,7 @@ def learn_request(
 
 def prepared_samples(samples: list[Sample]) -> "list[PreparedSample]":
     """The same samples as preparation hands them to the learner."""
-    from rlhfless_functions.rollouts import PreparedSample, VersionSpan
+    from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan
 
     return [
         PreparedSample(

@@ -91,7 +91,7 @@ def train(name: str, model: dict[str, Any], folder: Path) -> tuple[dict[str, flo
 def take_over(model: dict[str, Any], weights: dict[str, Any]) -> float:
     """Seconds in which a live engine has other weights."""
     from rlhfless_functions.api import WeightsReference
-    from rlhfless_functions.engines.transformers import TransformersEngine
+    from rlhfless_functions.generation.engines.transformers import TransformersEngine
     from rlhfless_functions.settings import ModelSettings
 
     settings, trained = ModelSettings.model_validate(model), WeightsReference.model_validate(weights)
@@ -111,8 +111,8 @@ def reference_difference(model: dict[str, Any], weights: dict[str, Any]) -> dict
     from transformers import AutoModelForCausalLM
 
     from rlhfless_functions.api import WeightsReference
-    from rlhfless_functions.modeling import collate, response_log_probs
-    from rlhfless_functions.preparation_models import PreparationModels
+    from rlhfless_functions.model.forward import collate, response_log_probs
+    from rlhfless_functions.preparation.models import PreparationModels
     from rlhfless_functions.settings import ModelSettings
 
     generator = torch.Generator().manual_seed(0)

@@ -27,15 +27,15 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from control_plane import ApiServer  # noqa: E402
-from operator_harness import (  # noqa: E402
+from tests.clusters.control_plane import ApiServer  # noqa: E402
+from tests.controller.operator_harness import (  # noqa: E402
     fresh_namespace,
     job_server,
     jobs_path,
     operator_process,
     small_job,
 )
-from prerequisites import HAS_API_SERVER  # noqa: E402
+from tests.prerequisites import HAS_API_SERVER  # noqa: E402
 
 _COUNTED = {"rlhfjobs", "events", "leases"}
 _REQUEST = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)

@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from rlhfless_operator.policy.latency import LinearLatency
-from rlhfless_operator.policy.loads import SampleLoad
-from rlhfless_operator.policy.planning import Limits, plan
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits, plan
 
 # Llama-2-70B on eight H100: 10.1 ms for a decode step and what 256 sequences add at 512 and 2,048 tokens of context.
 LATENCY = LinearLatency(

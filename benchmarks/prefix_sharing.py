@@ -27,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rlhfless_operator.policy.prefixes import PrefixPlan, PromptBlocks, name_blocks, plan_prefixes
+from rlhfless_operator.planner.prefixes import PrefixPlan, PromptBlocks, name_blocks, plan_prefixes
 
 BLOCK = 32
 TRANSFER_BYTES_A_SECOND = 1e9
@@ -40,12 +40,12 @@ import json, sys, time
 import torch
 torch.set_num_threads(1)
 from rlhfless_functions.api import GenerationRequest
-from rlhfless_functions.engines.vllm import VllmEngine
-from rlhfless_functions.generation import Generator
-from rlhfless_functions.rollouts import read_rollouts
+from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
+from rlhfless_functions.generation.stage import Generator
+from rlhfless_functions.data.rollouts import read_rollouts
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.task import TaskContext
+from rlhfless_functions.runtime.task import TaskContext
 model, tokens = sys.argv[1], int(sys.argv[2])
 engine = VllmEngine(EngineSettings(sequence_tokens=tokens, kv_budget_tokens=32 * tokens, share_prefixes=True))
 generator = Generator(engine)
@@ -205,7 +205,7 @@ def run(
 
 def main() -> None:
     """Measure and print."""
-    from rlhfless_functions.rollouts import Prompt, write_prompts
+    from rlhfless_functions.data.rollouts import Prompt, write_prompts
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, default=4)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from rlhfless_operator.validation import load_job
+from rlhfless_operator.job.validation import load_job
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
 

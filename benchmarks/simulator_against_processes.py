@@ -27,23 +27,23 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhfless_functions.api import Event, Samples, SampleTask
-from rlhfless_functions.publishing import FlushSchedule
+from rlhfless_functions.generation.publishing import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.migration import Key, Migration
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
-from rlhfless_operator.policy.migration import Key, Migration
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
-from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training import rollout
+from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import generate as generate_samples
-from rlhfless_operator.training.holding import Holding
-from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.rehearsal import emulation_of
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -147,7 +147,7 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
 
     # What is warmed ahead loads the weights before, and then those that it generates with: what that costs, and what it
     # saves, is a matter of whole steps.
-    not_ahead = patch.object(Holding, "expect", lambda *arguments, **named: None)
+    not_ahead = patch.object(Capacity, "expect", lambda *arguments, **named: None)
     with patch.object(rollout, "generate", observed_generate), not_ahead:
         await drive(job, JobFolder(str(root)), make_platform, LiveProgress())
     for instance in changes.values():

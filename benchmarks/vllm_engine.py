@@ -81,7 +81,7 @@ class Server:
     """A generation instance, as a pod has it."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        from rlhfless_functions.rollouts import Prompt, write_prompts
+        from rlhfless_functions.data.rollouts import Prompt, write_prompts
 
         self._model, self._folder, self._requests = model, folder, 0
         self._prompts = str(folder / "prompts.parquet")
@@ -100,7 +100,7 @@ class Server:
             "RLHFLESS_ENGINE": json.dumps(self._engine),
         }  # fmt: skip
         self._started = time.perf_counter()
-        command = [sys.executable, "-m", "rlhfless_functions.instance"]
+        command = [sys.executable, "-m", "rlhfless_functions.serving.instance"]
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def wait(self) -> float:
@@ -269,7 +269,7 @@ def measure_weights(versions: list[Path], folder: Path, rounds: int) -> dict[str
     from safetensors.torch import load_file
 
     from rlhfless_functions.api import WeightsReference
-    from rlhfless_functions.engines.vllm import VllmEngine
+    from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
     from rlhfless_functions.settings import EngineSettings, ModelSettings
 
     torch.set_num_threads(1)

@@ -8,9 +8,9 @@ from typing import Any
 from harness.images import Images
 from harness.kubectl import Kubectl
 from harness.storage import USER, Storage
-from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.job.pods import PodsSpec, VolumeSpec
 from rlhfless_operator.platforms import manifests
-from rlhfless_operator.pods import PodsSpec, VolumeSpec
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 DRIVE_STEP = Path(__file__).parent / "harness" / "drive_step.py"
 JOB = "by-hand"

@@ -1,6 +1,6 @@
 """The Knative platform with real Knative, ingress, activator and queue-proxy: what its pods do at the edges.
 
-The pods speak the wire contract and do nothing else: they run `tests/fake_function.py` in the operator's image.
+The pods speak the wire contract and do nothing else: they run `tests/clusters/fake_function.py` in its image.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-import fake_function
 from harness.images import Images
-from knative_jobs import JobUnderTest, job_under_test, until
 from rlhfless_functions.api import Done
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.main import connect
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import DELETION_COST
 from rlhfless_operator.platforms.pod_watch import PODS
-from rlhfless_operator.pods import PodsSpec, merge_pods
+from tests.clusters import fake_function
+from tests.platforms.knative_jobs import JobUnderTest, job_under_test, until
 
 NAMESPACES = Kind("", "v1", "namespaces", KubernetesObject)
 CONFIG_MAPS = Kind("", "v1", "configmaps", KubernetesObject)

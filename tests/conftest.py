@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-import prerequisites
+from tests import prerequisites
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

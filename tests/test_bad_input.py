@@ -22,8 +22,8 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
 
-from command_line import run_command
 from rlhfless_operator.cli import main
+from tests.command_line import run_command
 
 MakeJob = Callable[..., Path]
 

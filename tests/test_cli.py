@@ -58,7 +58,7 @@ def test_a_run_without_a_model_has_nothing_to_sample(tmp_path: Path) -> None:
 
 
 def test_a_trained_model_answers(tiny_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from rlhfless_functions.sample import sample
+    from rlhfless_functions.serving.sample import sample
 
     settings = {"count": 2, "max_tokens": 5, "seed": 0}
     likeliest = sample(str(tiny_model), "1+1=", temperature=0.0, **settings)

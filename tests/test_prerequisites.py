@@ -11,7 +11,7 @@ TESTS = Path(__file__).parent
 PROGRAM = """
 import pytest
 
-from prerequisites import needs_api_server, needs_cluster, needs_helm, needs_prometheus
+from tests.prerequisites import needs_api_server, needs_cluster, needs_helm, needs_prometheus
 
 
 @pytest.fixture
@@ -68,9 +68,18 @@ def run(folder: Path, **machine: str) -> subprocess.CompletedProcess[str]:
     file.write_text(PROGRAM)
     hidden = ("KUBEBUILDER_ASSETS", "KUBECONFIG", "RLHFLESS_TESTS_REQUIRE", "PYTEST_ADDOPTS")
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment = inherited | {"PATH": "", "PYTHONPATH": str(TESTS)} | machine
+    environment = inherited | {"PATH": "", "PYTHONPATH": str(TESTS.parent)} | machine
     # The suite's configuration and its hooks, of which pytest finds neither from a folder elsewhere.
-    options = ["-c", TESTS.parent / "pyproject.toml", "--rootdir", folder, "-p", "conftest", "-p", "no:cacheprovider"]
+    options = [
+        "-c",
+        TESTS.parent / "pyproject.toml",
+        "--rootdir",
+        folder,
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+    ]
     command = [sys.executable, "-m", "pytest", *options, file]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

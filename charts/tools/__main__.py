@@ -10,9 +10,9 @@ from pathlib import Path
 from grafana import dashboards
 from readme import readme
 
-from rlhfless_operator.cluster_settings import PoolSettings
-from rlhfless_operator.crd import NAME, crd_yaml
-from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.job.crd import NAME, crd_yaml
+from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
 
 CHART = Path(__file__).resolve().parents[1] / "rlhfless"
 

@@ -21,10 +21,10 @@ from typing import Any
 from dashboards import PAGES, Page, Panel, Query
 
 from rlhfless_operator.formatting import format_number, format_percent
+from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import Series, line_chart, stacked_bars
 from rlhfless_operator.report.gantt import gantt, lanes
 from rlhfless_operator.report.page import page, tiles
-from rlhfless_operator.training.record import SpanRecord
 
 POINTS = 300
 _WIDTH, _ROW, _HEAD, _TILES = 1240, 315, 130, 100

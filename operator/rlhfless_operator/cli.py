@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.validation import InvalidJobError, load_job
+from rlhfless_operator.job.validation import InvalidJobError, load_job
 
 app = typer.Typer(
     help="Serverless RLHF: train a language model by RL, with GPUs held only while they work.",
@@ -45,8 +45,8 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to share out; all cores if left out.")] = None,
 ) -> None:
     """Train on this machine. A job that was interrupted goes on; one that is finished says so."""
-    from rlhfless_operator.training.errors import UserError
-    from rlhfless_operator.training.local_run import JobFinishedError, RunOptions, run_locally
+    from rlhfless_operator.errors import UserError
+    from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
 
     job = load_job(job_file).resolve_paths(job_file.parent)
     root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
@@ -107,7 +107,7 @@ def sample(
     if not artifacts.is_published(model):
         _fail(f"{run_folder} has no trained model yet: let the run finish first")
     # The control plane has no torch; the answer is made in a process of the functions.
-    command = [sys.executable, "-m", "rlhfless_functions.sample", model, prompt, str(count), str(temperature)]
+    command = [sys.executable, "-m", "rlhfless_functions.serving.sample", model, prompt, str(count), str(temperature)]
     raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
 
 
@@ -237,10 +237,10 @@ def preflight(
     from kubernetes.aio.config import ConfigException
 
     from rlhfless_operator import preflight as checks
-    from rlhfless_operator.cluster_settings import ClusterSettings
     from rlhfless_operator.controller.main import connect
+    from rlhfless_operator.errors import UserError
     from rlhfless_operator.knative import UnavailableError
-    from rlhfless_operator.training.errors import UserError
+    from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
     given = {"RLHFLESS_KNATIVE_NAMESPACE": knative_namespace, "RLHFLESS_ARTIFACTS": artifacts_uri}
     environment = {"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **os.environ}
@@ -279,12 +279,12 @@ def operator(
 
     Settings are environment variables, RLHFLESS_FUNCTIONS_IMAGE and so on; the Helm chart sets them.
     """
-    from rlhfless_operator.cluster_settings import ClusterSettings
     from rlhfless_operator.controller.functions import knative_platforms
     from rlhfless_operator.controller.leadership import Election, LeadershipLostError, own_namespace
     from rlhfless_operator.controller.logs import configure_logs
     from rlhfless_operator.controller.main import Operator
-    from rlhfless_operator.training.errors import UserError
+    from rlhfless_operator.errors import UserError
+    from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
     try:
         settings = ClusterSettings.from_environment(os.environ)
@@ -302,7 +302,7 @@ def operator(
 @app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of RLHFJob."""
-    from rlhfless_operator.crd import crd_yaml
+    from rlhfless_operator.job.crd import crd_yaml
 
     typer.echo(crd_yaml(), nl=False)
 
@@ -310,7 +310,7 @@ def crd() -> None:
 @app.command()
 def reference() -> None:
     """Print the reference of every field of a job document, in Markdown."""
-    from rlhfless_operator.reference import reference_markdown
+    from rlhfless_operator.job.reference import reference_markdown
 
     typer.echo(reference_markdown(), nl=False)
 

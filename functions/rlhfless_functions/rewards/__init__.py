@@ -9,15 +9,15 @@ preparation function:
     process            one worker process as its parent sees it
     channel            frames on the socket between the two
     groups             what is scored
-    worker (worker)    the worker's two processes: a keeper that nothing escapes, and the one that runs the code
-    keeper (worker)    the keeper's part
+    worker (worker)    the worker's two processes: a reaper that nothing escapes, and the one that runs the code
+    reaper (worker)    the reaper's part
     calls (worker)     one call: its result made plain, its failure made one sentence
     source (worker)    the user's file
     callables (worker) TRL's and verl's function forms
     remote (worker)    OpenRLHF's HTTP form
     matching, mathematics, execution (worker)
                        the built-in verifiers
-    harness            what runs a response's code, in a process of its own
+    code_runner            what runs a response's code, in a process of its own
     length             soft over-long punishment
     model              a sequence-classification reward model
 """

@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhfless_functions.rewards import keeper
+from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import Call, Scorer
 from rlhfless_functions.rewards.groups import RewardGroup
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _LONGEST_REPORT = 2**20
-_HARNESS = Path(__file__).with_name("harness.py")
+_CODE_RUNNER = Path(__file__).with_name("code_runner.py")
 
 
 def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) -> Scorer:
@@ -59,7 +59,7 @@ def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) ->
 
         scores = list(runner.map(one, group.completions))
         # What left its process group is an orphan by now, and this process its parent.
-        keeper.end_descendants()
+        reaper.end_descendants()
         return scores
 
     return score
@@ -165,7 +165,7 @@ def _start(
     mode: str, memory: int, folder: Path, *arguments: str, stdin: Any, stdout: Any, keep: int | None = None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", str(_HARNESS), mode, str(memory), *arguments],
+        [sys.executable, "-I", str(_CODE_RUNNER), mode, str(memory), *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.modeling import micro_batches
+from rlhfless_functions.model.forward import micro_batches
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.pool import Outcome, RewardUnusableError
 from rlhfless_functions.rewards.process import WorkerStopped

@@ -83,7 +83,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the keeper."""
+        """Process id of the reaper."""
         return self._process.pid
 
     def alive(self) -> bool:
@@ -152,7 +152,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self._lifeline.shutdown(socket.SHUT_RDWR)
         try:
-            # Killing takes the keeper milliseconds; only a stopped or broken one needs the hard way.
+            # Killing takes the reaper milliseconds; only a stopped or broken one needs the hard way.
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
@@ -202,7 +202,7 @@ class WorkerProcess:
             _log.info("reward %s: (more output, not logged)", self.name)
 
     def _ended(self) -> WorkerError:
-        # The lifeline closes a moment before the keeper is gone.
+        # The lifeline closes a moment before the reaper is gone.
         try:
             code = self._process.wait(2)
         except subprocess.TimeoutExpired:
@@ -217,8 +217,8 @@ class WorkerProcess:
     def _check_memory(self) -> None:
         used = 0
         with contextlib.suppress(psutil.Error):
-            keeper = psutil.Process(self._process.pid)
-            for process in keeper.children(recursive=True):
+            reaper = psutil.Process(self._process.pid)
+            for process in reaper.children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     used += process.memory_info().rss
         if used > self._memory:

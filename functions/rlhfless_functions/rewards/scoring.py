@@ -12,8 +12,8 @@ from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.length import soft_overlong
 from rlhfless_functions.rewards.pool import Outcome, RewardPool, RewardUnusableError, WorkerSettings
 from rlhfless_functions.rewards.process import WorkerStopped
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import RewardSettings, SamplingSettings
-from rlhfless_functions.task import TaskError
 
 if TYPE_CHECKING:
     from rlhfless_functions.rewards.model import RewardModel

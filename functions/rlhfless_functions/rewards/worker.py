@@ -1,6 +1,6 @@
 """A reward worker: `python -m rlhfless_functions.rewards.worker SOCKET LIFELINE KIND MEMORY`.
 
-Two processes: the keeper (this one, see `keeper`) and its child, which runs the reward in its main thread. The child
+Two processes: the reaper (this one, see `reaper`) and its child, which runs the reward in its main thread. The child
 reads one setup frame and answers `ready`, then reads requests and answers each of their groups with a frame. SOCKET
 and LIFELINE are descriptors of stream sockets, KIND is the reward's kind, MEMORY the limit of each process in bytes.
 """
@@ -16,28 +16,28 @@ import tempfile
 import traceback
 from typing import Any
 
-from rlhfless_functions.parent_death import die_with_parent
-from rlhfless_functions.rewards import keeper
+from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, describe, is_async
 from rlhfless_functions.rewards.channel import receive, send
-from rlhfless_functions.rewards.seclusion import refuse_sockets
+from rlhfless_functions.rewards.network_seccomp import refuse_sockets
 from rlhfless_functions.rewards.source import SourceError, load_function
+from rlhfless_functions.runtime.processes import die_with_parent
 
 
 def main() -> None:
-    """Fork, and be the keeper."""
+    """Fork, and be the reaper."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     lifeline = socket.socket(fileno=int(sys.argv[2]))
     kind, memory = sys.argv[3], int(sys.argv[4])
-    keeper.adopt_orphans()
-    # The keeper removes it, because the child may be killed at any moment.
+    reaper.adopt_orphans()
+    # The reaper removes it, because the child may be killed at any moment.
     scratch = tempfile.mkdtemp(prefix="rlhfless-code-") if kind == "code" else None
     keeper_id = os.getpid()
     child = os.fork()
     if child == 0:
         if kind == "code":
-            keeper.adopt_orphans()
-            left = keeper.leave_network()
+            reaper.adopt_orphans()
+            left = reaper.leave_network()
             if not (refuse_sockets() or left):
                 print("the code that is tested keeps the network: this machine knows no way out of it", file=sys.stderr)
         die_with_parent(keeper_id)
@@ -50,10 +50,10 @@ def main() -> None:
             os._exit(1)
         os._exit(0)
     connection.close()
-    status = keeper.keep(child, lifeline)
+    status = reaper.keep(child, lifeline)
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
-    keeper.end_like(status)
+    reaper.end_like(status)
 
 
 def _limit(memory: int) -> None:

@@ -41,5 +41,5 @@ class EngineSettings(Settings):
     """Tokens that the KV cache holds; from the free memory if left out."""
     share_prefixes: bool = False
     """Whether keys and values of shared prefixes may be read from other instances, where vLLM generates."""
-    rests: bool = False
+    sleeps: bool = False
     """Whether the instance gives its GPU's memory back between requests, so that vLLM starts with what that takes."""

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
-from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.building import building
 from rlhfless_functions.weights.saving import saving, write_tokenizer
 from rlhfless_functions.weights.source import store_errors, unloadable, weights_folder

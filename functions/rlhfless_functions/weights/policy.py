@@ -17,8 +17,8 @@ from transformers import (
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlhfless_functions.ranks import Ranks
-from rlhfless_functions.sharding import owned, publish_together, whole
-from rlhfless_functions.task import TaskError
+from rlhfless_functions.distributed.ranks import Ranks
+from rlhfless_functions.distributed.sharding import owned, publish_together, whole
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.weights.adapters import write_adapter
 from rlhfless_functions.weights.critic import CriticModel, write_critic_settings
 from rlhfless_functions.weights.saving import saving, write_settings, write_tokenizer

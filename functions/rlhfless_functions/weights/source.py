@@ -10,9 +10,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.store_errors import store_errors
-from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.support import check_supported
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
-from rlhfless_functions.task import TaskError
+from rlhfless_functions.runtime.task import TaskError
 
 _OTHER_INPUTS = ("vision_config", "audio_config", "video_config", "speech_config")
 

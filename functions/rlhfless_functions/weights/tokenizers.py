@@ -4,8 +4,8 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.task import TaskError
 from rlhfless_functions.weights.source import load_config, model_revision, store_errors, unloadable, weights_folder
 
 # Without one of these, transformers makes an empty tokenizer of the model's kind.

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason
-from rlhfless_operator.controller.workplace import ClusterPlatform, Tell
+from rlhfless_operator.controller.context import ClusterPlatform, Tell
 from rlhfless_operator.platforms.base import Preload, StateChange
 from rlhfless_operator.preflight.findings import Finding
 

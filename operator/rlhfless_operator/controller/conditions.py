@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhfless_operator.resource_status import Condition, ConditionType, ResourceStatus
-from rlhfless_operator.training.status import Phase
+from rlhfless_operator.job.resource_status import Condition, ConditionType, ResourceStatus
+from rlhfless_operator.records.status import Phase
 
 ACCEPTED: ConditionType = "Accepted"
 """The document is a job that can run."""

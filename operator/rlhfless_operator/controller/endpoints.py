@@ -12,9 +12,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rlhfless_operator.cluster_settings import ClusterSettingsError, variable_of
 from rlhfless_operator.controller.admission import review
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.platforms.cluster_settings import ClusterSettingsError, variable_of
 
 logger = logging.getLogger(__name__)
 

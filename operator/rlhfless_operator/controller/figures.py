@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.training.ledger import CHARGED_STATES as CHARGED
-from rlhfless_operator.training.record import StepRecord
 
 __all__ = ["CHARGED", "RESPONSE_TOKENS", "forecast_cost", "planned_money", "response_tokens", "training_figures"]
 

@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsReport
+from rlhfless_operator.controller.context import MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import MakePlatform, Tell
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.base import StateChange, StateListener
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodWatch
-from rlhfless_operator.pods import PodsSpec, merge_pods
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
-from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.training.rehearsal import emulation_of
 
 FIELD_MANAGER = "rlhfless"

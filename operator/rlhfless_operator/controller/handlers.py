@@ -8,12 +8,12 @@ from typing import Any
 import kopf
 
 from rlhfless_operator.controller.conditions import Transition
+from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.job import Supervisor
 from rlhfless_operator.controller.logs import NOTICE
 from rlhfless_operator.controller.resource import JobResource, next_action
-from rlhfless_operator.controller.workplace import Workplace
-from rlhfless_operator.crd import GROUP, PLURAL, VERSION
-from rlhfless_operator.resource_status import read_resource_status
+from rlhfless_operator.job.crd import GROUP, PLURAL, VERSION
+from rlhfless_operator.job.resource_status import read_resource_status
 
 FINALIZER = "rlhfless.io/driver"
 """Holds a job's deletion up until its driver has let go of everything."""
@@ -25,11 +25,11 @@ class Handlers:
     """The handlers of one operator.
 
     Args:
-        place: what its supervisors share.
+        context: what its supervisors share.
     """
 
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
         self._supervisors: dict[str, Supervisor] = {}
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
@@ -63,7 +63,7 @@ class Handlers:
             kind = "Normal" if transition.good else "Warning"
             kopf.event(body, type=kind, reason=str(transition.reason), message=transition.message[:1000])
 
-        supervisor = Supervisor(self._place, body, stopped, post)
+        supervisor = Supervisor(self._context, body, stopped, post)
         uid = body["metadata"]["uid"]
         self._supervisors[uid] = supervisor
         stopping = asyncio.create_task(_notice_when(stopped, supervisor))
@@ -79,10 +79,10 @@ class Handlers:
         event["object"]["metadata"].pop("managedFields", None)
         metadata = body["metadata"]
         if event.get("type") == "DELETED":
-            self._place.metrics.forget(metadata["namespace"], metadata["name"])
+            self._context.metrics.forget(metadata["namespace"], metadata["name"])
         else:
             status = body.get("status") or {}
-            self._place.metrics.show_phase(metadata["namespace"], metadata["name"], status.get("phase", "Pending"))
+            self._context.metrics.show_phase(metadata["namespace"], metadata["name"], status.get("phase", "Pending"))
         if (supervisor := self._supervisors.get(metadata["uid"])) is not None:
             supervisor.notice()
 

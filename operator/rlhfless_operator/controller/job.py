@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
+from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
 from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
@@ -32,17 +33,16 @@ from rlhfless_operator.controller.resource import (
     root_of,
 )
 from rlhfless_operator.controller.status_writer import SupersededError
-from rlhfless_operator.controller.workplace import ClusterPlatform, Workplace
+from rlhfless_operator.job.resource_status import ResourceStatus
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.validation import InvalidJobError
 from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange, StateListener
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
-from rlhfless_operator.resource_status import ResourceStatus
-from rlhfless_operator.spec import RLHFJob
 from rlhfless_operator.training.driver import begun_with, drive
-from rlhfless_operator.training.folder import JobFolder
-from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.run import TrainingRun, read_status
-from rlhfless_operator.training.status import RLHFJobStatus
-from rlhfless_operator.validation import InvalidJobError
 
 _logger = logging.getLogger(__name__)
 
@@ -58,22 +58,22 @@ class Supervisor:
     """Takes care of one job.
 
     Args:
-        place: shared by all jobs.
+        context: shared by all jobs.
         body: the resource; a view that the watch keeps up to date.
         stopped: set when the supervisor is to end.
         post: makes an event of a transition.
     """
 
-    def __init__(self, place: Workplace, body: Mapping[str, Any], stopped: Stopped, post: Post) -> None:
-        self._place = place
+    def __init__(self, context: OperatorContext, body: Mapping[str, Any], stopped: Stopped, post: Post) -> None:
+        self._context = context
         self._body = body
         self._stopped = stopped
         self._post = post
         self._changed = asyncio.Event()
         self._platform: ClusterPlatform | None = None
         resource = self.resource
-        self._meter = place.metrics.job(resource.namespace, resource.name)
-        self._publisher = Publisher(place, resource, dict(body.get("status") or {}), post)
+        self._meter = context.metrics.job(resource.namespace, resource.name)
+        self._publisher = Publisher(context, resource, dict(body.get("status") or {}), post)
         self._queued = False
         self._asked_queue = 0.0
         self.heartbeat = time.monotonic()
@@ -104,9 +104,9 @@ class Supervisor:
                 await self._wait()
             except SupersededError as error:
                 _logger.warning("%s", error)
-                await self._pause(self.resource, self._place.pacing.lease)
+                await self._pause(self.resource, self._context.pacing.lease)
                 content = dict(self._body.get("status") or {})
-                self._publisher = Publisher(self._place, self.resource, content, self._post)
+                self._publisher = Publisher(self._context, self.resource, content, self._post)
             finally:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
@@ -135,19 +135,19 @@ class Supervisor:
             return
         error: BaseException | None
         try:
-            job = resolved(job, self._place.files)
-            folder = JobFolder(root_of(job, self._place.artifacts))
+            job = resolved(job, self._context.files)
+            folder = JobFolder(root_of(job, self._context.artifacts))
             if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
                 return
             if resource.queue is None and self._queued:
-                await self._place.queues.leave(resource)
+                await self._context.queues.leave(resource)
             self._queued = resource.queue is not None
             if self._queued:
-                admission = await self._place.queues.admit(resource, job)
+                admission = await self._context.queues.admit(resource, job)
                 if admission.state != "admitted":
                     await self._enter(conditions.waiting("Pending", Reason.QUEUED, admission.message), resource)
-                    await self._pause(resource, self._place.pacing.queue)
+                    await self._pause(resource, self._context.pacing.queue)
                     return
                 job = within(job, admission)
             error = await self._drive_while_wanted(resource, job, folder, writing)
@@ -218,7 +218,7 @@ class Supervisor:
                 self._meter.observe(change)
 
             tell = partial(publisher.tell, generation=resource.generation)
-            self._platform = self._place.make_platform(resource, job, folder.root, both, tell)
+            self._platform = self._context.make_platform(resource, job, folder.root, both, tell)
             return MeteredPlatform(self._platform, self._meter, lambda: publisher.found_services(resource.generation))
 
         def on_open(run: TrainingRun) -> None:
@@ -239,18 +239,18 @@ class Supervisor:
             note(f"no report was written: {error}")
 
     async def _withdrawn(self, resource: JobResource) -> str | None:
-        if time.monotonic() - self._asked_queue < self._place.pacing.queue:
+        if time.monotonic() - self._asked_queue < self._context.pacing.queue:
             return None
         self._asked_queue = time.monotonic()
-        return await self._place.queues.withdrawn(resource)
+        return await self._context.queues.withdrawn(resource)
 
     async def _end(self, driving: asyncio.Task[None]) -> None:
         if driving.done():
             return
         driving.cancel()
-        await asyncio.wait({driving}, timeout=self._place.pacing.closing)
+        await asyncio.wait({driving}, timeout=self._context.pacing.closing)
         if not driving.done():
-            _logger.error("a driver did not let go within %g s, and is abandoned", self._place.pacing.closing)
+            _logger.error("a driver did not let go within %g s, and is abandoned", self._context.pacing.closing)
         elif not driving.cancelled() and (error := driving.exception()) is not None:
             _logger.warning("a driver that was stopped ended with %s: %s", type(error).__name__, error)
 
@@ -261,7 +261,7 @@ class Supervisor:
         return self._stopped.is_set() or now.deleted or now.suspended or other
 
     async def _follow(self, outcome: Outcome, resource: JobResource) -> None:
-        pacing = self._place.pacing
+        pacing = self._context.pacing
         match outcome.kind:
             case "failed":
                 await self._enter(conditions.failed(outcome.reason, outcome.message), resource)
@@ -275,7 +275,7 @@ class Supervisor:
                 await self._restart(outcome, resource)
 
     async def _restart(self, outcome: Outcome, resource: JobResource) -> None:
-        limit, pacing = self.resource.backoff_limit, self._place.pacing
+        limit, pacing = self.resource.backoff_limit, self._context.pacing
         if self.status.restarts >= limit:
             message = f"{outcome.message}; given up after {self.status.restarts} restarts (spec.backoffLimit)"
             await self._enter(conditions.failed(Reason.BACKOFF_LIMIT_EXCEEDED, message), resource)
@@ -293,7 +293,7 @@ class Supervisor:
         if transition.phase in ("Succeeded", "Failed", "Suspended"):
             await self._remove_services()
             if resource.queue is not None:
-                await self._place.queues.leave(resource)
+                await self._context.queues.leave(resource)
         self._publisher.begin(transition, resource)
         flushing = asyncio.create_task(self._publisher.writer.flush())
         try:
@@ -315,18 +315,18 @@ class Supervisor:
         message = "the operator was stopped; the next one goes on from here"
         farewell = conditions.waiting("Interrupted", Reason.OPERATOR_STOPPED, message)
         with contextlib.suppress(TimeoutError, SupersededError, ResourceGoneError):
-            async with asyncio.timeout(self._place.pacing.farewell):
+            async with asyncio.timeout(self._context.pacing.farewell):
                 await self._enter(farewell, self.resource)
 
     async def _expire(self) -> None:
         resource = self.resource
         at = expiry(resource, self.status)
-        left = (at - datetime.now(UTC)).total_seconds() if at is not None else self._place.pacing.tick
+        left = (at - datetime.now(UTC)).total_seconds() if at is not None else self._context.pacing.tick
         if left > 0:
             await self._wait(seconds=left)
             return
         try:
-            await self._place.api.delete(resource.namespace, resource.name, resource.uid)
+            await self._context.api.delete(resource.namespace, resource.name, resource.uid)
         except (ApiError, ConflictError) as error:
             _logger.warning("%s/%s: not deleted yet: %s", resource.namespace, resource.name, error)
         await self._wait()
@@ -336,7 +336,7 @@ class Supervisor:
     async def _wait(self, *tasks: asyncio.Task[None], seconds: float | None = None) -> None:
         """Wait for a change, for a task's end, or for a while, at most a heartbeat long."""
         self.heartbeat = time.monotonic()
-        tick = self._place.pacing.tick
+        tick = self._context.pacing.tick
         changed = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait(

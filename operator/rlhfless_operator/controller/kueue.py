@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlhfless_operator.spec import API_VERSION, KIND
+from rlhfless_operator.job.spec import API_VERSION, KIND
 
 GROUP = "kueue.x-k8s.io"
 PLURAL = "workloads"

@@ -16,7 +16,7 @@ import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.controller.context import MakePlatform, OperatorContext, Pacing
 from rlhfless_operator.controller.endpoints import serve_admission, serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
 from rlhfless_operator.controller.jobs_api import JobsApi
@@ -24,8 +24,8 @@ from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.sharing import sharing
-from rlhfless_operator.controller.workplace import MakePlatform, Pacing, Workplace
 from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 _DOMAIN = "rlhfless.io"
 _THREADS = 32
@@ -70,7 +70,7 @@ class Operator:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
         metrics = OperatorMetrics()
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
-            place = Workplace(
+            context = OperatorContext(
                 api=JobsApi(client, metrics.requested),
                 make_platform=sharing(make_platform, self.settings),
                 metrics=metrics,
@@ -82,7 +82,7 @@ class Operator:
                 ),
                 pacing=self.pacing,
             )
-            handlers = Handlers(place)
+            handlers = Handlers(context)
             async with (
                 serve_admission(
                     self.settings.admission_port,

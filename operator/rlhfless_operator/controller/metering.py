@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage, Started
+from rlhfless_operator.controller.context import ClusterPlatform
 from rlhfless_operator.controller.metrics import JobMeter
-from rlhfless_operator.controller.workplace import ClusterPlatform
 from rlhfless_operator.platforms.base import Preload
 
 

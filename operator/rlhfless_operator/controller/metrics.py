@@ -20,10 +20,10 @@ from rlhfless_operator.controller.figures import (
     training_figures,
 )
 from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.status import Phase
 from rlhfless_operator.training.ledger import STAGES, Ledger
-from rlhfless_operator.training.record import StepRecord
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.status import Phase
 
 _JOB = ("namespace", "job")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -5,9 +5,9 @@ from typing import Literal
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
-from rlhfless_operator.training.errors import StoreUnavailableError, UserError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 
 Kind = Literal["failed", "wait", "no_services", "restart"]

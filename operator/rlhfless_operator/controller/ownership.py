@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller.resource import ADOPT, JobResource
-from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.records.folder import JobFolder
 
 _FILE = "owner.json"
 _BEGUN = ("job.yaml", "status.json")

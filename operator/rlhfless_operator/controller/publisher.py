@@ -6,11 +6,11 @@ from typing import Any
 
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
+from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_writer import StatusWriter
-from rlhfless_operator.controller.workplace import Workplace
-from rlhfless_operator.resource_status import ConditionType, DriverStatus, ResourceStatus, read_resource_status
-from rlhfless_operator.training.status import RLHFJobStatus
+from rlhfless_operator.job.resource_status import ConditionType, DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.records.status import RLHFJobStatus
 
 _MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
 """What the driver's status says is so. The phase is the controller's: a driver that ends does not end the job."""
@@ -27,11 +27,11 @@ class Publisher:
         content: its status as the server has it.
     """
 
-    def __init__(self, place: Workplace, resource: JobResource, content: Mapping[str, Any], post: Post) -> None:
-        self._place = place
+    def __init__(self, context: OperatorContext, resource: JobResource, content: Mapping[str, Any], post: Post) -> None:
+        self._context = context
         self._post = post
         status = read_resource_status(content)
-        self.writer = StatusWriter(place.api, resource, content, status, place.identity)
+        self.writer = StatusWriter(context.api, resource, content, status, context.identity)
         """What carries it to the server."""
 
     @property
@@ -44,7 +44,7 @@ class Publisher:
         before = self.status
         after = conditions.apply(before, transition, generation=resource.generation, now=_now())
         self.writer.update(after)
-        self._place.metrics.show_phase(resource.namespace, resource.name, after.phase)
+        self._context.metrics.show_phase(resource.namespace, resource.name, after.phase)
         if (before.phase, before.reason) != (after.phase, after.reason):
             self._post(transition)
 
@@ -58,7 +58,7 @@ class Publisher:
 
     def driven_by(self, lease: int) -> None:
         """This operator drives the job."""
-        self._update(driver=DriverStatus(operator=self._place.identity, lease=lease))
+        self._update(driver=DriverStatus(operator=self._context.identity, lease=lease))
 
     def found_services(self, generation: int) -> None:
         """The functions' Services are there."""

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.controller import kueue
 from rlhfless_operator.controller.kueue import Admission, PodSet
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import (
     ApiError,
     ForbiddenError,
@@ -20,8 +21,7 @@ from rlhfless_operator.knative import (
     NotFoundError,
     ResourceClient,
 )
-from rlhfless_operator.pods import PodsSpec, merge_pods
-from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 _VERSIONS = ("v1beta2", "v1beta1")
 """Of Kueue's API, the newest first; what is used of it is the same in both."""

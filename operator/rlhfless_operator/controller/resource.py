@@ -11,10 +11,10 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import parse_duration
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
-from rlhfless_operator.paths import is_uri
-from rlhfless_operator.resource_status import ResourceStatus
-from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
-from rlhfless_operator.validation import InvalidJobError, parse_content
+from rlhfless_operator.job.paths import is_uri
+from rlhfless_operator.job.resource_status import ResourceStatus
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
+from rlhfless_operator.job.validation import InvalidJobError, parse_content
 
 ADOPT = "rlhfless.io/adopt"
 """Annotation that lets a job go on from work that another resource, or `rlhfless run`, has begun in its folder."""

@@ -4,14 +4,14 @@ from collections.abc import AsyncGenerator, Mapping
 from decimal import Decimal
 
 from rlhfless_functions.api import Event, RunRequest, Stage
-from rlhfless_operator.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.controller.context import ClusterPlatform, MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.workplace import ClusterPlatform, MakePlatform, Tell
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
-from rlhfless_operator.pods import PodsSpec, merge_pods
-from rlhfless_operator.policy.sharing import Pool
-from rlhfless_operator.spec import RLHFJob
 
 DEFAULT_POOL = "default"
 """The pool of a job that names none."""

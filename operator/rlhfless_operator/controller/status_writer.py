@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, JobsApi
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.resource_status import ResourceStatus, changes_of, dump_resource_status
+from rlhfless_operator.job.resource_status import ResourceStatus, changes_of, dump_resource_status
 
 _logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlhfless_functions.settings import DataSettings
-from rlhfless_operator.paths import is_uri
-from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.job.paths import is_uri
+from rlhfless_operator.job.spec import RLHFJob
 
 Rule = dict[str, Any]
 

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.knative import (
     ApiError,
     ConflictError,
@@ -29,6 +28,7 @@ from rlhfless_operator.knative import (
 )
 from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import JobIdentity, Manifest, StageFunction
 
 _POLL_SECONDS = 0.1

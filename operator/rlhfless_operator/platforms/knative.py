@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 
 from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
-from rlhfless_operator.cluster_settings import ClusterSettings
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
@@ -20,6 +19,7 @@ from rlhfless_operator.platforms.base import (
     StateListener,
     TaskFailedError,
 )
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
 from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodView, PodWatch

@@ -22,9 +22,9 @@ from rlhfless_operator.platforms.base import (
     StateListener,
     TaskFailedError,
 )
+from rlhfless_operator.platforms.fork_server import ForkServer
 from rlhfless_operator.platforms.local_gpus import GpuAccount
 from rlhfless_operator.platforms.local_process import LocalProcess
-from rlhfless_operator.platforms.local_template import Template
 from rlhfless_operator.platforms.stream import open_session, run_task
 
 _DRAIN_SECONDS = 10.0
@@ -32,10 +32,10 @@ _MOST_FAILED_STARTS = 3
 
 
 class LocalPlatform:
-    """Function instances as processes on loopback, forked from one template process that has imported everything.
+    """Function instances as processes on loopback, forked from one fork server that has imported everything.
 
     Where there are GPUs an instance has its own while it is at work. One that is kept without work gives them back
-    when another stage's task waits for them, and rests: its process stays, and takes them again for its next task.
+    when another stage's task waits for them, and sleeps: its process stays, and takes them again for its next task.
 
     Args:
         keep_alive: seconds that a surplus idle instance of each stage is kept.
@@ -75,7 +75,7 @@ class LocalPlatform:
         self._gpus = GpuAccount(gpus, gpus_per_instance or {})
         self._waiting = 0
         """Tasks that have no instance yet."""
-        self._template = Template(
+        self._fork_server = ForkServer(
             log_path, emulated=emulation is not None, on_report=self._heard, on_end=self._template_ended
         )
         self._session: aiohttp.ClientSession | None = None
@@ -117,7 +117,7 @@ class LocalPlatform:
                 await asyncio.shield(self._leave(process, finished=finished))
 
     async def close(self) -> None:
-        """End every instance and the template."""
+        """End every instance and the fork server."""
         self._targets.clear()
         for process in list(self._processes.values()):
             self._drain(process)
@@ -127,7 +127,7 @@ class LocalPlatform:
                     await process.ended.wait()
         for task in list(self._tasks):
             task.cancel()
-        await self._template.close()
+        await self._fork_server.close()
         for process in list(self._processes.values()):
             self._ended(process)
         if self._session is not None:
@@ -154,49 +154,49 @@ class LocalPlatform:
             self._waiting -= 1
 
     def _free_instance(self, stage: Stage) -> LocalProcess | None:
-        """One without work, or one that rests and whose GPUs nobody uses."""
+        """One without work, or one that sleeps and whose GPUs nobody uses."""
         kept = sorted(self._kept(stage), key=lambda candidate: candidate.idle_since)
         for process in kept:
             if process.state == "idle":
                 return process
         for process in kept:
-            if process.resting and self._gpus.wake(process.name):
-                process.resting = False
+            if process.asleep and self._gpus.wake(process.name):
+                process.asleep = False
                 return process
         return None
 
     def _make_room(self, stage: Stage) -> None:
-        """Start an instance for a task that waits; or have others rest, which have the GPUs that it needs."""
+        """Start an instance for a task that waits; or have others sleep, which have the GPUs that it needs."""
         kept = self._kept(stage)
-        resting = [process for process in kept if process.resting]
-        if len(kept) - len(resting) >= max(1, self._targets.get(stage, 0)):
+        asleep = [process for process in kept if process.asleep]
+        if len(kept) - len(asleep) >= max(1, self._targets.get(stage, 0)):
             return
-        if not resting and self._start(stage):
+        if not asleep and self._start(stage):
             return
         idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
         names = [process.name for process in idle]
         leaving = [process.name for process in self._processes.values() if process.state == "draining"]
-        for process in resting:
+        for process in asleep:
             displaced = self._gpus.displaced_by_waking(process.name, names, leaving)
             if displaced is not None:
                 break
         else:
             displaced = self._gpus.displaced_by_fresh(stage, names, leaving)
-            if resting and displaced == [] and self._start(stage):
+            if asleep and displaced == [] and self._start(stage):
                 # Its own GPUs are busy for longer.
-                self._drain(resting[0])
+                self._drain(asleep[0])
         for name in displaced or ():
             self._enter(self._processes[name], "draining")
-            self._spawn(self._rest(self._processes[name]))
+            self._spawn(self._sleep(self._processes[name]))
 
-    async def _rest(self, process: LocalProcess) -> None:
+    async def _sleep(self, process: LocalProcess) -> None:
         """Have an idle instance give its GPUs back, or end it where it can't."""
-        rested = await process.rest(self._open_session(), self._token, self._stall_seconds)
-        if not rested:
+        slept = await process.sleep(self._open_session(), self._token, self._stall_seconds)
+        if not slept:
             self._kill(process)
         elif not process.terminated:
-            self._gpus.rest(process.name)
-            process.resting = True
+            self._gpus.sleep(process.name)
+            process.asleep = True
             self._enter(process, "ended")
             self._release_surplus(process.stage)
         await self._tell()
@@ -256,7 +256,7 @@ class LocalPlatform:
             "gpus": list(self._gpus.of(process.name)) if self._gpus.any else None,
         }
         try:
-            await self._template.fork(options)
+            await self._fork_server.fork(options)
         except ConnectionError:
             self._ended(process)
 
@@ -273,9 +273,9 @@ class LocalPlatform:
             timer.cancel()
         keep_alive = self._keep_alive.get(stage, 0.0)
         surplus = len(self._kept(stage)) - self._targets.get(stage, 0)
-        # Of those without work, the ones that rest have the most to load.
-        without_work = [process for process in self._kept(stage) if process.resting or process.state == "idle"]
-        without_work.sort(key=lambda process: (not process.resting, process.idle_since))
+        # Of those without work, the ones that sleep have the most to load.
+        without_work = [process for process in self._kept(stage) if process.asleep or process.state == "idle"]
+        without_work.sort(key=lambda process: (not process.asleep, process.idle_since))
         remaining = []
         for process in without_work[: max(0, surplus)]:
             left = process.idle_since + keep_alive - time.monotonic()
@@ -290,7 +290,7 @@ class LocalPlatform:
     def _drain(self, process: LocalProcess) -> None:
         if process.terminated:
             return
-        process.terminated, process.resting = True, False
+        process.terminated, process.asleep = True, False
         if process.working:
             self._enter(process, "draining")
         if process.pid is not None:
@@ -311,7 +311,7 @@ class LocalPlatform:
     def _ended(self, process: LocalProcess) -> None:
         if self._processes.pop(process.name, None) is None:
             return
-        process.resting = False
+        process.asleep = False
         self._gpus.leave(process.name)
         if process.state != "ended":
             self._enter(process, "ended")
@@ -329,10 +329,10 @@ class LocalPlatform:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- the template process ---
+    # --- the fork server ---
 
     async def _heard(self, report: dict[str, Any]) -> None:
-        """The template says that an instance listens, or has ended."""
+        """The fork server says that an instance listens, or has ended."""
         process = self._processes.get(report["name"])
         if process is None:
             if report["event"] == "listening":

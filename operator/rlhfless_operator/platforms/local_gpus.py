@@ -37,7 +37,7 @@ def _chosen(variable: str) -> tuple[str, ...]:
 
 
 class GpuAccount:
-    """Which GPUs are whose. An instance has the same ones all its life, also after it has rested.
+    """Which GPUs are whose. An instance has the same ones all its life, also after it has slept.
 
     Args:
         gpus: their names.
@@ -63,19 +63,19 @@ class GpuAccount:
         return len(self._free()) >= self._needed(stage)
 
     def settle(self, instance: str, stage: Stage) -> None:
-        """Give a fresh instance GPUs, of which there is room: those with the fewest resting instances."""
+        """Give a fresh instance GPUs, of which there is room: those with the fewest sleeping instances."""
         free = sorted(self._free(), key=self._residents)
         self._homes[instance] = tuple(sorted(free[: self._needed(stage)], key=list(self._holders).index))
         self._hold(instance)
 
-    def rest(self, instance: str) -> None:
+    def sleep(self, instance: str) -> None:
         """An instance uses its GPUs no longer."""
         for gpu in self.of(instance):
             if self._holders[gpu] == instance:
                 self._holders[gpu] = None
 
     def wake(self, instance: str) -> bool:
-        """A resting instance is to use its GPUs again; False while others use any of them."""
+        """A sleeping instance is to use its GPUs again; False while others use any of them."""
         if any(self._holders[gpu] not in (None, instance) for gpu in self.of(instance)):
             return False
         self._hold(instance)
@@ -83,11 +83,11 @@ class GpuAccount:
 
     def leave(self, instance: str) -> None:
         """An instance has ended."""
-        self.rest(instance)
+        self.sleep(instance)
         self._homes.pop(instance, None)
 
     def displaced_by_fresh(self, stage: Stage, idle: Sequence[str], leaving: Collection[str]) -> list[str] | None:
-        """Which idle instances have to rest for a fresh one to start: none where those that are leaving suffice.
+        """Which idle instances have to sleep for a fresh one to start: none where those that are leaving suffice.
 
         Args:
             idle: instances without work, in the order in which to take them.
@@ -107,7 +107,7 @@ class GpuAccount:
         return chosen if lacking <= 0 else None
 
     def displaced_by_waking(self, instance: str, idle: Collection[str], leaving: Collection[str]) -> list[str] | None:
-        """The same for an instance that rests: whoever uses its GPUs."""
+        """The same for an instance that sleeps: whoever uses its GPUs."""
         holders = {holder for gpu in self.of(instance) if (holder := self._holders[gpu]) is not None}
         if holders - set(idle) - set(leaving):
             return None

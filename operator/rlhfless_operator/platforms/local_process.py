@@ -25,8 +25,8 @@ class LocalProcess:
     name: str
     stage: Stage
     state: InstanceState = "starting"
-    """`ended` for one that rests, too: it has let its GPUs go."""
-    resting: bool = False
+    """`ended` for one that sleeps, too: it has let its GPUs go."""
+    asleep: bool = False
     """Whether it is kept without GPUs."""
     terminated: bool = False
     """Whether it was told to end."""
@@ -48,7 +48,7 @@ class LocalProcess:
     @property
     def kept(self) -> bool:
         """Whether a task may come to it."""
-        return self.resting or self.working
+        return self.asleep or self.working
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has none to get yet or no longer."""
@@ -80,11 +80,11 @@ class LocalProcess:
             return False
         return True
 
-    async def rest(self, session: aiohttp.ClientSession, token: str, within: float) -> bool:
+    async def sleep(self, session: aiohttp.ClientSession, token: str, within: float) -> bool:
         """Have it give its GPUs' memory back; False if it did not."""
         headers = {"Authorization": f"Bearer {token}"}
         try:
-            async with asyncio.timeout(within), session.post(f"{self.url}/v1/rest", headers=headers) as response:
+            async with asyncio.timeout(within), session.post(f"{self.url}/v1/sleep", headers=headers) as response:
                 return response.status == 200
         except (TimeoutError, aiohttp.ClientError, ConnectionError):
             return False

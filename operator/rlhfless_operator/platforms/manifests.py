@@ -13,9 +13,9 @@ from typing import Any
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.cluster_settings import ClusterSettings
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, TolerationSpec, VolumeSpec, overlay
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.egress import egress_rules
-from rlhfless_operator.pods import PodsSpec, ResourcesSpec, TolerationSpec, VolumeSpec, overlay
 
 Manifest = dict[str, Any]
 

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
 from rlhfless_operator.platforms.base import Platform, Preload
-from rlhfless_operator.policy.sharing import Claim, Pool, check_feasible, share
 
 _HALF_LIFE_SECONDS = 1800.0
 """Use of the pool counts half after this time."""

@@ -10,7 +10,7 @@ from typing import Literal
 import aiohttp
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.preload import PreloadPointer, write_pointer
+from rlhfless_functions.serving.preload import PreloadPointer, write_pointer
 from rlhfless_operator.knative import ApiError, ConflictError, KnativeClient, NotFoundError
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.job_objects import Endpoint

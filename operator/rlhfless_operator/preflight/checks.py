@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_operator.crd import NAME, VERSION
-from rlhfless_operator.pods import PodsSpec
+from rlhfless_operator.job.crd import NAME, VERSION
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 

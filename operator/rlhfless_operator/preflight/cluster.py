@@ -10,11 +10,12 @@ from typing import Any, TypeVar, cast
 from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.cluster_settings import ClusterSettings
-from rlhfless_operator.crd import NAME, crd
+from rlhfless_operator.job.crd import NAME, crd
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction, service
-from rlhfless_operator.pods import PodsSpec, merge_pods
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -30,7 +31,6 @@ from rlhfless_operator.preflight.checks import (
 )
 from rlhfless_operator.preflight.findings import Finding
 from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission, check_permissions
-from rlhfless_operator.spec import API_VERSION, KIND, RLHFJob
 
 _MAPS = ("features", "autoscaler", "defaults", "deployment")
 _PATIENCE_SECONDS = 5.0

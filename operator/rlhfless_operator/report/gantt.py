@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import ticks
-from rlhfless_operator.training.record import SpanRecord
 
 STAGE_ORDER = ("generation", "preparation", "learning")
 MOST_SPANS = 800

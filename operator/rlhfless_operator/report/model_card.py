@@ -9,7 +9,7 @@ import yaml
 
 from rlhfless_functions.settings import RewardSettings
 from rlhfless_operator.formatting import format_clock, format_money
-from rlhfless_operator.spec import RLHFJob
+from rlhfless_operator.job.spec import RLHFJob
 
 _ALGORITHMS = {
     "ppo": ("PPO", "1707.06347"),

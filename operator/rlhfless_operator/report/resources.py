@@ -6,10 +6,10 @@ from html import escape
 from statistics import median
 
 from rlhfless_operator.formatting import format_money, format_percent
+from rlhfless_operator.records.record import StageAccount
 from rlhfless_operator.report.charts import Series, share_bar, stacked_bars
 from rlhfless_operator.report.gantt import STAGE_ORDER, gantt, lanes, window
 from rlhfless_operator.report.run import Run
-from rlhfless_operator.training.record import StageAccount
 
 STATES = ("starting", "busy", "idle", "draining")
 CLOSE_UP_STEPS = 3

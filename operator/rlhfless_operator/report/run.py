@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.training.record import SampleRecord, SpanRecord, StepRecord, read_records
+from rlhfless_operator.records.record import SampleRecord, SpanRecord, StepRecord, read_records
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from html import escape
 from itertools import takewhile
 
 from rlhfless_operator.formatting import format_number
-from rlhfless_operator.training.record import SampleRecord
+from rlhfless_operator.records.record import SampleRecord
 
 MOST_PROMPTS = 12
 _SHORTEST_PREFIX = 40

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_operator.policy.latency import InstanceProfile
-from rlhfless_operator.policy.loads import SampleLoad
-from rlhfless_operator.policy.planning import InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)

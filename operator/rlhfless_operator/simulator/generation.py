@@ -9,14 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from rlhfless_operator.policy.latency import InstanceProfile
-from rlhfless_operator.policy.migration import Key, Migration, Move, Rule
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.migration import Key, Migration, Move, Rule
+from rlhfless_operator.simulator.cluster_conditions import ClusterConditions
 from rlhfless_operator.simulator.instance import Instance, Response
-from rlhfless_operator.simulator.world import World
 
 
 class FlushSchedule(Protocol):
-    """When an instance tells of the responses that have ended; see `rlhfless_functions.publishing`."""
+    """When an instance tells of the responses that have ended; see `rlhfless_functions.generation.publishing`."""
 
     def group_completed(self) -> None:
         """All responses of a prompt that it holds have ended."""
@@ -88,7 +88,7 @@ def run_generation(
     *,
     max_batch: int,
     random: np.random.Generator | None = None,
-    world: World | None = None,
+    conditions: ClusterConditions | None = None,
     kv_gigabytes_per_token: float = 0.0,
 ) -> GenerationRun:
     """Run the shares, one instance each.
@@ -97,10 +97,12 @@ def run_generation(
         shares: responses in the order of admission; they are used up.
         outlook: (sample, tokens so far) → response tokens still expected and the chance of a runaway, for the rule.
         random: for failures.
-        world: what the instances live in.
+        conditions: what the instances live in.
         kv_gigabytes_per_token: of keys and values, where prefixes are sent.
     """
-    return _Stage(shares, profile, outlook, handling, max_batch, random, world or World(), kv_gigabytes_per_token).run()
+    return _Stage(
+        shares, profile, outlook, handling, max_batch, random, conditions or ClusterConditions(), kv_gigabytes_per_token
+    ).run()
 
 
 @dataclass
@@ -132,10 +134,10 @@ class _Stage:
         handling: Handling,
         max_batch: int,
         random: np.random.Generator | None,
-        world: World,
+        conditions: ClusterConditions,
         kv_gigabytes_per_token: float,
     ) -> None:
-        self._world = world
+        self._conditions = conditions
         self._kv_gigabytes_per_token = kv_gigabytes_per_token
         self._profile, self._handling, self._max_batch, self._random = profile, handling, max_batch, random
         self._start = profile.startup_seconds + profile.weight_load_seconds
@@ -176,9 +178,13 @@ class _Stage:
 
     def _open(self, responses: list[Response], ready: float) -> str:
         """An instance that is ready at `ready`, unless its start is a cold one."""
-        name, world = f"actor-{self._opened}", self._world
-        cold = max(0.0, world.cold_seconds - self._profile.startup_seconds) if self._by_chance(world.cold_share) else 0
-        shared = world.shared_prefix_tokens if world.prefixes != "computed" else 0
+        name, conditions = f"actor-{self._opened}", self._conditions
+        cold = (
+            max(0.0, conditions.cold_seconds - self._profile.startup_seconds)
+            if self._by_chance(conditions.cold_share)
+            else 0
+        )
+        shared = conditions.shared_prefix_tokens if conditions.prefixes != "computed" else 0
         instance = Instance(
             name,
             self._profile.latency,
@@ -186,7 +192,7 @@ class _Stage:
             max_batch=self._max_batch,
             kv_tokens=self._profile.kv_tokens,
             shared_tokens=shared,
-            shared_seconds=world.prefix_seconds(
+            shared_seconds=conditions.prefix_seconds(
                 self._profile.latency.prefill_token_seconds if shared else 0.0,
                 self._kv_gigabytes_per_token,
                 first=self._opened == 0,
@@ -203,15 +209,15 @@ class _Stage:
 
     def _expose(self, name: str, ready: float) -> None:
         """Draw when an instance, and a node that is new with it, will come to grief."""
-        world = self._world
+        conditions = self._conditions
         self._threaten(ready, self._handling.failures_per_hour, "instance", name)
-        if self._by_chance(world.spot_share):
+        if self._by_chance(conditions.spot_share):
             self._spot.add(name)
-            self._threaten(ready, world.reclaims_per_hour, "reclaim", name)
-        if world.node_instances:
-            node = f"node-{self._opened // world.node_instances}"
+            self._threaten(ready, conditions.reclaims_per_hour, "reclaim", name)
+        if conditions.node_instances:
+            node = f"node-{self._opened // conditions.node_instances}"
             if node not in self._nodes.values():
-                self._threaten(ready, world.node_failures_per_hour, "node", node)
+                self._threaten(ready, conditions.node_failures_per_hour, "node", node)
             self._nodes[name] = node
 
     def _threaten(self, since: float, per_hour: float, kind: str, name: str) -> None:
@@ -317,10 +323,10 @@ class _Stage:
                     self._fail(now, instance)
         elif kind == "reclaim" and name in self._instances:
             # It works on while its successor starts, as far as the notice allows.
-            until = now + min(self._world.notice_seconds, self._start)
+            until = now + min(self._conditions.notice_seconds, self._start)
             heapq.heappush(self._mishaps, (until, "reclaimed", name))
         elif kind == "reclaimed":
-            self._succeed(name, now, ready=now + max(0.0, self._start - self._world.notice_seconds), lose=False)
+            self._succeed(name, now, ready=now + max(0.0, self._start - self._conditions.notice_seconds), lose=False)
 
     def _fail(self, now: float, name: str) -> None:
         self._succeed(name, now, ready=now + self._start, lose=True)

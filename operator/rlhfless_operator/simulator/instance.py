@@ -5,13 +5,13 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from rlhfless_operator.policy.latency import LinearLatency
-from rlhfless_operator.policy.migration import Key
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.migration import Key
 
 
 @dataclass(slots=True)
 class Response:
-    """A response and how far it is. Its length is the world's knowledge, not the policy's."""
+    """A response and how far it is. The simulator knows its length, the planner does not."""
 
     prompt: int
     index: int

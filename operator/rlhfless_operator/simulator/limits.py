@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.policy.bounds import lower_bound
+from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.steps import run_policy
@@ -35,7 +35,7 @@ def least_gpu_seconds(
 ) -> float:
     """GPU-seconds below which nobody takes the step within `seconds`; infinity where nobody is so fast.
 
-    Generation obeys Theorem 3 of docs/policy.md. A group cannot be complete before its longest response has decoded
+    Generation obeys Theorem 3 of docs/planner.md. A group cannot be complete before its longest response has decoded
     alone on an instance that loaded the new weights, and what is then still to be learnt has all GPUs at most.
 
     Args:

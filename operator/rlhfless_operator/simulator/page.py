@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from rlhfless_operator.policy.loads import SampleLoad
-from rlhfless_operator.policy.planning import Limits, plan
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import Mark, Series, line_chart, share_bar
 from rlhfless_operator.report.gantt import gantt, lanes
 from rlhfless_operator.report.page import page
@@ -15,7 +16,6 @@ from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.simulate import Progress, fitted, simulate
 from rlhfless_operator.simulator.steps import StepResult, run_policy
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace, generate
-from rlhfless_operator.training.record import SpanRecord
 
 WEIGHTS = (0.05, 0.2, 0.4, 0.6, 0.8)
 

@@ -9,20 +9,20 @@ from rich.console import Group
 from rich.table import Table
 
 from rlhfless_functions.settings.base import parse_duration, parse_money
-from rlhfless_operator.devices import (
+from rlhfless_operator.formatting import format_money
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.devices import (
     find_profile,
-    find_shape,
     is_measured,
     learning_token_seconds,
     preparation_token_seconds,
 )
-from rlhfless_operator.formatting import format_money
-from rlhfless_operator.policy.planning import Limits
+from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.simulator.command import GPU_HOUR
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
-from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.training.model_shape import find_shape
 from rlhfless_operator.training.requests import RequestBuilder
 
 UPDATE_SECONDS = 0.5

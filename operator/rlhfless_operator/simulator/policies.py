@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rlhfless_operator.policy.latency import InstanceProfile
-from rlhfless_operator.policy.migration import Rule
-from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.migration import Rule
+from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.scenarios import Scenario
 
 PolicyName = Literal["static", "rlhfuse", "paper", "laminar", "oracle", "rlhfless"]

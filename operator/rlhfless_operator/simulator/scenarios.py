@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlhfless_operator.policy.latency import InstanceProfile
-from rlhfless_operator.policy.measured import MEASURED
-from rlhfless_operator.policy.roofline import (
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.measured import MEASURED
+from rlhfless_operator.planner.roofline import (
     H100,
     L40S,
     LLAMA_70B,
@@ -16,8 +16,8 @@ from rlhfless_operator.policy.roofline import (
     kv_tokens,
     roofline,
 )
+from rlhfless_operator.simulator.cluster_conditions import ClusterConditions
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
-from rlhfless_operator.simulator.world import World
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Scenario:
     cost_weight: float = 0.5
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
-    world: World = field(default_factory=World)
+    conditions: ClusterConditions = field(default_factory=ClusterConditions)
     """Nodes, spot capacity, cold starts, the network, shared prefixes: all off."""
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Scenario:
     def loading_seconds(self, instances: int) -> float:
         """How long it takes until so many instances have new weights."""
         gigabytes = 2 * self.model.parameters / self.gpus_per_instance / 1e9
-        return self.world.weight_load_seconds(self.weight_load_seconds, gigabytes, instances)
+        return self.conditions.weight_load_seconds(self.weight_load_seconds, gigabytes, instances)
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Forward passes of the old and the reference policy, and of PPO's critic."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.policy.bounds import lower_bound
-from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor, assess
-from rlhfless_operator.policy.loads import Indices, Loads, SampleLoad
-from rlhfless_operator.policy.migration import Key
-from rlhfless_operator.policy.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
-from rlhfless_operator.policy.planning import Limits
-from rlhfless_operator.policy.step_planning import Training, plan_step
+from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor, assess
+from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.planner.migration import Key
+from rlhfless_operator.planner.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.step_planning import Training, plan_step
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
@@ -65,7 +65,7 @@ class Run:
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
         responses = [
-            Response(prompt, index, int(trace.prompt_tokens[prompt]) + scenario.world.shared_prefix_tokens, length)
+            Response(prompt, index, int(trace.prompt_tokens[prompt]) + scenario.conditions.shared_prefix_tokens, length)
             for prompt in prompts
             for index, length in enumerate(lengths[prompt])
         ]
@@ -207,9 +207,9 @@ class Run:
             max_batch=scenario.max_batch,
             random=self._random,
             # What is held all the time is neither started nor reclaimed.
-            world=replace(scenario.world, cold_share=0.0, spot_share=0.0)
+            conditions=replace(scenario.conditions, cold_share=0.0, spot_share=0.0)
             if settings.holds_everything
-            else scenario.world,
+            else scenario.conditions,
             kv_gigabytes_per_token=scenario.model.kv_bytes / 1e9,
         )
 
@@ -223,7 +223,8 @@ class Run:
         )
         tokens = np.array(
             [
-                float(self._trace.prompt_tokens[prompt] + scenario.world.shared_prefix_tokens) * len(lengths[prompt])
+                float(self._trace.prompt_tokens[prompt] + scenario.conditions.shared_prefix_tokens)
+                * len(lengths[prompt])
                 + sum(lengths[prompt])
                 for prompt in prompts
             ]
@@ -264,7 +265,7 @@ class Run:
     def _discount(self, generation: GenerationRun) -> float:
         """GPU-seconds at full price that spot capacity saves."""
         spot = sum(each.end - each.begin for each in generation.held if each.spot)
-        return spot * self._scenario.gpus_per_instance * (1 - self._scenario.world.spot_price)
+        return spot * self._scenario.gpus_per_instance * (1 - self._scenario.conditions.spot_price)
 
     def _free(self, generation: GenerationRun) -> Floats:
         scenario = self._scenario
@@ -285,7 +286,7 @@ class Run:
             # Start-ups may be hidden from the time, but are always charged.
             seconds + profile.startup_seconds,
             prefill_tokens=float(
-                sum(prompts.values()) - (len(prompts) - 1) * self._scenario.world.shared_prefix_tokens
+                sum(prompts.values()) - (len(prompts) - 1) * self._scenario.conditions.shared_prefix_tokens
             ),
             start_seconds=profile.startup_seconds + profile.weight_load_seconds,
             max_batch=self._scenario.max_batch,

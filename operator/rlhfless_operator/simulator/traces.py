@@ -150,7 +150,7 @@ def generate(statistics: LengthStatistics, *, epochs: int, prompts: int, samples
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace as Parquet: one row a response."""
     # A large library that only traces in files need, so that it is not loaded without them.
-    from rlhfless_functions.traces import TraceRows, write_trace_rows
+    from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 
     epoch, prompt, sample = np.indices(trace.response_tokens.shape).reshape(3, -1)
     rows = TraceRows(prompt, epoch, sample, trace.prompt_tokens[prompt], trace.response_tokens.reshape(-1))
@@ -166,7 +166,7 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
         ValueError: naming the file, the column and the remedy.
     """
     try:
-        from rlhfless_functions.traces import read_trace_rows
+        from rlhfless_functions.data.traces import read_trace_rows
     except ModuleNotFoundError as error:
         raise ValueError(f"to read traces, pip install {error.name}, or 'rlhfless[functions]'") from error
 

@@ -10,17 +10,17 @@ import yaml
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
+from rlhfless_operator.errors import StoreUnavailableError, UserError
+from rlhfless_operator.job.rules import FIXED_FIELDS
+from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateChange
-from rlhfless_operator.rules import FIXED_FIELDS
-from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.errors import StoreUnavailableError, UserError
-from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.garbage import remove_remains
 from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
-from rlhfless_operator.training.progress import LiveProgress
 from rlhfless_operator.training.run import TrainingRun, committed_records, new_uid, read_status
-from rlhfless_operator.training.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.summary import summarize
 from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
 
@@ -93,7 +93,7 @@ async def drive(
             await _leave(run, "Interrupted", str(error))
             raise StoreUnavailableError(str(error)) from error
         finally:
-            await run.holding.close()
+            await run.capacity.close()
             await run.platform.close()
             await asyncio.to_thread(run.tracking.close, run.status.phase)
             await _write_summary(run)

@@ -4,8 +4,8 @@ import asyncio
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, WeightsReference
+from rlhfless_operator.records.journal import JsonLines, mean_metrics, read_lines
 from rlhfless_operator.training.generated import GenerationOutcome
-from rlhfless_operator.training.journal import JsonLines, mean_metrics, read_lines
 from rlhfless_operator.training.preparation import PreparationOutcome
 from rlhfless_operator.training.rollout import generate_and_prepare
 from rlhfless_operator.training.run import TrainingRun

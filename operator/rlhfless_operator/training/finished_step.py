@@ -4,15 +4,15 @@ from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions.api import LearnResult, WeightsReference
-from rlhfless_operator.training.ledger import Account
-from rlhfless_operator.training.record import StepRecord
-from rlhfless_operator.training.status import (
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.status import (
     RECENT_STEPS,
     CheckpointStatus,
     RLHFJobStatus,
     StepStatus,
     WeightsStatus,
 )
+from rlhfless_operator.training.ledger import Account
 
 
 def status_after(

@@ -1,8 +1,8 @@
 """Which artifacts nobody needs any more."""
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.training.folder import JobFolder
-from rlhfless_operator.training.status import RLHFJobStatus
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import RLHFJobStatus
 
 
 def remove_remains(folder: JobFolder) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import Samples, SampleTask
-from rlhfless_operator.policy.migration import Key
+from rlhfless_operator.planner.migration import Key
 
 
 @dataclass(frozen=True)

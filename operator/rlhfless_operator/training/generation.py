@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from rlhfless_functions.api import Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
 from rlhfless_functions.artifacts import join
+from rlhfless_operator.planner.migration import Key, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
-from rlhfless_operator.policy.migration import Key, Migration, Move
 from rlhfless_operator.training.generated import CompleteGroup, Completion, GenerationOutcome, Stretch
 from rlhfless_operator.training.tasks import check_retry
 

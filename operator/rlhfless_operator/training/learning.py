@@ -87,7 +87,7 @@ async def learn(run: TrainingRun, rollout: Rollout, early: EarlyLearning) -> Lea
         nonlocal looked_ahead
         if not looked_ahead:
             looked_ahead = True
-            run.experience.measured(rollout.record.lengths)
+            run.cost_model.measured(rollout.record.lengths)
             run.look_ahead(batch.step)
 
     if early.begun:
@@ -101,8 +101,8 @@ async def learn(run: TrainingRun, rollout: Rollout, early: EarlyLearning) -> Lea
         learned = await _take_step(run, batch, on_event=look_ahead)
     # Unless it is kept, its successor takes the steps since the newest checkpoint again.
     again = 0 if learned.checkpoint is not None else batch.step - _checkpoint_step(run)
-    run.experience.learned(learned)
-    await run.holding.use("learning", 0, restart_seconds=run.experience.restart_seconds(again))
+    run.cost_model.learned(learned)
+    await run.capacity.use("learning", 0, restart_seconds=run.cost_model.restart_seconds(again))
     return learned
 
 
@@ -113,7 +113,7 @@ async def _take_step(
     following: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> LearnResult:
-    await run.holding.use("learning", 1, run.learner_preload)
+    await run.capacity.use("learning", 1, run.learner_preload)
     replay = [run.batch_of(step) for step in range(_checkpoint_step(run) + 1, batch.step)]
     instance = ""
 

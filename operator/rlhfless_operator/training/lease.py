@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.errors import UserError
 
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 5.0

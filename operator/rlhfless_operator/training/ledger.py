@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhfless_functions.api import Stage
 from rlhfless_operator.platforms.base import InstanceState, StateChange
-from rlhfless_operator.training.record import StageAccount
+from rlhfless_operator.records.record import StageAccount
 
 ChargedState = Literal["starting", "busy", "idle", "draining"]
 CHARGED_STATES: tuple[ChargedState, ...] = ("starting", "busy", "idle", "draining")

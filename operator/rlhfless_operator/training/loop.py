@@ -47,13 +47,13 @@ async def open_data(run: TrainingRun) -> None:
     for purpose in purposes:
         if not artifacts.is_published(run.folder.data(purpose)):
             run.progress.stage("data")
-            await run.holding.use("preparation", 1)
+            await run.capacity.use("preparation", 1)
             await run_to_end(
                 run.platform,
                 lambda attempt, purpose=purpose: run.requests.materialize(purpose, attempt),  # type: ignore[misc]
                 retries=run.spec.limits.retries,
             )
-            await run.holding.use("preparation", 0)
+            await run.capacity.use("preparation", 0)
     run.open_position()
 
 
@@ -61,7 +61,7 @@ async def export(run: TrainingRun) -> None:
     """Publish the trained model as a Hugging Face folder with a model card."""
     run.progress.stage("export")
     weights = run.requests.weights(run.status.weights)
-    await run.holding.use("learning", 1)
+    await run.capacity.use("learning", 1)
     await run_to_end(
         run.platform,
         lambda attempt: run.requests.export(weights, model_card_of(run), attempt),

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable
 
-from rlhfless_operator.policy.latency import LinearLatency
-from rlhfless_operator.policy.migration import Key, Migration, Rule
-from rlhfless_operator.policy.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
-from rlhfless_operator.spec import RLHFJobSpec
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.migration import Key, Migration, Rule
+from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.training.planning import GenerationPlan
 
 UNKNOWN_PAUSE_SECONDS = 0.5

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import SampleTask
-from rlhfless_operator.policy.calibration import Calibration, Observation
-from rlhfless_operator.policy.history import History
-from rlhfless_operator.policy.latency import InstanceProfile, LinearLatency
-from rlhfless_operator.policy.lengths import LengthEstimate, LengthPredictor
-from rlhfless_operator.policy.loads import SampleLoad
-from rlhfless_operator.policy.planning import Limits, Plan, plan
-from rlhfless_operator.policy.step_planning import Training, plan_step
-from rlhfless_operator.spec import RLHFJobSpec
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.calibration import Calibration, Observation
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits, Plan, plan
+from rlhfless_operator.planner.step_planning import Training, plan_step
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhfless_functions.api import SampleTask, SharedPrefix, SharedPrefixes
-from rlhfless_operator.policy.prefixes import PromptBlocks, plan_prefixes
+from rlhfless_operator.planner.prefixes import PromptBlocks, plan_prefixes
 
 UNKNOWN_TRANSFER_SHARE = 0.1
 """Of the time that computing a token takes: what its keys and values are thought to take on their way, at first."""
@@ -19,7 +19,7 @@ class PrefixSharing:
     """What a step's actors share, by the names of actors as requests have them.
 
     Args:
-        tree: a dataset's, as its index has it (`rlhfless_functions.prefix_tree`).
+        tree: a dataset's, as its index has it (`rlhfless_functions.data.prefix_tree`).
         shares: of the plan, the actors' in the order of their numbers.
         prompt_tokens: of every prompt of the dataset, by row.
         prefill_token_seconds: that an instance takes to compute a token.

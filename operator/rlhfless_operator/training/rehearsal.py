@@ -1,9 +1,14 @@
 """What the instances of a rehearsal are told: the GPUs that the job names, in numbers."""
 
 from rlhfless_functions.settings.emulation import EmulationSettings
-from rlhfless_operator.devices import find_profile, find_shape, learning_token_seconds, preparation_token_seconds
-from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.devices import (
+    find_profile,
+    learning_token_seconds,
+    preparation_token_seconds,
+)
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.model_shape import find_shape
 from rlhfless_operator.training.requests import RequestBuilder
 
 

@@ -17,10 +17,10 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
-from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.folder import JobFolder
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import RLHFJobStatus, WeightsStatus
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
-from rlhfless_operator.training.status import RLHFJobStatus, WeightsStatus
 
 _HEARTBEAT_SECONDS = 5.0
 
@@ -35,14 +35,14 @@ class RequestBuilder:
         job: the job with resolved paths.
         folder: where its artifacts are.
         uid: unique id of the job's incarnation.
-        rests: whether instances that are kept give their devices' memory back between their tasks.
+        sleeps: whether instances that are kept give their devices' memory back between their tasks.
     """
 
-    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str, *, rests: bool = False) -> None:
+    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str, *, sleeps: bool = False) -> None:
         self._spec = job.spec
         self._folder = folder
         self._uid = uid
-        self._rests = rests
+        self._sleeps = sleeps
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
         # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
@@ -58,7 +58,7 @@ class RequestBuilder:
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
             share_prefixes=generation.share_prefixes,
-            rests=self._rests,
+            sleeps=self._sleeps,
         )
 
     @property
@@ -170,7 +170,7 @@ class RequestBuilder:
             algorithm=self.algorithm,
             sampling=self._spec.sampling,
             policy=weights,
-            old_log_probs=training and (self.updates_per_step > 1 or self._policy_rests(step)),
+            old_log_probs=training and (self.updates_per_step > 1 or self._policy_is_frozen(step)),
             reference=self.initial if training and self.has_reference else None,
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
@@ -239,7 +239,7 @@ class RequestBuilder:
             return self.initial
         return WeightsReference(version=status.version, uri=status.uri, adapter=status.adapter)
 
-    def _policy_rests(self, step: int) -> bool:
+    def _policy_is_frozen(self, step: int) -> bool:
         """Whether the critic alone learns, so that learning passes no batch through the policy."""
         return self.has_critic and self.algorithm.critic is not None and step <= self.algorithm.critic.warmup_steps
 

@@ -7,11 +7,11 @@ from functools import cached_property
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
+from rlhfless_operator.planner.lengths import PredictionReport, assess
 from rlhfless_operator.platforms.base import Preload
-from rlhfless_operator.policy.lengths import PredictionReport, assess
+from rlhfless_operator.records.journal import PlanRecord, StepBatch, mean_metrics
 from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
-from rlhfless_operator.training.journal import PlanRecord, StepBatch, mean_metrics
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
 from rlhfless_operator.training.run import TrainingRun
@@ -110,7 +110,7 @@ def _recorded(
     *,
     replaced_groups: int,
 ) -> StepBatch:
-    run.experience.generated(generated, prepared, run.prompt_tokens("training"))
+    run.cost_model.generated(generated, prepared, run.prompt_tokens("training"))
     lengths: dict[int, list[int]] = {}
     for (prompt, _), tokens in sorted(generated.lengths.items()):
         lengths.setdefault(prompt, []).append(tokens)
@@ -125,7 +125,7 @@ def _recorded(
     metrics["generation/seconds"] = seconds["generation"]
     metrics["planning/expected_seconds"] = plan.expected_generation_seconds
     metrics["planning/expected_step_seconds"] = plan.expected_step_seconds
-    bound = run.experience.lower_bound(generated, run.prompt_tokens("training"), seconds["generation"])
+    bound = run.cost_model.lower_bound(generated, run.prompt_tokens("training"), seconds["generation"])
     if bound is not None:
         metrics["planning/lower_bound_instance_seconds"] = bound
     metrics |= prediction_metrics(report)
@@ -160,16 +160,16 @@ async def generate_and_prepare(
     """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
     critic = run.requests.weights(run.status.critic) if run.status.critic else None
     preload = Preload(run.spec.model, weights, run.requests.engine)
-    await run.holding.use("generation", len(plan.shares), preload)
-    await run.holding.use("preparation", 1)
+    await run.capacity.use("generation", len(plan.shares), preload)
+    await run.capacity.use("preparation", 1)
     if purpose == "training":
-        run.holding.expect("learning", 1, run.learner_preload, time_price=plan.time_price)
+        run.capacity.expect("learning", 1, run.learner_preload, time_price=plan.time_price)
     run.progress.stage("generation" if purpose == "training" else purpose, actors=len(plan.shares))
     generated_at = time.monotonic()
     sharing = run.prefix_sharing(plan, purpose)
 
     async def hold(actors: int) -> None:
-        await run.holding.use("generation", actors)
+        await run.capacity.use("generation", actors)
 
     async def groups() -> AsyncGenerator[CompleteGroup, None]:
         nonlocal generated_at
@@ -195,7 +195,7 @@ async def generate_and_prepare(
                 retries=run.spec.limits.retries,
                 prompt_tokens=run.prompt_tokens(purpose).__getitem__,
             ),
-            migration=run.experience.open_migration(plan),
+            migration=run.cost_model.open_migration(plan),
             on_event=run.progress.event,
             on_actors=hold,
         ):
@@ -219,7 +219,7 @@ async def generate_and_prepare(
         driver=run.lease.number,
         retries=run.spec.limits.retries,
     )
-    await run.holding.use("preparation", 0)
+    await run.capacity.use("preparation", 0)
     return time.monotonic() - generated_at
 
 

@@ -10,23 +10,23 @@ from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, LearnResult, Purpose, Stage
+from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
-from rlhfless_operator.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.record import StepRecord, read_records
+from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.capacity import STAGES, Capacity
+from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.cursor import DataCursor
-from rlhfless_operator.training.experience import Experience
 from rlhfless_operator.training.finished_step import status_after
-from rlhfless_operator.training.folder import JobFolder
 from rlhfless_operator.training.garbage import remove_garbage
-from rlhfless_operator.training.holding import STAGES, Holding
-from rlhfless_operator.training.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
-from rlhfless_operator.training.progress import LiveProgress
-from rlhfless_operator.training.record import StepRecord, read_records
 from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.tracking import Tracking
 from rlhfless_operator.training.write_behind import WriteBehind
 
@@ -74,12 +74,12 @@ class TrainingRun:
         self.status = status
         self.progress = progress
         self.ledger = Ledger()
-        self.experience = Experience(job.spec)
+        self.cost_model = CostModel(job.spec)
         self.platform = make_platform(self._on_state)
         keep_alive = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
-        self.holding = Holding(self.platform, keep_alive, self.experience.history, rests=takes_turns)
+        self.capacity = Capacity(self.platform, keep_alive, self.cost_model.history, sleeps=takes_turns)
         self._takes_turns = takes_turns
-        self.requests = RequestBuilder(job, folder, status.uid, rests=takes_turns)
+        self.requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns)
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
         """Told of every status once it is written."""
@@ -123,7 +123,7 @@ class TrainingRun:
         if self.status.step:
             saved = artifacts.read_json(self.folder.progress(self.status.step))
             self.cursor = self.cursor.restored(saved["cursor"])
-            self.experience.restore(saved)
+            self.cost_model.restore(saved)
         metrics = self.folder.file("metrics.jsonl")
         self.records = committed_records(self.folder, self.status)
         self._metrics = JsonLines(metrics, [record.model_dump(mode="json") for record in self.records])
@@ -136,7 +136,7 @@ class TrainingRun:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and purpose == "training" and ahead[0] == prompts:
             return ahead[1]
-        return self.experience.plan(
+        return self.cost_model.plan(
             prompts,
             samples_per_prompt,
             self._prompt_tokens[purpose],
@@ -160,7 +160,7 @@ class TrainingRun:
             return
         # The next weights are not there yet; into a model that is loaded they are swapped at once.
         preload = Preload(self.spec.model, self.requests.initial, self.requests.engine)
-        self.holding.expect("generation", len(plan.shares), preload, time_price=plan.time_price)
+        self.capacity.expect("generation", len(plan.shares), preload, time_price=plan.time_price)
 
     @property
     def learner_preload(self) -> Preload:
@@ -176,7 +176,7 @@ class TrainingRun:
         tree = self._prefix_trees[purpose]
         if tree is None or not self.spec.generation.share_prefixes or len(plan.shares) < 2:
             return None
-        return self.experience.share_prefixes(tree, plan.shares, self._prompt_tokens[purpose])
+        return self.cost_model.share_prefixes(tree, plan.shares, self._prompt_tokens[purpose])
 
     @property
     def samples_per_step(self) -> int:
@@ -324,7 +324,7 @@ class TrainingRun:
             }
             for span in self.ledger.take_spans()
         ]
-        progress = {"cursor": self.cursor.state(), **self.experience.state()}
+        progress = {"cursor": self.cursor.state(), **self.cost_model.state()}
 
         async def write() -> None:
             await asyncio.to_thread(self.lease.check)
@@ -352,7 +352,7 @@ class TrainingRun:
 
     def _on_state(self, change: StateChange) -> None:
         self.ledger.observe(change)
-        self.experience.instance_changed(change)
+        self.cost_model.instance_changed(change)
 
 
 def _compressed(batch: BatchReference) -> bytes:

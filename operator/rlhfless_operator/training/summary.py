@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import model_card
-from rlhfless_operator.spec import RLHFJob
-from rlhfless_operator.training.record import StepRecord
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.status import RLHFJobStatus
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from typing import Any
 
 from rlhfless_functions.api import Done, Event, RunRequest
+from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
-from rlhfless_operator.training.errors import StoreUnavailableError, UserError
 
 _RETRY_SECONDS = 0.2
 

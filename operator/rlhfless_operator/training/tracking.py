@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import yaml
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.spec import MlflowSpec, RLHFJob, WandbSpec
-from rlhfless_operator.training.errors import UserError
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.spec import MlflowSpec, RLHFJob, WandbSpec
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.status import Phase
 from rlhfless_operator.training.ledger import CHARGED_STATES
-from rlhfless_operator.training.record import StepRecord
-from rlhfless_operator.training.status import Phase
 
 
 class TrackingError(UserError):

@@ -1,0 +1,195 @@
+"""Dataset files: JSONL, Parquet and saved `datasets` folders as rows, and the columns that mean something."""
+
+import io
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import DataSettings
+
+PROMPT_COLUMNS = ("prompt", "messages", "question")
+"""Columns that are taken for the prompt, the first of them that there is."""
+GROUND_TRUTH_COLUMNS = (
+    "ground_truth",
+    "answer",
+    "solution",
+    "label",
+    "reward_model.ground_truth",
+    "reward_spec.ground_truth",
+)
+"""Columns that are taken for the ground truth; a dot leads into a nested one."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a dataset as they were read."""
+
+    source: str
+    rows: list[Row]
+    lines: list[int] | None = None
+    """Line of each row in its file, where it has one."""
+
+    def place(self, number: int) -> str:
+        """Where a row is, for a person to look it up."""
+        return f"{self.source}, " + (f"row {number}" if self.lines is None else f"line {self.lines[number]}")
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_table(data: DataSettings) -> Table:
+    """Read a dataset.
+
+    Raises:
+        TaskError: data_invalid, or artifact_missing if it is not there; the message names line or row.
+    """
+    readers: dict[str, Callable[[str], Table]] = {
+        "jsonl": _read_jsonl,
+        "parquet": _read_parquet,
+        "datasets": _read_datasets,
+    }
+    try:
+        table = readers[_format(data) if data.format == "auto" else data.format](data.source)
+    except artifacts.ArtifactMissingError as error:
+        raise TaskError("artifact_missing", f"data.source: {error}", retryable=error.retryable) from error
+    if not table.rows:
+        raise invalid(f"{data.source} is empty: give a dataset with at least one row")
+    return table
+
+
+def _format(data: DataSettings) -> str:
+    name = data.source.lower()
+    for suffix in (".gz", ".bz2", ".xz", ".zst"):
+        name = name.removesuffix(suffix)
+    if name.endswith((".jsonl", ".ndjson", ".json")):
+        return "jsonl"
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    if any(artifacts.exists(artifacts.join(data.source, file)) for file in ("state.json", "dataset_dict.json")):
+        return "datasets"
+    if not artifacts.exists(data.source):
+        raise TaskError("artifact_missing", f"data.source: {data.source} does not exist; check the path or URI")
+    raise invalid(
+        f"data.source: {data.source} is no .jsonl or .parquet file and no saved datasets folder;"
+        " set data.format to what it is"
+    )
+
+
+def _read_jsonl(source: str) -> Table:
+    rows: list[Row] = []
+    lines: list[int] = []
+    for number, line in enumerate(_decompressed(source).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise invalid(f"{source}, line {number} is no JSON ({error}); write one JSON object a line") from error
+        if not isinstance(row, dict):
+            raise invalid(
+                f"{source}, line {number} holds no JSON object but {type(row).__name__}; write one object a line"
+            )
+        rows.append(row)
+        lines.append(number)
+    return Table(source, rows, lines)
+
+
+def _decompressed(source: str) -> bytes:
+    content = artifacts.read_bytes(source)
+    compression = infer_compression(source)
+    if compression is None:
+        return content
+    try:
+        with compr[compression](io.BytesIO(content), mode="rb") as file:
+            return bytes(file.read())
+    except (OSError, EOFError, ValueError) as error:
+        raise invalid(f"{source} is no readable {compression} file ({error})") from error
+
+
+def _read_parquet(source: str) -> Table:
+    content = artifacts.read_bytes(source)
+    try:
+        rows = pq.read_table(pa.BufferReader(content)).to_pylist()
+    except pa.ArrowException as error:
+        raise invalid(f"{source} is no readable Parquet file ({error})") from error
+    return Table(source, rows)
+
+
+def _read_datasets(source: str) -> Table:
+    # Slow to import, and needed for this format alone.
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        loaded = load_from_disk(source)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise invalid(f"{source} is no readable folder of a saved dataset ({error})") from error
+    if isinstance(loaded, DatasetDict):
+        if "train" not in loaded and len(loaded) != 1:
+            raise invalid(f"{source} has the splits {', '.join(loaded)}; give the folder of one of them")
+        loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
+    return Table(source, loaded.with_format(None).to_list())
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+def prompt_column(table: Table, data: DataSettings) -> str:
+    """The column of the prompt.
+
+    Raises:
+        TaskError: if there is none of that name.
+    """
+    return _column(table, data.prompt_column, PROMPT_COLUMNS, "data.promptColumn") or _no_column(
+        table, f"no prompt column (one of {', '.join(PROMPT_COLUMNS)})", "data.promptColumn"
+    )
+
+
+def ground_truth_column(table: Table, data: DataSettings) -> str | None:
+    """The column of the ground truth; None if there is none.
+
+    Raises:
+        TaskError: if the job names one that there is not.
+    """
+    return _column(table, data.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn")
+
+
+def _column(table: Table, named: str | None, usual: Iterable[str], setting: str) -> str | None:
+    def there(column: str) -> bool:
+        return any(lookup(row, column) is not None for row in table.rows)
+
+    if named is not None:
+        return named if there(named) else _no_column(table, f"no column {named!r}", setting)
+    return next(filter(there, usual), None)
+
+
+def _no_column(table: Table, lack: str, setting: str) -> str:
+    raise invalid(f"{table.source} has {lack}; it has {', '.join(table.columns)}: set {setting} to one of them")
+
+
+def lookup(row: Row, column: str) -> Any:
+    """A column's value; a dot leads into nested ones. None where there is none."""
+    if column in row:
+        return row[column]
+    outer, _, inner = column.partition(".")
+    nested = row.get(outer)
+    return lookup(nested, inner) if inner and isinstance(nested, dict) else None
+
+
+def invalid(message: str) -> TaskError:
+    """The error for data that cannot be used."""
+    return TaskError("data_invalid", message)

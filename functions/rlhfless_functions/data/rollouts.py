@@ -1,0 +1,358 @@
+"""Rollouts, prepared samples and prompts as Parquet files that plain pyarrow and pandas read. No torch here."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
+
+import pyarrow as pa
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import FinishReason
+from rlhfless_functions.data.parquet import array, read_table, unreadable, values, write_table
+from rlhfless_functions.data.prefix_tree import prefix_tree
+
+_TOKENS = pa.list_(pa.int32())
+_FLOATS = pa.list_(pa.float32())
+_SPANS = pa.list_(
+    pa.struct(
+        [
+            pa.field("version", pa.int64(), nullable=False),
+            pa.field("start", pa.int32(), nullable=False),
+            pa.field("end", pa.int32(), nullable=False),
+        ]
+    )
+)
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        pa.field("prompt", pa.int64(), nullable=False),
+        pa.field("index", pa.int32(), nullable=False),
+        pa.field("prompt_tokens", _TOKENS, nullable=False),
+        pa.field("response_tokens", _TOKENS, nullable=False),
+        pa.field("log_probs", _FLOATS, nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("versions", _SPANS, nullable=False),
+    ]
+)
+"""Columns of a rollout part."""
+
+PREPARED_SCHEMA = pa.schema(
+    [
+        *ROLLOUT_SCHEMA,
+        pa.field("mask", pa.bool_(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("reward_terms", pa.map_(pa.string(), pa.float64()), nullable=False),
+        pa.field("old_log_probs", _FLOATS),
+        pa.field("reference_log_probs", _FLOATS),
+        pa.field("values", _FLOATS),
+        pa.field("advantages", _FLOATS),
+        pa.field("returns", _FLOATS),
+        pa.field("group_reward_mean", pa.float64()),
+        pa.field("group_reward_std", pa.float64()),
+    ]
+)
+"""Columns of a prepared part."""
+
+PROMPT_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("tokens", _TOKENS, nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("messages", pa.string()),
+        pa.field("ground_truth", pa.string()),
+        pa.field("columns", pa.string(), nullable=False),
+    ]
+)
+"""Columns of the prompts; what may have any form (messages, ground truth, the dataset's own columns) is JSON."""
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Response tokens `start` (included) to `end` (excluded) were sampled at one weights version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass
+class Rollout:
+    """One response to one prompt, finished or not."""
+
+    prompt: int
+    """Row of the prompt in the materialised dataset."""
+    index: int
+    """Number of the sample in its group."""
+    prompt_tokens: list[int]
+    response_tokens: list[int]
+    """Sampled tokens, EOS included if it came."""
+    log_probs: list[float]
+    """Log-probability of each response token at the sampling temperature."""
+    finish_reason: FinishReason
+    """`cut` where the response is unfinished."""
+    versions: list[VersionSpan]
+    """Consecutive spans that cover the response."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(prompt, index)."""
+        return self.prompt, self.index
+
+    @property
+    def finished(self) -> bool:
+        """Whether the response is complete."""
+        return self.finish_reason != "cut"
+
+
+@dataclass
+class PreparedSample(Rollout):
+    """A rollout with everything that learning needs. Lists have one number per response token."""
+
+    mask: bool = True
+    """Whether the sample is in the loss; one that could not be scored, or a masked truncated one, is not."""
+    reward: float | None = None
+    """Weighted sum of the reward terms; None if the sample could not be scored."""
+    reward_terms: dict[str, float | None] = field(default_factory=dict)
+    """Each reward's own number, by its name."""
+    old_log_probs: list[float] | None = None
+    """Log-probabilities under the policy that generated, as the trainer computes them."""
+    reference_log_probs: list[float] | None = None
+    """Log-probabilities under the frozen reference policy."""
+    values: list[float] | None = None
+    """The critic's values."""
+    advantages: list[float] | None = None
+    """Before whitening over the batch."""
+    returns: list[float] | None = None
+    """Targets of the critic."""
+    group_reward_mean: float | None = None
+    group_reward_std: float | None = None
+
+
+@dataclass
+class Prompt:
+    """One row of a materialised dataset."""
+
+    row: int
+    tokens: list[int]
+    """The prompt as the model reads it, chat template included."""
+    text: str
+    """The same as text."""
+    messages: list[dict[str, Any]] | None = None
+    """The chat messages, where the dataset has them."""
+    ground_truth: Any = None
+    """Handed to rewards as `ground_truth`."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """The dataset's other columns, handed to rewards by their names."""
+
+
+# --- rollouts ----------------------------------------------------------------------------------------------------
+
+
+def write_rollouts(uri: str, rollouts: Sequence[Rollout]) -> None:
+    """Write a rollout part, atomically.
+
+    Raises:
+        ValueError: for a rollout whose lists do not fit together.
+        ArtifactUnwritableError: if the part cannot be written.
+    """
+    for rollout in rollouts:
+        _check(rollout)
+    _write(uri, rollouts, ROLLOUT_SCHEMA)
+
+
+def read_rollouts(
+    uris: Iterable[str], wanted: Collection[tuple[int, int]] | None = None
+) -> dict[tuple[int, int], Rollout]:
+    """Read samples, by (prompt, index), from rollout parts.
+
+    A sample may be in several parts: a finished one wins over a partial one, and a longer partial one over a shorter.
+
+    Args:
+        uris: the parts, in any order.
+        wanted: the samples to return, if not all.
+
+    Raises:
+        ArtifactMissingError: if a part cannot be read.
+        ArtifactCorruptError: if a part is no rollout file.
+    """
+    best: dict[tuple[int, int], Rollout] = {}
+    for rollout in _read_all(uris, Rollout, ROLLOUT_SCHEMA, wanted):
+        other = best.get(rollout.key)
+        if other is None or _progress(rollout) > _progress(other):
+            best[rollout.key] = rollout
+    return best
+
+
+def _progress(rollout: Rollout) -> tuple[bool, int]:
+    return rollout.finished, len(rollout.response_tokens)
+
+
+def _check(rollout: Rollout) -> None:
+    length = len(rollout.response_tokens)
+    if len(rollout.log_probs) != length:
+        raise ValueError(
+            f"sample {rollout.key}: {len(rollout.log_probs)} log-probabilities for {length} response tokens"
+        )
+    end = 0
+    for span in rollout.versions:
+        if span.start != end or span.end <= span.start:
+            raise ValueError(f"sample {rollout.key}: version spans {rollout.versions} are not consecutive")
+        end = span.end
+    if end != length:
+        raise ValueError(f"sample {rollout.key}: version spans cover {end} of {length} response tokens")
+
+
+# --- prepared samples --------------------------------------------------------------------------------------------
+
+_PER_TOKEN = ("old_log_probs", "reference_log_probs", "values", "advantages", "returns")
+
+
+def write_prepared(uri: str, samples: Sequence[PreparedSample]) -> None:
+    """Write a prepared part, atomically.
+
+    Raises:
+        ValueError: for a sample whose lists do not fit together.
+        ArtifactUnwritableError: if the part cannot be written.
+    """
+    for sample in samples:
+        _check(sample)
+        for name in _PER_TOKEN:
+            numbers = getattr(sample, name)
+            if numbers is not None and len(numbers) != len(sample.response_tokens):
+                raise ValueError(
+                    f"sample {sample.key}: {len(numbers)} {name} for {len(sample.response_tokens)} response tokens"
+                )
+    _write(uri, samples, PREPARED_SCHEMA)
+
+
+def read_prepared(
+    uris: Iterable[str], wanted: Collection[tuple[int, int]] | None = None
+) -> dict[tuple[int, int], PreparedSample]:
+    """Read prepared samples, by (prompt, index), from the parts of a batch.
+
+    Raises:
+        ArtifactMissingError: if a part cannot be read.
+        ArtifactCorruptError: if a part is no file of prepared samples.
+    """
+    return {sample.key: sample for sample in _read_all(uris, PreparedSample, PREPARED_SCHEMA, wanted)}
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
+    """Write a dataset's prompts, row 0 first, as one Parquet file, atomically.
+
+    Raises:
+        ValueError: if the rows are not 0, 1, 2, ….
+        TypeError: if messages, ground truth or columns hold what JSON cannot.
+        ArtifactUnwritableError: if the file cannot be written.
+    """
+    if [prompt.row for prompt in prompts] != list(range(len(prompts))):
+        raise ValueError("prompts must be written in the order of their rows, from 0, none left out")
+    columns: dict[str, list[Any]] = {
+        "row": [prompt.row for prompt in prompts],
+        "tokens": [prompt.tokens for prompt in prompts],
+        "text": [prompt.text for prompt in prompts],
+        "messages": [_dump(prompt.messages) for prompt in prompts],
+        "ground_truth": [_dump(prompt.ground_truth) for prompt in prompts],
+        "columns": [json.dumps(prompt.columns) for prompt in prompts],
+    }
+    write_table(uri, columns, PROMPT_SCHEMA)
+
+
+def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
+    """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
+
+    The index holds `prompts` and `dropped` (how many), `lengths` (tokens of each prompt), and `prefixes`: how prompts
+    begin alike (`prefix_tree`), null where none do.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written; nothing is published.
+    """
+    tokens = [prompt.tokens for prompt in prompts]
+    lengths = [len(each) for each in tokens]
+    index = {"prompts": len(prompts), "dropped": dropped, "lengths": lengths, "prefixes": prefix_tree(tokens)}
+    with artifacts.publish(uri) as folder:
+        write_prompts(str(folder / PROMPTS), prompts)
+        artifacts.write_json(str(folder / "index.json"), index)
+
+
+def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
+    """Read prompts.
+
+    Args:
+        uri: the Parquet file, or the materialised dataset's folder.
+        rows: the rows to read, in this order; all if left out.
+
+    Raises:
+        ArtifactMissingError: if the file cannot be read.
+        ArtifactCorruptError: if it is no file of prompts.
+        IndexError: for a row that the dataset does not have.
+    """
+    if not uri.endswith(".parquet"):
+        uri = artifacts.join(uri, PROMPTS)
+    table = read_table(uri, PROMPT_SCHEMA)
+    if rows is not None:
+        chosen = list(rows)
+        for row in chosen:
+            if not 0 <= row < table.num_rows:
+                raise IndexError(f"{uri} has rows 0 to {table.num_rows - 1}, not {row}")
+        table = table.take(array(chosen, pa.int64()))
+    return [
+        Prompt(
+            row=record["row"],
+            tokens=record["tokens"],
+            text=record["text"],
+            messages=_load(record["messages"]),
+            ground_truth=_load(record["ground_truth"]),
+            columns=json.loads(record["columns"]),
+        )
+        for record in table.to_pylist()
+    ]
+
+
+PROMPTS = "prompts.parquet"
+"""Name of the prompts' file in the folder of a materialised dataset."""
+
+
+def _dump(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _load(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+# --- rows and columns --------------------------------------------------------------------------------------------
+
+
+def _write(uri: str, rows: Sequence[Rollout], schema: pa.Schema) -> None:
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    columns["versions"] = [[vars(span) for span in spans] for spans in columns["versions"]]
+    write_table(uri, columns, schema)
+
+
+_Row = TypeVar("_Row", bound=Rollout)
+
+
+def _read_all(
+    uris: Iterable[str], kind: type[_Row], schema: pa.Schema, wanted: Collection[tuple[int, int]] | None
+) -> Iterator[_Row]:
+    chosen = None if wanted is None else set(wanted)
+    places = list(dict.fromkeys(uris))
+    with ThreadPoolExecutor(max(1, min(8, len(places)))) as pool:
+        for uri, table in zip(places, pool.map(lambda place: read_table(place, schema), places), strict=True):
+            if chosen is not None:
+                keys = zip(table["prompt"].to_pylist(), table["index"].to_pylist(), strict=True)
+                table = table.filter(array([key in chosen for key in keys], pa.bool_()))
+            columns = {name: values(table[name]) for name in schema.names}
+            columns["versions"] = [[VersionSpan(**span) for span in spans] for spans in columns["versions"]]
+            if "reward_terms" in columns:
+                columns["reward_terms"] = [dict(terms) for terms in columns["reward_terms"]]
+            if not set(columns["finish_reason"]) <= set(get_args(FinishReason)):
+                raise unreadable(uri, f"finish reasons {sorted(set(columns['finish_reason']))}")
+            for row in zip(*columns.values(), strict=True):
+                yield kind(**dict(zip(columns, row, strict=True)))

@@ -1,0 +1,88 @@
+"""A model over several ranks: each holds a part of every tensor, and gathers a layer to compute with it (FSDP2)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.distributed.ranks import Ranks
+
+_T = TypeVar("_T")
+
+
+class Unit(nn.Module):
+    """A model, and the way to compute with it whole: the root of its sharding, where it is sharded.
+
+    Args:
+        model: a policy or a critic.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[nn.Module], _T]) -> _T:
+        """What `compute` makes of the model: tensors. Inside, the weights outside its layers are whole."""
+        return compute(self.model)
+
+
+def unit_of(model: nn.Module, ranks: Ranks) -> Unit:
+    """Take a model as it is, or leave each rank its part of it, on its device. Every rank must have the same model."""
+    unit = Unit(model)
+    if ranks.size > 1:
+        assert ranks.mesh is not None
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                fully_shard(module, mesh=ranks.mesh)
+        fully_shard(unit, mesh=ranks.mesh)
+    return unit
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor; the tensor itself where it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, gathered from the ranks, all of which must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that fall to this rank, whole; every rank must go through all of them.
+
+    No rank holds more than its share and one tensor at a time.
+
+    Args:
+        tensors: by name, the same on every rank.
+        ranks: that share them.
+    """
+    mine = set(ranks.deal([tensor.numel() * tensor.element_size() for tensor in tensors.values()]))
+    for number, (name, tensor) in enumerate(tensors.items()):
+        gathered = whole(tensor.detach())
+        if number in mine:
+            yield name, gathered
+
+
+@contextmanager
+def publish_together(uri: str, ranks: Ranks) -> Iterator[Path]:
+    """`artifacts.publish` for all ranks of a host: each writes its files, and the folder is published by rank 0.
+
+    Raises:
+        ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
+    """
+    if ranks.rank == 0:
+        with artifacts.publish(uri) as folder:
+            ranks.all(str(folder))
+            yield folder
+            ranks.all("written")
+    else:
+        yield Path(ranks.all("")[0])
+        ranks.all("written")

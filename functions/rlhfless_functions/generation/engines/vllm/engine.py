@@ -1,0 +1,345 @@
+"""The engine on vLLM, in this process: paged attention and prefix caching, on a GPU or a CPU."""
+
+import gc
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig
+
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.stop_strings import StopStrings
+from rlhfless_functions.generation.engines.vllm.adapters import Adapters
+from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
+from rlhfless_functions.generation.engines.vllm.installation import vllm_version
+from rlhfless_functions.generation.engines.vllm.run import VllmRun
+from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
+from rlhfless_functions.weights.fingerprints import fingerprint
+from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
+from rlhfless_functions.weights.support import check_weights_format
+from rlhfless_functions.weights.tensors import MismatchError, layout, layout_difference, safetensors_files
+from rlhfless_functions.weights.tokenizers import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this temperature wherever a lower one is asked for."""
+
+
+@dataclass
+class _Loaded:
+    """vLLM's engine, and what is in it."""
+
+    engine: Any
+    settings: ModelSettings
+    config: PretrainedConfig
+    weights: WeightsReference | None
+    """None while nobody knows whether they are what they are said to be."""
+    tensors: dict[str, tuple[int, ...]]
+    """Shape of each tensor of the checkpoint."""
+    tokenizer: Any
+    end_tokens: list[int]
+    backbone: str
+    """Where the weights came from that it began with."""
+    adapters: Adapters | None
+    """Where the job trains an adapter: the backbone then stays as it is."""
+
+
+class VllmEngine:
+    """Holds one model in vLLM; see `Engine`. There is one engine in a process: loading another one ends the first.
+
+    Args:
+        settings: the job's; its `name` counts for nothing here.
+    """
+
+    _resident: "ClassVar[VllmEngine | None]" = None
+
+    def __init__(self, settings: EngineSettings | None = None) -> None:
+        self._settings = settings or EngineSettings()
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._loaded: _Loaded | None = None
+        self._usable = False
+        self._run: VllmRun | None = None
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
+
+        Before anything is replaced in place, names and shapes are compared with what is there; checksums are compared
+        with the manifest by its side, and nothing is sampled before they match. Prefixes that were computed with other
+        weights are forgotten.
+
+        Raises:
+            TaskError: `artifact_missing` or `model_unloadable`: the engine then holds nothing, and may load again;
+                `engine_lost`: vLLM is between two versions, and the instance must end.
+        """
+        held, self._usable = self._loaded, False
+        self._abandon()
+        if weights.adapter is not None and model.lora is None:
+            raise TaskError(
+                "bad_request", f"{weights.adapter} is given as an adapter, but model.lora is not set: set it"
+            )
+        if held is None or not self._takes(held, model, weights):
+            self._start_engine(model, weights)
+        elif (held.settings, held.weights) != (model, weights):
+            held.weights = None
+            if held.adapters is not None:
+                with self._lost_on_failure("woke up"):
+                    wake(held.engine)
+                held.adapters.use(weights)
+            else:
+                self._replace(held, weights)
+            held.settings, held.weights = model, weights
+        self._usable = True
+
+    def _takes(self, held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
+        """Whether vLLM need not be started anew for these weights."""
+        if held.adapters is not None:
+            same = held.settings.model_copy(update={"lora": model.lora}) == model and held.backbone == weights.uri
+            return same and held.adapters.take(model.lora)
+        # On a CPU, vLLM packs experts when it loads them, and not when they are replaced: it would go on with garbage.
+        packed = self._device.type == "cpu" and held.engine.vllm_config.model_config.is_moe
+        return held.settings == model and (held.weights == weights or not packed)
+
+    def _replace(self, held: _Loaded, weights: WeightsReference) -> None:
+        revision = model_revision(held.settings, weights.uri)
+        folder = weights_folder(weights.uri, revision=revision, verify=False)
+        with unloadable(weights.uri, "give weights of the job's own model"):
+            files = safetensors_files(folder)
+            if difference := layout_difference(held.tensors, layout(files), tied=_tied(held.config)):
+                raise MismatchError(difference)
+        # Checksums take as long as the tensors do, and a core of their own: what does not match is never sampled from.
+        with ThreadPoolExecutor(max_workers=1) as checking:
+            checked = checking.submit(weights_folder, weights.uri, revision=revision)
+            self._take_over(held, weights, files)
+            checked.result()
+
+    def _take_over(self, held: _Loaded, weights: WeightsReference, files: Sequence[Path]) -> None:
+        taken = f"took over weights version {weights.version}"
+        with self._lost_on_failure(taken), weights_awake(held.engine):
+            held.engine.collective_rpc("replace_weights", args=([str(file) for file in files], _tied(held.config)))
+            if not held.engine.reset_prefix_cache():
+                raise RuntimeError("the prefix cache could not be reset")
+
+    @contextmanager
+    def _lost_on_failure(self, did: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.close()
+            raise _lost(f"vLLM failed while it {did} ({type(error).__name__}: {error})") from error
+
+    def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
+        folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
+        config = read_config(folder, weights.uri)
+        check_weights_format(folder, weights.uri)
+        tokenizer = load_tokenizer(model, weights)
+        with unloadable(weights.uri, "give a folder of safetensors weights that belong to its config.json"):
+            tensors = layout(safetensors_files(folder))
+        if VllmEngine._resident is not None:
+            VllmEngine._resident._make_way()
+        import_vllm()
+        if self._device.type == "cpu":
+            # A process has to ask the kernel for matrix tiles, or dies at the first: vLLM's own kernels do not ask.
+            torch.cpu._init_amx()
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        known = frozenset(field.name for field in fields(EngineArgs))
+        arguments = engine_arguments(folder, config, model, self._settings, self._device, known)
+        if self._settings.share_prefixes:
+            from vllm.config import KVTransferConfig
+
+            from rlhfless_functions.generation.engines.vllm.prefixes import connector_settings
+
+            arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
+        remedy = (
+            "set generation.engine to transformers, or give a model that this version of vLLM supports; if it is memory"
+            " that it lacks, take an instance with more, or lower sampling.maxResponseTokens"
+        )
+        VllmEngine._resident = self
+        try:
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
+                engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            adapters = None if model.lora is None else Adapters(engine, fingerprint(folder), model.lora)
+            end_tokens = _end_tokens(folder, config, tokenizer)
+            self._loaded = _Loaded(
+                engine, model, config, weights, tensors, tokenizer, end_tokens, weights.uri, adapters
+            )
+            engine.collective_rpc("install_sampler")
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
+                self._warm_up()
+            if adapters is not None:
+                adapters.use(weights)
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """Sample one response: what is slow the first time is done before the instance is ready."""
+        sampling = SamplingSettings(max_response_tokens=2)
+        assert self._loaded is not None
+        run = VllmRun(self._loaded.engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, slots=1)
+        try:
+            while run.running or run.waiting:
+                run.step(check=False)
+        except TaskError as error:
+            # What fails here fails in every instance: to go on elsewhere is no remedy.
+            raise error.__cause__ or error from None
+
+    def sleep(self) -> None:
+        """Give the device's memory back: by vLLM's sleep, or by its end where it was not started for that.
+
+        With an adapter the weights go to the host's memory, since requests bring the adapter alone. Without, they are
+        forgotten: the next request brings all of them.
+
+        Raises:
+            TaskError: `engine_lost`, where the memory of a GPU comes back with the end of the process alone.
+        """
+        held, self._usable = self._loaded, False
+        self._abandon()
+        if held is None:
+            return
+        if not can_sleep(held.engine):
+            del held
+            self.close()
+            if self._device.type == "cuda":
+                # What an engine held in its own process is not surely free after it (vllm-project/vllm issue 21073).
+                raise _lost("vLLM was started without `sleeps`, so that its memory comes back with its process alone")
+            return
+        # An adapter too is loaded anew: whether vLLM still has it where it was is for vLLM to know.
+        held.weights = None
+        if not held.engine.is_sleeping():
+            with self._lost_on_failure("gave its memory back"):
+                sleep(held.engine, keep_weights=held.adapters is not None)
+
+    def _make_way(self) -> None:
+        """End this engine, as another one starts.
+
+        Raises:
+            TaskError: `engine_lost`, where vLLM can't be started a second time.
+        """
+        if self._loaded is not None and can_sleep(self._loaded.engine):
+            # The allocator that lets it sleep serves one engine a process.
+            raise _lost("another model or vLLM's other settings were asked for, where vLLM can't start a second time")
+        self.close()
+
+    def close(self) -> None:
+        """End vLLM's engine and give its memory back."""
+        held, self._loaded, self._usable, self._run = self._loaded, None, False, None
+        if VllmEngine._resident is self:
+            VllmEngine._resident = None
+        if held is not None:
+            held.engine.engine_core.shutdown()
+            del held
+            gc.collect()
+
+    # --- runs ----------------------------------------------------------------------------------------------------
+
+    def start(self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None) -> VllmRun:
+        """Open a run.
+
+        Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
+        prompt; which of them run is then vLLM's choice, by the blocks that are free. A budget below the cache's size
+        bounds how many there can be by their full lengths.
+
+        Raises:
+            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget, and
+                for a temperature that vLLM would change.
+        """
+        if self._loaded is None or not self._usable:
+            raise TaskError("model_unloadable", "no weights are loaded")
+        self._abandon()
+        configuration = self._loaded.engine.vllm_config
+        positions = configuration.model_config.max_model_len
+        check_tasks(tasks, sampling, positions)
+        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        cache = configuration.cache_config
+        slots = configuration.scheduler_config.max_num_seqs
+        budget = (cache.num_gpu_blocks - 1) * cache.block_size
+        if kv_budget_tokens is not None and kv_budget_tokens < budget:
+            budget = kv_budget_tokens
+            padded = -(-longest // cache.block_size) * cache.block_size
+            slots = min(slots, max(1, budget // padded))
+        if longest > budget:
+            raise TaskError(
+                "bad_request",
+                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+                " lower sampling.maxResponseTokens",
+            )
+        strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
+        held = self._loaded
+        adapter = held.adapters.request if held.adapters is not None else None
+        shared_as = str(held.weights) if self._settings.share_prefixes else None
+        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, slots, adapter, shared_as)
+        return self._run
+
+    def _abandon(self) -> None:
+        if self._run is not None:
+            self._run.abort()
+            self._run = None
+
+
+def import_vllm() -> None:
+    """Import vLLM, which takes seconds, with the environment that it needs; it starts no thread yet."""
+    prepare_environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+
+def _lost(why: str) -> TaskError:
+    return TaskError("engine_lost", f"{why}: this instance ends, and another one goes on", retryable=True)
+
+
+def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int) -> None:
+    """Refuse what cannot be sampled exactly.
+
+    Args:
+        tasks: the share.
+        sampling: how.
+        positions: longest sequence that the engine was made for.
+
+    Raises:
+        TaskError: naming the first fault.
+    """
+    if sampling.temperature < LEAST_TEMPERATURE:
+        raise TaskError(
+            "bad_request",
+            f"sampling.temperature ({sampling.temperature}) is below {LEAST_TEMPERATURE}, and vLLM would sample at"
+            " that: raise it, or set generation.engine to transformers",
+        )
+    for task in tasks:
+        if not task.prompt_tokens:
+            raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
+            raise TaskError(
+                "bad_request",
+                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; with sampling.maxResponseTokens"
+                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions: lower"
+                " sampling.maxResponseTokens, or sampling.maxPromptTokens so that the prompt is dropped, or raise"
+                " generation.vllm.maxModelLen where that is less than the model has",
+            )
+
+
+def _tied(config: PretrainedConfig) -> bool:
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _end_tokens(folder: Path, config: PretrainedConfig, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: the generation config's, of which there may be several, and the tokenizer's."""
+    given = folder / "generation_config.json"
+    made = GenerationConfig.from_pretrained(folder) if given.is_file() else GenerationConfig.from_model_config(config)
+    ids = made.eos_token_id if isinstance(made.eos_token_id, list) else [made.eos_token_id]
+    return sorted({id for id in [*ids, tokenizer.eos_token_id] if id is not None})

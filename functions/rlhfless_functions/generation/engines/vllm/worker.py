@@ -1,0 +1,104 @@
+"""What is ours inside vLLM's workers: the random numbers of sampling, and weights that are replaced in place.
+
+vLLM mixes this class into its worker (`worker_extension_cls`), one in each process that holds a slice of the model, and
+its methods are called by name.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from rlhfless_functions.generation.engines.randomness import uniforms
+from rlhfless_functions.generation.engines.sampling import choose
+
+KEY = "rlhfless_key"
+"""Name among a request's extra arguments: the key of its random numbers, shifted by the length of the prompt."""
+END = "rlhfless_end"
+"""The same: the token that ends a sequence whose logits are not finite."""
+
+
+class CounterSampler(torch.nn.Module):
+    """Draws tokens by a number that depends on the sample and the position alone; in the place of vLLM's own draw.
+
+    vLLM's generator of a request with a seed starts anew where a request continues a response, and would repeat its
+    numbers; and on a CPU a seed is an error where a prompt is prefilled in chunks. So requests have no seed, but the
+    key of the counter-based numbers that the transformers engine uses too: equal logits give equal tokens.
+
+    Args:
+        runner: vLLM's model runner, whose batch tells which request and position each row of logits belongs to.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self._runner = runner
+
+    def forward(
+        self, logits: torch.Tensor, generators: Any, k: torch.Tensor | None, p: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
+
+        Args:
+            logits: [n, vocabulary] float32, divided by the temperature; row i is the batch's.
+            generators: of requests with seeds, of which there are none.
+            k: for top-k sampling, which is not done.
+            p: for nucleus sampling, which is not done.
+        """
+        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+        batch, rows = self._runner.input_batch, len(logits)
+        arguments = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids[:rows]]
+        keys = torch.tensor([given[KEY] for given in arguments], dtype=torch.long, device=logits.device)
+        # Tokens of a row before this one, those of the prompt included.
+        positions = batch.num_tokens_no_spec_cpu_tensor[:rows].to(logits.device, torch.long)
+        tokens, sound = choose(log_probs, uniforms(keys, positions))
+        if not sound.all():
+            ends = torch.tensor([given[END] for given in arguments], dtype=torch.long, device=logits.device)
+            tokens = torch.where(sound, tokens, ends)
+        return tokens, log_probs
+
+
+class WorkerExtension:
+    """Methods that vLLM's workers have besides their own."""
+
+    model_runner: Any
+
+    def install_sampler(self) -> None:
+        """Take over the draw; once, before the first request."""
+        self.model_runner.sampler.topk_topp_sampler = CounterSampler(self.model_runner)
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What this worker has sent and fetched of shared prefixes."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return asdict(get_kv_transfer_group().traffic)
+
+    def replace_weights(self, files: list[str], tied: bool) -> None:
+        """Replace all weights in place by those of a checkpoint, which has been checked to be complete.
+
+        Args:
+            files: paths of its safetensors files.
+            tied: whether the output layer shares the embedding's weight.
+        """
+        # Models whose output layer is the embedding itself (Gemma 2) have no such layer to give anything to.
+        head = tied and hasattr(self.model_runner.get_model(), "lm_head")
+        self.model_runner.reload_weights(weights_iterator=_tensors([Path(file) for file in files], head))
+
+
+def _tensors(files: Iterable[Path], tied_head: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor by its name. The output layer's is sent by itself where it is the embedding's: vLLM has packed a
+    copy of it, which would else stay as it was."""
+    embedding: torch.Tensor | None = None
+    head = False
+    for file in files:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                tensor = tensors.get_tensor(name)
+                yield name, tensor
+                if name.endswith("embed_tokens.weight"):
+                    embedding = tensor
+                head = head or name == "lm_head.weight"
+    if tied_head and not head and embedding is not None:
+        yield "lm_head.weight", embedding

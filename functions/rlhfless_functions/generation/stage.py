@@ -1,0 +1,282 @@
+"""The generation stage: samples the responses of a share at one weights version, and publishes them as they finish."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
+from rlhfless_functions.data.rollouts import Prompt, Rollout, VersionSpan, read_prompts
+from rlhfless_functions.generation.engines.base import (
+    Engine,
+    EngineRun,
+    NonFiniteLogitsError,
+    SequenceResult,
+    SequenceTask,
+    SharedPrefix,
+)
+from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
+from rlhfless_functions.generation.engines.seeds import sample_seed
+from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher, announced
+from rlhfless_functions.generation.resumption import EarlierSamples, find_earlier, rollout_parts
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.settings import EngineSettings, ModelSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Generator:
+    """Generation's code with the caches of one instance.
+
+    Args:
+        engine: what generates; what the settings say if left out.
+        clock: monotonic seconds.
+        settings: of the engine, until a request brings others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self._given = engine
+        self._clock = clock
+        self._settings = settings or EngineSettings()
+        self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
+
+    @property
+    def engine(self) -> str | None:
+        """What generates here and why; None until that has been chosen."""
+        return str(self._made[0]) if self._made else None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load weights before the first request.
+
+        Raises:
+            TaskError: if they cannot be had.
+        """
+        self._engine(self._settings, model).load(model, weights)
+
+    def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
+        """Generate a share, or as much of it as there is time for.
+
+        Samples that an earlier attempt finished are announced again and not generated; partial ones are continued.
+        When the task is told to stop, everything sampled so far is published, and the result counts what is left.
+
+        Raises:
+            TaskError: for a share, prompts or weights that cannot be had, and for a model that has diverged.
+        """
+        with store_errors():
+            prompts = _prompts(request)
+            parts = rollout_parts(request.sink)
+            wanted = {(sample.prompt, sample.index) for sample in request.samples}
+            places = [*request.resume_from, request.sink]
+            earlier = find_earlier(places, wanted, request.weights.version, request.known_until)
+            for part, rollouts in earlier.finished.items():
+                context.emit(Samples(samples=announced(rollouts), part=part))
+            with RolloutPublisher(request.sink, parts, context.emit) as publisher:
+                share = _Share(request, context, prompts, earlier, publisher, self._clock)
+                if share.tasks and context.stop_reason is None:
+                    engine = self._engine(request.engine, request.model)
+                    asked = self._clock()
+                    engine.load(request.model, request.weights)
+                    share.weights_seconds = self._clock() - asked
+                    share.generate(engine)
+        return share.result()
+
+    def sleep(self) -> None:
+        """Give the device's memory back; what generates stays chosen.
+
+        Raises:
+            TaskError: `engine_lost`, where that takes the end of the process.
+        """
+        engine = self._given or (self._made[2] if self._made else None)
+        if engine is not None:
+            engine.sleep()
+
+    def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
+        """What there is, where it is what is asked for."""
+        if self._given is not None:
+            return self._given
+        choice = choose_engine(settings, model)
+        if self._made is None or self._made[:2] != (choice, settings):
+            logger.info("generation engine chosen", extra={"fields": {"engine": choice.name, "reason": choice.reason}})
+            self._made = (choice, settings, make_engine(choice, settings))
+        return self._made[2]
+
+
+class _Share:
+    """One request on its way: what is finished, what is pending, and when to tell."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        context: TaskContext,
+        prompts: dict[int, Prompt],
+        earlier: EarlierSamples,
+        publisher: RolloutPublisher,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request = request
+        self._context = context
+        self._prompts = prompts
+        self._publisher = publisher
+        self._clock = clock
+        finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
+        prefixes = _shared_prefixes(request)
+        self.tasks = [
+            _task(
+                request,
+                prompts[sample.prompt],
+                sample.index,
+                earlier.partial.get((sample.prompt, sample.index)),
+                prefixes.get(sample.prompt),
+            )
+            for sample in request.samples
+            if (sample.prompt, sample.index) not in finished
+        ]
+        self._finished = len(finished)
+        self._left_of_group = Counter(task.prompt for task in self.tasks)
+        self._pending: list[Rollout] = []
+        self.weights_seconds = 0.0
+        self._run: EngineRun | None = None
+
+    def generate(self, engine: Engine) -> None:
+        """Step until the share is done or the task is told to stop, publishing on the way."""
+        run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
+        # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
+        self._context.emit(self._progress(run))
+        now = self._clock()
+        schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
+        told = now
+        # What was gathered from many sinks is in one from now on, for whoever goes on from here.
+        self._publish(partials=True)
+        while (run.running or run.waiting) and self._context.stop_reason is None:
+            self._take(self._step(run), schedule)
+            now = self._clock()
+            self._publisher.check()
+            due = schedule.due(now, len(self._pending))
+            if due != "nothing" and self._publisher.idle:
+                self._publish(partials=due == "everything")
+                schedule.flushed(now)
+            if now - told >= self._request.progress_seconds:
+                self._context.emit(self._progress(run))
+                told = now
+        self._publish(partials=True)
+
+    def result(self) -> GenerationResult:
+        """What became of the share."""
+        return GenerationResult(
+            finished=self._finished,
+            unfinished=len(self._request.samples) - self._finished,
+            parts=self._publisher.parts,
+            prompt_tokens=self._run.prompt_tokens if self._run else 0,
+            response_tokens=self._run.response_tokens if self._run else 0,
+            weights_seconds=self.weights_seconds,
+            shared_prefixes=self._run.prefix_traffic() if self._run else {},
+        )
+
+    def _step(self, run: EngineRun) -> list[SequenceResult]:
+        try:
+            return run.step()
+        except TaskError:
+            # The engine has failed, and what it sampled before is sound: whoever goes on need not do it again.
+            self._publish(partials=True)
+            raise
+        except NonFiniteLogitsError as error:
+            raise TaskError(
+                "non_finite_sample",
+                f"step {self._request.key.step}: weights version {self._request.weights.version} gave NaN or infinite"
+                f" logits for prompt {error.prompt}, sample {error.index}, response token {error.position}: the policy"
+                " has diverged; go back to an earlier version with a lower optimizer.learningRate, or generate in"
+                " float32",
+            ) from error
+
+    def _take(self, results: list[SequenceResult], schedule: FlushSchedule) -> None:
+        for result in results:
+            self._pending.append(self._rollout(result))
+            self._finished += 1
+            self._left_of_group[result.prompt] -= 1
+            if self._left_of_group[result.prompt] == 0:
+                schedule.group_completed()
+
+    def _publish(self, *, partials: bool) -> None:
+        unfinished = self._run.unfinished() if self._run and partials else []
+        self._publisher.publish(self._pending, [self._rollout(result) for result in unfinished])
+        self._pending = []
+
+    def _rollout(self, result: SequenceResult) -> Rollout:
+        span = VersionSpan(self._request.weights.version, 0, len(result.response_tokens))
+        return Rollout(
+            prompt=result.prompt,
+            index=result.index,
+            prompt_tokens=self._prompts[result.prompt].tokens,
+            response_tokens=result.response_tokens,
+            log_probs=result.log_probs,
+            finish_reason=result.finish_reason,
+            versions=[span],
+        )
+
+    def _progress(self, run: EngineRun) -> Progress:
+        return Progress(
+            finished=self._finished,
+            running=run.running,
+            waiting=run.waiting,
+            tokens=run.response_tokens,
+            lengths=run.lengths(),
+        )
+
+
+def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
+    """By prompt; none where the folder is no place that an engine can read and write by itself."""
+    given = request.shared_prefixes
+    folder = artifacts.local_path(given.folder) if given is not None else None
+    if given is None or folder is None:
+        return {}
+    return {
+        each.prompt: SharedPrefix(each.tokens, str(folder), each.source, given.wait_seconds) for each in given.prefixes
+    }
+
+
+def _task(
+    request: GenerationRequest,
+    prompt: Prompt,
+    index: int,
+    partial: Rollout | None,
+    prefix: SharedPrefix | None,
+) -> SequenceTask:
+    return SequenceTask(
+        prompt=prompt.row,
+        index=index,
+        prompt_tokens=prompt.tokens,
+        seed=sample_seed(request.seed, request.purpose, request.key.step, prompt.row, index),
+        response_tokens=partial.response_tokens if partial else (),
+        log_probs=partial.log_probs if partial else (),
+        prefix=prefix,
+    )
+
+
+def _prompts(request: GenerationRequest) -> dict[int, Prompt]:
+    """The share's prompts by row, checked."""
+    most_common = Counter((sample.prompt, sample.index) for sample in request.samples).most_common(1)[0]
+    if most_common[1] > 1:
+        prompt, index = most_common[0]
+        raise TaskError(
+            "bad_request", f"samples: sample {index} of prompt {prompt} is asked for {most_common[1]} times"
+        )
+    try:
+        read = read_prompts(request.prompts, sorted({sample.prompt for sample in request.samples}))
+    except IndexError as error:
+        raise TaskError("bad_request", f"samples: {error}") from error
+    longest = request.sampling.max_prompt_tokens
+    for prompt_read in read:
+        if len(prompt_read.tokens) > longest:
+            raise TaskError(
+                "data_invalid",
+                f"prompt {prompt_read.row} has {len(prompt_read.tokens)} tokens, more than sampling.maxPromptTokens"
+                f" ({longest}): raise the limit, or materialise the data again so that it is dropped",
+            )
+    return {prompt_read.row: prompt_read for prompt_read in read}

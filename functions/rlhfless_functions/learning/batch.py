@@ -1,0 +1,146 @@
+"""A training step's batch: its samples in canonical order, and how they are cut into minibatches and micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlhfless_functions.algorithms.advantages import normalize_batch
+from rlhfless_functions.algorithms.aggregation import normalizer
+from rlhfless_functions.api import BatchReference
+from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
+from rlhfless_functions.model.forward import RaggedBatch, collate, collate_responses
+from rlhfless_functions.model.micro_batches import Block, plan_micro_batches, prompt_numbers
+from rlhfless_functions.model.shared_prompts import ResponseBatch
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import AlgorithmSettings
+
+_PER_TOKEN = ("log_probs", "old_log_probs", "reference_log_probs", "values", "advantages", "returns")
+
+
+def read_batch(reference: BatchReference) -> list[PreparedSample]:
+    """The samples of a batch in canonical order, whatever parts they came in.
+
+    Raises:
+        TaskError: `data_invalid` if a sample is in no part, or two parts disagree on what is computed.
+        ArtifactError: if a part cannot be read.
+    """
+    found = read_prepared(reference.parts)
+    keys = [(sample.prompt, sample.index) for sample in reference.samples]
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise TaskError(
+            "data_invalid",
+            f"step {reference.step}: {len(missing)} of {len(keys)} samples are in none of the batch's parts,"
+            f" (prompt, index) {missing[0]} among them: prepare the step again",
+        )
+    return [found[key] for key in keys]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass needs; tensors are [n, R], right-padded, on the model's device."""
+
+    tokens: RaggedBatch | ResponseBatch
+    """Every token of its responses is in the loss."""
+    numbers: dict[str, torch.Tensor]
+    """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), and those of `old_log_probs`,
+    `reference_log_probs`, `values` and `returns` that were prepared; 0 on padding."""
+
+
+class TrainingBatch:
+    """All samples of one training step.
+
+    Args:
+        samples: in canonical order.
+        algorithm: resolved settings; with `advantage_normalization: batch` advantages are whitened here, once, over all
+            tokens that are in the loss.
+        step: for messages.
+
+    Raises:
+        TaskError: `data_invalid` if samples in the loss lack what the algorithm needs.
+    """
+
+    def __init__(self, samples: Sequence[PreparedSample], algorithm: AlgorithmSettings, step: int) -> None:
+        self.samples = samples
+        self.lengths = [len(sample.response_tokens) for sample in samples]
+        self.counted = [length if sample.mask else 0 for length, sample in zip(self.lengths, samples, strict=True)]
+        self._algorithm = algorithm
+        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        self._numbers: dict[str, torch.Tensor] = {}
+        learning = [sample for sample, counted in zip(samples, self.counted, strict=True) if counted]
+        for name in _PER_TOKEN:
+            present = [getattr(sample, name) is not None for sample in learning]
+            if not learning or not all(present):
+                if any(present) or (name == "advantages" and learning):
+                    raise TaskError("data_invalid", f"step {step}: a sample has no {name}: prepare the step again")
+                continue
+            rows = [
+                numbers if (numbers := getattr(sample, name)) is not None else [0.0] * length
+                for sample, length in zip(samples, self.lengths, strict=True)
+            ]
+            self._numbers[name] = torch.from_numpy(np.concatenate([np.asarray(row, np.float32) for row in rows]))
+        if algorithm.advantage_normalization == "batch" and learning:
+            mask = torch.from_numpy(np.repeat([sample.mask for sample in samples], self.lengths))
+            self._numbers["advantages"] = normalize_batch(self._numbers["advantages"], mask)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the samples have these numbers per token."""
+        return name in self._numbers
+
+    def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
+        """Samples of each optimizer update: canonical order if there is one, else in an order from the arguments alone.
+
+        Args:
+            size: samples of an update; all if None. The last one may have fewer.
+            seed: the job's.
+            step: training step.
+            epoch: pass over the batch, from 0.
+        """
+        count = len(self.samples)
+        if size is None or size >= count:
+            return [list(range(count))]
+        order = np.random.default_rng([seed % 2**63, step, epoch]).permutation(count).tolist()
+        return [order[start : start + size] for start in range(0, count, size)]
+
+    def normalizer(self, minibatch: Sequence[int], longest_response: int) -> float:
+        """What the losses of a minibatch's micro-batches are divided by, after they are summed up."""
+        assert self._algorithm.aggregation is not None
+        counted = [self.counted[index] for index in minibatch]
+        return normalizer(counted, self._algorithm.aggregation, longest_response)
+
+    def in_loss(self, minibatch: Sequence[int]) -> list[int]:
+        """The samples that have a token in the loss; the others cost nothing."""
+        return [index for index in minibatch if self.counted[index]]
+
+    def tokens(self, row: int) -> int:
+        """Tokens of a sample, prompt and response."""
+        return len(self.samples[row].prompt_tokens) + self.lengths[row]
+
+    def passes(
+        self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool, packed: bool = False
+    ) -> list[Block]:
+        """Cut what is in the loss of a minibatch."""
+        return plan_micro_batches(
+            self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts, packed=packed
+        )
+
+    def select(self, block: Block, rows: Sequence[int], device: torch.device, *, packed: bool = False) -> MicroBatch:
+        """The tensors of one of a block's runs, with its tokens in one row if they are packed."""
+        responses = [self.samples[row].response_tokens for row in rows]
+        tokens: RaggedBatch | ResponseBatch
+        if block.prompts:
+            numbers_of_prompts = prompt_numbers(self.samples, block, rows)
+            tokens = collate_responses(numbers_of_prompts, responses, pad_id=0, packed=packed)
+        else:
+            prompts = [self.samples[row].prompt_tokens for row in rows]
+            tokens = collate(prompts, responses, pad_id=0, packed=packed)
+        tokens = tokens.to(device)
+        where = torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
+        padding = torch.zeros(tokens.response_mask.shape, device=device)
+        numbers = {
+            name: padding.masked_scatter(tokens.response_mask, flat[where].to(device))
+            for name, flat in self._numbers.items()
+        }
+        return MicroBatch(tokens, numbers)

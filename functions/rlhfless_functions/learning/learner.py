@@ -1,0 +1,319 @@
+"""The learning stage: from a batch to the next weights version.
+
+What an instance holds in memory between requests is a cache. A learner at another version than the request's base,
+or a fresh one, loads the newest checkpoint and takes the steps since then again, from the batches that the store has
+kept: with the same number of threads that gives the same weights, bit for bit.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, Waiting, WeightsReference
+from rlhfless_functions.data.rollouts import PreparedSample
+from rlhfless_functions.distributed.ranks import Ranks
+from rlhfless_functions.learning.batch import TrainingBatch, read_batch
+from rlhfless_functions.learning.checkpoints import restore_checkpoint, save_checkpoint
+from rlhfless_functions.learning.metrics import step_metrics
+from rlhfless_functions.learning.offload import move
+from rlhfless_functions.learning.pieces import FollowedBatch, whole_in_pieces
+from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
+from rlhfless_functions.learning.step import StepReport, train_step, train_step_in_pieces
+from rlhfless_functions.learning.team import Team
+from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights import (
+    load_policy,
+    load_tokenizer,
+    merge_adapter,
+    publish_adapter,
+    publish_adapter_together,
+    publish_critic,
+    publish_critic_together,
+    publish_weights,
+    publish_weights_together,
+)
+from rlhfless_functions.weights.policy import torch_dtype
+from rlhfless_functions.weights.source import store_errors
+
+logger = logging.getLogger(__name__)
+
+
+class Learner:
+    """One instance's learner: runs one task at a time.
+
+    Args:
+        ranks: given to a process that follows another's learner; an instance's own finds as many as a request asks for.
+    """
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
+        self._team: Team | None = None
+        self._state: TrainingState | None = None
+        self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load the policy, so that a first request that starts from the same weights finds it in memory.
+
+        Raises:
+            TaskError: if it cannot be loaded.
+        """
+        self._loaded = model, weights, load_master_weights(model, weights)
+
+    def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
+        """Take a training step and publish what comes out of it, or export a weights version.
+
+        Raises:
+            TaskError: nothing but a complete version is ever published. `non_finite_loss` names the step; `drained` is
+                raised when the context says stop before the step is taken.
+        """
+        try:
+            if isinstance(request, ExportRequest):
+                return _export(request)
+            self._call_ranks(request)
+            return self._learn(request, context)
+        except torch.OutOfMemoryError as error:
+            self.close()
+            raise TaskError(
+                "out_of_memory",
+                f"step {request.key.step}: {error}. Lower batch.microbatchTokens or learning.logitsChunkTokens,"
+                " turn on learning.gradientCheckpointing or optimizer.offload, or train an adapter",
+            ) from error
+        except TaskError:
+            self.close()
+            raise
+        except Exception as error:
+            told = self._team.failure() if self._team is not None else None
+            self.close()
+            if told is None:
+                raise
+            raise told from error
+
+    def sleep(self) -> None:
+        """Give the devices' memory back: the state goes to the host's memory, on every rank, and comes back with the
+        next step. On a CPU it is there already.
+
+        Raises:
+            Exception: what is in memory is of no use any more.
+        """
+        state, self._state = self._state, None
+        try:
+            if self._team is not None:
+                self._team.sleep()
+            if state is not None:
+                move(state, torch.device("cpu"))
+            give_back()
+            self._ranks.all("asleep")
+        except BaseException:
+            self.close()
+            raise
+        self._state = state
+
+    def close(self) -> None:
+        """End the other learning processes, if there are any; what they held is lost with them."""
+        if self._team is not None:
+            self._team.end()
+            self._team, self._ranks, self._state = None, Ranks(), None
+
+    def _call_ranks(self, request: LearnRequest) -> None:
+        """Have as many processes as the request asks for, and tell them what it is."""
+        if self._ranks.rank:
+            return
+        size = request.learning.processes or max(1, torch.cuda.device_count())
+        if size != self._ranks.size:
+            self.close()
+            self._state = None
+            if size > 1:
+                self._team = Team(size)
+                self._ranks = self._team.ranks
+        if self._team is not None:
+            self._team.tell(request.model_dump_json())
+
+    def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
+        started = time.monotonic()
+        step = _check_steps(request)
+        request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
+        _check_pieces(request)
+
+        def check() -> None:
+            if context.stop_reason is not None:
+                raise TaskError(
+                    "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
+                )
+
+        given: TrainingBatch | FollowedBatch
+        if request.following is None:
+            with store_errors():
+                given = TrainingBatch(read_batch(request.batch), request.algorithm, step)
+        else:
+            given = FollowedBatch(
+                request.batch, request.following, check, lambda waiting: context.emit(Waiting(waiting=waiting))
+            )
+        seconds: dict[str, float] = {}
+        # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
+        state, self._state = self._state, None
+        if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
+            state = None
+            state = self._rebuild(request, check, seconds)
+        elif state.device != self._ranks.device:
+            with _timed(seconds, "seconds/wake"):
+                move(state, self._ranks.device)
+        with _timed(seconds, "seconds/train"):
+            report, batch = _take_step(state, given, request, step, check)
+        if isinstance(given, FollowedBatch):
+            seconds["seconds/wait"] = given.waited_seconds
+            seconds["seconds/train"] -= given.waited_seconds
+        with _timed(seconds, "seconds/publish"):
+            result = _publish(request, state)
+        self._state = state
+        metrics = step_metrics(report, batch) | _bytes(request, state) | seconds
+        metrics |= {"seconds": time.monotonic() - started}
+        return result.model_copy(update={"metrics": metrics})
+
+    def _rebuild(self, request: LearnRequest, check: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
+        loaded, self._loaded = self._loaded, None
+        with _timed(seconds, "seconds/load"):
+            fits = loaded is not None and loaded[:2] == (request.model, request.initial)
+            state = initial_state(request, loaded[2] if loaded is not None and fits else None, self._ranks)
+            if request.checkpoint is not None:
+                restore_checkpoint(request.checkpoint, state)
+        with _timed(seconds, "seconds/replay"):
+            for reference in request.replay:
+                logger.info("replaying step %d", reference.step)
+                with store_errors():
+                    batch = TrainingBatch(read_batch(reference), request.algorithm, reference.step)
+                _take_step(state, batch, request, reference.step, check)
+        return state
+
+
+def _take_step(
+    state: TrainingState,
+    given: TrainingBatch | FollowedBatch,
+    request: LearnRequest,
+    step: int,
+    check: Callable[[], None],
+) -> tuple[StepReport, TrainingBatch]:
+    """Take a step, in pieces where that is asked for; also the whole batch."""
+    if request.pieces == 1:
+        assert isinstance(given, TrainingBatch)
+        return train_step(state, given, request, step, check), given
+    samples: list[PreparedSample] = []
+
+    def batches() -> Iterator[TrainingBatch]:
+        if isinstance(given, FollowedBatch):
+            pieces = given.pieces(request.pieces)
+        else:
+            pieces = whole_in_pieces(given.samples, request.pieces)
+        for piece in pieces:
+            samples.extend(piece)
+            yield TrainingBatch(piece, request.algorithm, step)
+
+    report = train_step_in_pieces(state, batches(), request, step, check)
+    return report, TrainingBatch(samples, request.algorithm, step)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+def _check_steps(request: LearnRequest) -> int:
+    """The step to take, after making sure that checkpoint, replay and base lead up to it."""
+    step = request.batch.step
+    begin = request.checkpoint_step if request.checkpoint is not None else 0
+    if [begin + 1 + i for i in range(len(request.replay) + 1)] != [*(batch.step for batch in request.replay), step]:
+        raise TaskError(
+            "bad_request",
+            f"replay: the batches of steps {[batch.step for batch in request.replay]} do not lead from checkpoint_step"
+            f" {begin} to batch step {step}: name every step between them, in order",
+        )
+    if request.base.version != step - 1:
+        raise TaskError("bad_request", f"base: version {request.base.version} is not where step {step} starts from")
+    if request.optimizer.name == "muon" and (request.learning.processes or torch.cuda.device_count()) > 1:
+        raise TaskError(
+            "bad_request",
+            "optimizer.name: muon needs whole matrices, and several learning processes hold parts of them:"
+            " take adamw, or set learning.processes to 1",
+        )
+    if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
+        raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")
+    return step
+
+
+def _check_pieces(request: LearnRequest) -> None:
+    """Refuse pieces where the update needs the whole batch before its first gradient."""
+    if request.pieces == 1:
+        if request.following is not None:
+            raise TaskError("bad_request", "following: a batch can be followed in more than one of `pieces` alone")
+        return
+    size = request.batch_settings.minibatch_samples
+    if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
+        raise TaskError("bad_request", "pieces: more than one needs a step of one optimizer update; ask for 1")
+    if request.algorithm.advantage_normalization == "batch":
+        raise TaskError(
+            "bad_request", "pieces: with algorithm.advantageNormalization batch the whole batch is needed; ask for 1"
+        )
+
+
+def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
+    dtype, ranks = torch_dtype(request.model), state.ranks
+    if isinstance(state.policy, PeftModel):
+        if ranks.size == 1:
+            publish_adapter(request.publish, state.policy)
+        else:
+            publish_adapter_together(request.publish, state.policy, ranks)
+        weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
+    else:
+        if ranks.size == 1:
+            publish_weights(request.publish, state.policy, state.tokenizer, dtype)
+        else:
+            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks)
+        weights = WeightsReference(version=state.version, uri=request.publish)
+    critic = None
+    if state.critic is not None and request.publish_critic is not None:
+        if ranks.size == 1:
+            publish_critic(request.publish_critic, state.critic, dtype)
+        else:
+            publish_critic_together(request.publish_critic, state.critic, dtype, ranks)
+        critic = WeightsReference(version=state.version, uri=request.publish_critic)
+    if request.save_checkpoint is not None:
+        save_checkpoint(request.save_checkpoint, state)
+    return LearnResult(weights=weights, critic=critic, checkpoint=request.save_checkpoint, metrics={})
+
+
+def _bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
+    """What a version weighs that has just been published, and what it would if it were all weights."""
+    if state.ranks.rank:
+        return {}
+    with store_errors():
+        manifest = artifacts.manifest(request.publish)
+    assert manifest is not None
+    adapted = isinstance(state.policy, PeftModel)
+    numbers = sum(p.numel() for name, p in state.policy.named_parameters() if not (adapted and p.requires_grad))
+    return {
+        "weights/bytes": float(sum(entry.size for entry in manifest.files.values())),
+        "weights/full_bytes": float(numbers * torch_dtype(request.model).itemsize),
+    }
+
+
+def _export(request: ExportRequest) -> ExportResult:
+    """Publish one version as a plain Hugging Face folder, an adapter merged into it, or as a peft folder."""
+    tokenizer = load_tokenizer(request.model, request.weights)
+    policy = load_policy(request.model, request.weights, torch.float32)
+    if isinstance(policy, PeftModel):
+        assert request.model.lora is not None
+        if request.model.lora.export == "adapter":
+            publish_adapter(request.destination, policy, tokenizer, readme=request.model_card)
+            return ExportResult(uri=request.destination)
+        policy = merge_adapter(policy)
+    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), readme=request.model_card)
+    return ExportResult(uri=request.destination)

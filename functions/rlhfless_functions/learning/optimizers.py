@@ -1,0 +1,172 @@
+"""AdamW and Muon over named parameters, and the learning-rate schedule."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from rlhfless_functions.distributed.sharding import local, whole
+from rlhfless_functions.settings import OptimizerSettings
+
+
+class NonFiniteGradientError(ArithmeticError):
+    """A gradient is NaN or infinite; nothing was updated."""
+
+
+def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) -> float:
+    """Share of the peak learning rate in a training step.
+
+    The warm-up's steps have 1/(w+1), 2/(w+1), … of the peak; the step after it has all of it. A linear or cosine
+    schedule then falls so that it would reach `final_ratio` in the step after the last: no step is spent at zero.
+
+    Args:
+        settings: of the job.
+        step: training step, from 1.
+        total_steps: of the job; steps beyond it have `final_ratio`.
+    """
+    warmup = settings.warmup_steps
+    if step <= warmup:
+        return step / (warmup + 1)
+    progress = min(1.0, (step - warmup - 1) / max(1, total_steps - warmup))
+    if settings.schedule == "constant":
+        return 1.0
+    fall = progress if settings.schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return 1 - (1 - settings.final_ratio) * fall
+
+
+class ModelOptimizer:
+    """The optimizer of one model's trainable parameters: AdamW, or Muon with AdamW for what is no hidden matrix.
+
+    Weight decay is decoupled, and left out for norms, biases, embeddings and whatever else has one dimension. AdamW is
+    arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024) and is scaled to AdamW's
+    update size (arXiv 2502.16982), so that one learning rate serves both.
+
+    With `settings.offload` moments and a copy of the parameters are in the host's memory, 12 bytes a parameter, and
+    steps are taken there; the accelerator keeps weights and gradients alone.
+
+    Args:
+        model: float32; parameters that need no gradient are left alone.
+        settings: of the job.
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._stepped = [_stepped(parameter, offload=settings.offload) for parameter in self._parameters]
+        self._settings = settings
+        embeddings = _embedding_parameters(model)
+        pairs = list(zip(self._parameters, self._stepped, strict=True))
+        muon = [own for p, own in pairs if p.ndim == 2 and id(p) not in embeddings and settings.name == "muon"]
+        with_muon = {id(own) for own in muon}
+        decayed = [own for p, own in pairs if p.ndim >= 2 and id(p) not in embeddings and id(own) not in with_muon]
+        plain = [own for p, own in pairs if p.ndim < 2 or id(p) in embeddings]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        groups = [
+            {"params": parameters, "weight_decay": decay}
+            for parameters, decay in ((decayed, settings.weight_decay), (plain, 0.0))
+            if parameters
+        ]
+        if groups:
+            betas = (settings.beta1, settings.beta2)
+            self._optimizers.append(
+                torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.epsilon, fused=True)
+            )
+        if muon:
+            self._optimizers.append(
+                torch.optim.Muon(
+                    muon,
+                    lr=settings.learning_rate,
+                    weight_decay=settings.weight_decay,
+                    momentum=settings.beta1,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+
+    def update(self, factor: float) -> float:
+        """Clip the accumulated gradients, take one step with them, and clear them.
+
+        Args:
+            factor: share of the peak learning rate.
+
+        Returns:
+            The global norm of the gradients before clipping.
+
+        Raises:
+            NonFiniteGradientError: the parameters are as they were.
+        """
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm)))
+        if not math.isfinite(norm):
+            self.clear()
+            raise NonFiniteGradientError(f"the gradient's norm is {norm}")
+        for parameter, own in zip(self._parameters, self._stepped, strict=True):
+            if own is not parameter:
+                own.grad = None if parameter.grad is None else local(parameter.grad).to(own.device)
+                parameter.grad = None
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._settings.learning_rate * factor
+            optimizer.step()
+        if self._settings.offload:
+            with torch.no_grad():
+                for parameter, own in zip(self._parameters, self._stepped, strict=True):
+                    local(parameter).copy_(own)
+        self.clear()
+        return norm
+
+    def clear(self) -> None:
+        """Forget the accumulated gradients."""
+        for parameter in (*self._parameters, *self._stepped):
+            parameter.grad = None
+
+    def follow(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Go where the model's parameters have been put; with `settings.offload` nothing moves.
+
+        Args:
+            place: a tensor as it is there.
+        """
+        if self._settings.offload:
+            return
+        for parameter, own in zip(self._parameters, self._stepped, strict=True):
+            if own is not parameter:
+                own.data = local(parameter.detach())
+        for optimizer in self._optimizers:
+            for moments in optimizer.state.values():
+                # All of them: a fused AdamW has its step counts on the device too.
+                moments.update({name: place(each) for name, each in moments.items() if torch.is_tensor(each)})
+
+    def state(self) -> list[dict[str, Any]]:
+        """Moments and step counts, as torch's state dictionaries."""
+        return [optimizer.state_dict() for optimizer in self._optimizers]
+
+    def restore(self, state: list[dict[str, Any]]) -> None:
+        """Take over a state that the same model's optimizer had, once the model has the parameters that went with it.
+
+        Raises:
+            ValueError: if the state is another optimizer's, or another model's.
+        """
+        if len(state) != len(self._optimizers):
+            raise ValueError("the optimizer state is of another optimizer")
+        for optimizer, saved in zip(self._optimizers, state, strict=True):
+            optimizer.load_state_dict(saved)
+        if self._settings.offload:
+            with torch.no_grad():
+                for parameter, own in zip(self._parameters, self._stepped, strict=True):
+                    own.copy_(local(parameter))
+
+
+def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
+    """What an optimizer steps on: the parameter, this rank's part of it in the same memory, or a copy on the host."""
+    own = local(parameter.detach())
+    if offload:
+        return nn.Parameter(own.to("cpu", copy=True))
+    return nn.Parameter(own) if isinstance(parameter, DTensor) else parameter
+
+
+def _embedding_parameters(model: nn.Module) -> set[int]:
+    """Identities of the parameters of embeddings and of output heads, tied or not."""
+    modules: Iterable[nn.Module] = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    heads = [model.get_output_embeddings()] if hasattr(model, "get_output_embeddings") else []
+    heads += [model.score] if hasattr(model, "score") else []
+    return {id(p) for module in (*modules, *heads) if module is not None for p in module.parameters()}

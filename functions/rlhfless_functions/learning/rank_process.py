@@ -1,0 +1,67 @@
+"""A learning process beside the instance: takes each step that the instance is asked for, with its part of the weights.
+
+    python -m rlhfless_functions.learning.rank_process INSTANCE FOLDER RANK SIZE THREADS
+
+It says that it is ready, joins the others, and takes the request in the file of FOLDER that each line of its input
+names, or gives its device's memory back where the line says so. It ends with its input, and with the process INSTANCE.
+If it fails it says why in a line of JSON.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from rlhfless_functions.api import LearnRequest
+from rlhfless_functions.distributed.ranks import join
+from rlhfless_functions.learning.learner import Learner
+from rlhfless_functions.learning.team import READY, SLEEP
+from rlhfless_functions.runtime import logs
+from rlhfless_functions.runtime.processes import die_with_parent, name_process
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+
+
+def main() -> None:
+    """Follow rank 0 until it ends."""
+    parent, folder, rank, size, threads = sys.argv[1:]
+    die_with_parent(int(parent))
+    name_process(f"learning-rank{rank}")
+    with os.fdopen(os.dup(1), "w") as reports:
+        os.dup2(2, 1)
+        status = 1
+        try:
+            _follow(Path(folder), int(rank), int(size), int(threads), reports)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Others wait for this process: it must not wait for them while its interpreter shuts down.
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def _follow(folder: Path, rank: int, size: int, threads: int, reports: TextIO) -> None:
+    logs.configure(instance=f"learning-rank-{rank}")
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    print(READY, file=reports, flush=True)
+    learner = Learner(join(folder, rank, size))
+    for line in sys.stdin:
+        try:
+            if line.strip() == SLEEP:
+                learner.sleep()
+                continue
+            request = LearnRequest.model_validate_json((folder / line.strip()).read_text())
+            learner.run(request, TaskContext(emit=lambda event: None))
+        except TaskError as error:
+            told = {"reason": error.reason, "message": str(error), "retryable": error.retryable}
+            print(json.dumps(told), file=reports, flush=True)
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What a learner keeps in memory between steps: the models that learn, and their optimizers."""
+
+import os
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlhfless_functions.api import LearnRequest, WeightsReference
+from rlhfless_functions.distributed.ranks import Ranks
+from rlhfless_functions.distributed.sharding import Unit, unit_of
+from rlhfless_functions.learning.optimizers import ModelOptimizer
+from rlhfless_functions.model.forward import body_of
+from rlhfless_functions.model.output_head import check_output_logits
+from rlhfless_functions.model.packed_attention import is_packed, use_packing
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import CriticSettings, ModelSettings
+from rlhfless_functions.weights import (
+    CriticModel,
+    check_sharded_publishing,
+    load_critic,
+    load_policy,
+    load_tokenizer,
+)
+
+
+@dataclass
+class TrainingState:
+    """Models and optimizers after a training step. A cache: whatever it holds can be had again by replay."""
+
+    job_uid: str
+    """Incarnation of the job that it belongs to."""
+    version: int
+    """Training steps taken."""
+    policy: PreTrainedModel | PeftModel
+    """float32 master weights; with an adapter, the backbone has the job's number format and only the adapter learns."""
+    policy_optimizer: ModelOptimizer
+    critic: CriticModel | None
+    critic_optimizer: ModelOptimizer | None
+    tokenizer: PreTrainedTokenizerBase
+    policy_unit: Unit
+    """What computes with the policy; its parts are with several ranks, where there are several."""
+    critic_unit: Unit | None = None
+    """What computes with the critic."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """Processes that learn together."""
+    packed: bool = False
+    """Whether policy and critic are given packed rows."""
+    compiled: bool = False
+    """Whether their layers are compiled."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return next(self.policy.parameters()).device
+
+
+def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel | PeftModel:
+    """A policy to train.
+
+    A backbone below an adapter stays in the job's number format: it is frozen, so that it needs no more precision, and
+    computes what the sampler's does.
+
+    Raises:
+        TaskError: if it cannot be loaded.
+    """
+    return load_policy(model, weights, torch.float32 if model.lora is None else None)
+
+
+def initial_state(
+    request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None, ranks: Ranks | None = None
+) -> TrainingState:
+    """The state before the first step: the model as given, and a critic that is its body with a zero head.
+
+    Args:
+        request: any of the job's learning requests.
+        policy: of `load_master_weights` for the initial weights, where it has been loaded already.
+        ranks: processes that learn together; this one alone if left out.
+
+    Raises:
+        TaskError: if the model cannot be loaded or trained.
+    """
+    ranks = ranks or Ranks()
+    policy = policy or load_master_weights(request.model, request.initial)
+    if ranks.size == 1:
+        policy.to(ranks.device)
+    else:
+        check_sharded_publishing(policy)
+    try:
+        check_output_logits(policy)
+    except ValueError as error:
+        raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
+    learning, device = request.learning, ranks.device
+    compiled = learning.compile and ranks.size == 1
+    if compiled:
+        _check_compiler(device)
+    # All packed rows are one shape to the compiler; padded passes are several.
+    pack = "always" if compiled and learning.pack == "auto" else learning.pack
+    packed = is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
+    use_packing(body_of(policy), packed)
+    _make_trainable(policy, learning.gradient_checkpointing, compiled)
+    policy_unit = unit_of(policy, ranks)
+    critic = critic_optimizer = critic_unit = None
+    if request.algorithm.advantage == "gae":
+        critic = load_critic(request.model, request.initial, torch.float32)
+        if ranks.size == 1:
+            critic.to(ranks.device)
+        use_packing(critic.body, packed)
+        _make_trainable(critic.body, learning.gradient_checkpointing, compiled)
+        critic_unit = unit_of(critic, ranks)
+        own = request.algorithm.critic or CriticSettings()
+        # The critic's AdamW shares everything but the learning rate with the policy's.
+        settings = request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
+        critic_optimizer = ModelOptimizer(critic, settings)
+    return TrainingState(
+        job_uid=request.key.job_uid,
+        version=0,
+        policy=policy,
+        policy_optimizer=ModelOptimizer(policy, request.optimizer),
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+        tokenizer=load_tokenizer(request.model, request.initial),
+        policy_unit=policy_unit,
+        critic_unit=critic_unit,
+        ranks=ranks,
+        packed=packed,
+        compiled=compiled,
+    )
+
+
+NARROWEST_ON_CPU = 256
+"""Hidden size from which bfloat16 pays on a CPU that has it: 1.3 times faster than float32 at 256, 2 times at 1024, and
+2 times slower at 96, where converting costs more than multiplying."""
+
+
+def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel) -> AbstractContextManager[None]:
+    """bfloat16 arithmetic for the float32 master weights of a bfloat16 model, where the hardware has it and it pays.
+
+    A float32 model stays in float32, and an adapter's backbone is in bfloat16 by itself.
+    """
+    weight = next(model.parameters())
+    dtype = _arithmetic(request, model, weight.device)
+    return nullcontext() if dtype == weight.dtype else torch.autocast(weight.device.type, dtype)
+
+
+def _arithmetic(
+    request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, device: torch.device
+) -> torch.dtype:
+    """The number format that a model computes in on a device."""
+    weight = next(model.parameters())
+    wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
+    wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
+    return torch.bfloat16 if wanted and wide and has_bfloat16(device) else weight.dtype
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies matrices in bfloat16 natively: an emulation would be slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.11; older ones stay in float32
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def _check_compiler(device: torch.device) -> None:
+    """What is compiled for a CPU is C++, and what launches kernels on a GPU is C."""
+    language, variable, usual = ("C++", "CXX", "g++") if device.type == "cpu" else ("C", "CC", "gcc")
+    if not any(shutil.which(name) for name in (os.environ.get(variable, usual), "clang++", "clang")):
+        raise TaskError(
+            "bad_request",
+            f"learning.compile: the instance that learns has no {language} compiler: install {usual}, name one in"
+            f" {variable}, or leave the setting out",
+        )
+
+
+def _make_trainable(model: nn.Module, gradient_checkpointing: bool, compiled: bool) -> None:
+    """Leave the model in evaluation mode, in which it computes what the sampler does: no dropout but the adapter's."""
+    model.eval()
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and gradient_checkpointing:
+            module.training = True  # only the layer's own flag, which turns checkpointing on
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        if isinstance(module, LoraLayer):
+            module.lora_dropout.train()
+        if isinstance(module, GradientCheckpointingLayer) and compiled:
+            module.compile(dynamic=True)

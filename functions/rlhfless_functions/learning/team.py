@@ -1,0 +1,149 @@
+"""An instance's hold on the processes that learn beside it.
+
+The instance is rank 0; it starts the others when a request asks for them and tells them every request, so that all of
+them take the same steps. It does what torchrun would do, since only a request says how many there are, and an instance
+may be a fork of a template. Whatever goes wrong in one ends all of them, and the next attempt begins with new ones from
+the newest checkpoint.
+"""
+
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rlhfless_functions.distributed.ranks import Ranks, join
+from rlhfless_functions.runtime.task import TaskError
+
+_START_SECONDS = 600.0
+"""Longest time in which a process is to be there: it imports torch, from a slow disk perhaps, on a busy machine."""
+_LAST_WORDS_SECONDS = 5.0
+"""How long to wait for a process to say why it failed: whoever waits for it may notice its end before it is over."""
+READY = "ready"
+"""What a process says once it runs."""
+SLEEP = "sleep"
+"""What it is told where it is to give its device's memory back, instead of a request's file."""
+
+
+class Team:
+    """Rank 0's hold on the other ranks.
+
+    Args:
+        size: ranks in all, at least 2.
+
+    Raises:
+        TaskError: if a process does not come up.
+    """
+
+    ranks: Ranks
+    """This process among them."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rlhfless-ranks-"))
+        self._others: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(1, size):
+                arguments = map(str, (os.getpid(), self._folder, rank, size, torch.get_num_threads()))
+                command = [sys.executable, "-m", "rlhfless_functions.learning.rank_process", *arguments]
+                self._others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            self._await_ready()
+            self.ranks = join(self._folder, 0, size)
+        except BaseException as error:
+            told = self.failure() if isinstance(error, RuntimeError) else None
+            self.end()
+            if told is None:
+                raise
+            raise told from error
+
+    def tell(self, request: str) -> None:
+        """Hand a request to every other rank.
+
+        Raises:
+            TaskError: if one of them is gone.
+        """
+        (self._folder / "request.json").write_text(request)
+        self._say("request.json")
+
+    def sleep(self) -> None:
+        """Tell every other rank to give its device's memory back.
+
+        Raises:
+            TaskError: if one of them is gone.
+        """
+        self._say(SLEEP)
+
+    def failure(self) -> TaskError | None:
+        """Why another rank has ended, if one has; all of them have then."""
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while all(process.poll() is None for process in self._others) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended = [process for process in self._others if process.poll() is not None]
+        for process in self._others:
+            process.kill()
+            process.wait()
+        for process in self._others:
+            assert process.stdout is not None
+            said = process.stdout.read().splitlines()
+            if said and said[-1] != READY.encode():
+                told = json.loads(said[-1])
+                return TaskError(told["reason"], told["message"], retryable=told["retryable"])
+        return _lost(f"ended with status {ended[0].returncode}") if ended else None
+
+    def end(self) -> None:
+        """End the other ranks, and be alone again."""
+        for process in self._others:
+            process.kill()
+        for process in self._others:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                try:
+                    pipe.close()
+                except OSError:
+                    continue  # what was not yet read by a rank that is gone
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _say(self, line: str) -> None:
+        # A pipe holds a short line, so that nobody waits here for a process that does not read.
+        try:
+            for process in self._others:
+                assert process.stdin is not None
+                process.stdin.write(f"{line}\n".encode())
+                process.stdin.flush()
+        except OSError as error:
+            raise self.failure() or _lost("is gone") from error
+
+    def _await_ready(self) -> None:
+        """Until a rank runs nobody may wait for it: one that fails to start would be waited for in vain."""
+        deadline = time.monotonic() + _START_SECONDS
+        with selectors.DefaultSelector() as waiting:
+            for process in self._others:
+                assert process.stdout is not None
+                waiting.register(process.stdout, selectors.EVENT_READ)
+            while waiting.get_map():
+                found = waiting.select(deadline - time.monotonic())
+                if not found:
+                    raise _lost(f"did not start within {_START_SECONDS:.0f} s")
+                for key, _ in found:
+                    assert not isinstance(key.fileobj, int)
+                    if os.read(key.fd, len(READY) + 1) != f"{READY}\n".encode():
+                        raise self.failure() or _lost("did not start")
+                    waiting.unregister(key.fileobj)
+
+
+def _lost(what: str) -> TaskError:
+    return TaskError(
+        "internal",
+        f"a learning process {what}: take the step again. Its own log says why; if the kernel killed it, there is too"
+        " little memory for learning.processes",
+        retryable=True,
+    )

@@ -1,0 +1,95 @@
+"""How samples are cut into forward passes: whole, or their prompts once and their responses in micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
+
+KEYS_PER_TOKEN = 8
+"""Keys and values of so many prompt tokens, copied to a response, cost about what a token of its own does."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Micro-batches that go through a model together."""
+
+    prompts: list[int]
+    """A sample of each distinct prompt that is computed once, before the runs; none where samples are passed whole."""
+    runs: list[list[int]]
+    """Samples of each micro-batch."""
+
+
+WHOLE = Block([], [])
+"""Where samples are passed whole."""
+
+
+def plan_micro_batches(
+    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool, packed: bool = False
+) -> list[Block]:
+    """Cut samples so that the fewest tokens are computed; the result depends on the arguments alone.
+
+    Samples of a group are passed with a shared prompt where that costs less than passing them whole, padding and the
+    additional pass included.
+
+    Args:
+        samples: among which are the chosen ones.
+        chosen: indices into `samples`.
+        budget_tokens: most tokens of a pass, padding included; a longer sample is passed alone. Of a block, half may be
+            its prompts, whose activations are kept while the responses pass.
+        share: whether the model can share prompts.
+        packed: whether passes are packed rows, which have no padding.
+    """
+    chosen = sorted(chosen)
+    lengths = [len(samples[row].prompt_tokens) + len(samples[row].response_tokens) for row in chosen]
+    whole = _cut(lengths, budget_tokens, packed)
+    plain = [Block([], [[chosen[place] for place in run] for run in whole])] if whole else []
+    if not share or not plain:
+        return plain
+    blocks, cost = _shared(samples, chosen, budget_tokens, packed)
+    return blocks if cost < cost_of(whole, lengths, packed=packed) else plain
+
+
+def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int]) -> list[int]:
+    """Which of a block's prompts each sample of a run has."""
+    numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
+    return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
+
+
+def _cut(lengths: Sequence[int], budget_tokens: int, packed: bool) -> list[list[int]]:
+    return packed_batches(lengths, budget_tokens) if packed else micro_batches(lengths, budget_tokens)
+
+
+def _shared(
+    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, packed: bool
+) -> tuple[list[Block], int]:
+    members: dict[tuple[int, ...], list[int]] = {}
+    for row in chosen:
+        members.setdefault(tuple(samples[row].prompt_tokens), []).append(row)
+    groups = sorted(members.values(), key=lambda rows: (len(samples[rows[0]].prompt_tokens), rows[0]))
+
+    def size(block: Sequence[Sequence[int]]) -> int:
+        """Tokens of a block's prompts, of which the last is the longest."""
+        widths = [len(samples[group[0]].prompt_tokens) for group in block]
+        return sum(widths) if packed else len(widths) * widths[-1]
+
+    blocks: list[list[list[int]]] = []
+    for group in groups:
+        if blocks and size([*blocks[-1], group]) <= budget_tokens // 2:
+            blocks[-1].append(group)
+        else:
+            blocks.append([group])
+    # The widest first, so that the peak of memory comes at the start.
+    planned, cost = [], 0
+    for block in reversed(blocks):
+        rows = sorted(row for group in block for row in group)
+        widest = len(samples[block[-1][0]].prompt_tokens)
+        prompts = [len(samples[row].prompt_tokens) if packed else widest for row in rows]
+        lengths = [
+            len(samples[row].response_tokens) + prompt // KEYS_PER_TOKEN
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
+        runs = _cut(lengths, max(1, budget_tokens - size(block)), packed)
+        cost += size(block) + PASS_OVERHEAD_TOKENS + cost_of(runs, lengths, packed=packed)
+        planned.append(Block([group[0] for group in block], [[rows[place] for place in run] for run in runs]))
+    return planned, cost

@@ -1,0 +1,219 @@
+"""Attention over samples that stand in one row without padding, each of which sees itself alone.
+
+A packed row has no padding to compute, and its attention needs no mask: a kernel for sequences of any lengths (flash
+attention's "varlen" form) is told where each sample begins. Where there is none each sample is attended to by itself. A
+sample may have more keys than queries: those of a prompt that it shares with others stand before its own
+(`shared_prompts.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rlhfless_functions.model.packing import Packing, positions
+from rlhfless_functions.model.varlen_kernels import attend, capability_of, choose_kernel, installed_kernels
+
+PACKED = "rlhfless_packed"
+"""Name of this attention among transformers' implementations."""
+
+_KINDS = {"full_attention", "sliding_attention"}
+_able: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_TRIAL = ((3, 1, 4, 1, 5), (9, 2, 6))
+"""Tokens that a model is tried with."""
+
+
+@torch.compiler.disable  # Its loops depend on the samples' lengths, for each of which they would be compiled anew.
+def packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each sample of a packed row; what is not packed is left to transformers' own.
+
+    Args:
+        module: a layer's attention, with its number as `layer_idx`.
+        query: [1, heads, tokens, head size].
+        key: [1, key-value heads, tokens, head size], like `value`.
+        attention_mask: says nothing of a packed row.
+        dropout: of what is not packed.
+        scaling: of the scores; 1 / √head size if left out.
+        sliding_window: tokens that one sees, itself among them; all before it if left out.
+        packing: where the samples stand, in a packed row.
+
+    Returns:
+        [1, tokens, heads, head size], and no attention weights.
+    """
+    if packing is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if packing.record is not None:
+        packing.record.setdefault(layer, (key, value))  # Checkpointing computes a layer twice.
+    keys, values = packing.keys(layer, key, 0), packing.keys(layer, value, 1)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    head_sizes = key.shape[-1], value.shape[-1]
+    kernel = choose_kernel(capability_of(query.device), query.dtype, head_sizes, installed_kernels())
+    if kernel == "sdpa":
+        queries = query.split(packing.lengths, dim=2)
+        masks: dict[tuple[int, int], torch.Tensor | None] = {}
+        outputs = [_attend(*each, scaling, sliding_window, masks) for each in zip(queries, keys, values, strict=True)]
+        return torch.cat(outputs, dim=1), None
+    if packing.prompts is not None:
+        key, value = torch.cat(keys, dim=2), torch.cat(values, dim=2)
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    return attend(kernel, *rows, packing.sequences(query.device), scaling, sliding_window)[None], None
+
+
+AttentionInterface.register(PACKED, packed_attention)
+AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    window: int | None,
+    masks: dict[tuple[int, int], torch.Tensor | None],
+) -> torch.Tensor:
+    """One sample's attention, [1, tokens, heads, value size]; its last query sees its last key."""
+    shape = query.shape[2], key.shape[2]
+    if shape not in masks:
+        masks[shape] = _mask(*shape, window, query.device)
+    mask = masks[shape]
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    ).transpose(1, 2)
+
+
+def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """[tokens, keys] bool: True where a token sees a key; None where that is plainly causal."""
+    before = keys - tokens
+    if before == 0 and (window is None or keys <= window):
+        return None
+    visible = torch.ones(tokens, keys, dtype=torch.bool, device=device).tril_(before)
+    return visible if window is None else visible.triu_(before - window + 1)
+
+
+def can_pack(body: PreTrainedModel) -> bool:
+    """Whether a model's attention can be replaced by this one without a change to its numbers.
+
+    Its configuration tells of what it is made; a trial, once, tells whether the attention gets all that it needs.
+    """
+    if body not in _able:
+        _able[body] = _fits(body) and _try(body)
+    return _able[body]
+
+
+def _fits(body: PreTrainedModel) -> bool:
+    config = body.config
+    text = config.get_text_config()
+    return (
+        config._attn_implementation == "sdpa"
+        and config.is_encoder_decoder is False
+        and body._supports_attention_backend
+        and body._supports_flash_attn  # Those tell the kernel of their window; the others have it in a mask alone.
+        and set(getattr(text, "layer_types", None) or ["full_attention"]) <= _KINDS
+        and getattr(text, "attn_logit_softcapping", None) is None
+    )
+
+
+def _try(body: PreTrainedModel) -> bool:
+    with torch.inference_mode():
+        expected = [
+            body(input_ids=torch.tensor([sample], device=body.device), use_cache=False).last_hidden_state
+            for sample in _TRIAL
+        ]
+        use_packing(body, True)
+        try:
+            together = packed_hidden(body, torch.tensor([sum(_TRIAL, ())]), Packing([len(sample) for sample in _TRIAL]))
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        finally:
+            use_packing(body, False)
+    plain = torch.cat(expected, dim=1)
+    tolerance = 1e-3 if body.dtype == torch.float32 else 0.05
+    return torch.allclose(together, plain, rtol=tolerance, atol=tolerance * float(plain.abs().max()))
+
+
+def is_packed(
+    setting: Literal["auto", "always", "never"], body: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Whether a model is to be given packed rows: `auto` only where a kernel for sequences of any lengths attends.
+
+    Elsewhere it pays for some batches and costs with others: cutting samples into passes by their lengths leaves little
+    padding, and long rows leave a CPU's cache (`benchmarks/results/learner_settings.json`).
+
+    Args:
+        setting: `learning.pack`.
+        body: the transformer below the head.
+        device: that it is going to compute on.
+        dtype: number format that it computes in.
+    """
+    if setting == "never" or (setting == "auto" and device.type != "cuda") or not can_pack(body):
+        return False
+    text = body.config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return (
+        setting == "always" or choose_kernel(capability_of(device), dtype, (size, size), installed_kernels()) != "sdpa"
+    )
+
+
+def use_packing(body: PreTrainedModel, packed: bool) -> None:
+    """Make a model take packed rows as well, or no more."""
+    current = body.config._attn_implementation
+    if packed != (current == PACKED):
+        body.set_attn_implementation(PACKED if packed else "sdpa")
+
+
+def packed_hidden(
+    body: PreTrainedModel, input_ids: torch.Tensor, packing: Packing, first: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Final hidden states of a packed row, [1, tokens, H], with autograd.
+
+    Args:
+        body: of a model for which `use_packing` is on.
+        input_ids: [1, tokens].
+        packing: where the samples stand.
+        first: see `positions`.
+    """
+    device = next(body.parameters()).device
+    hidden: torch.Tensor = body(
+        input_ids=input_ids.to(device),
+        position_ids=positions(packing.lengths, first).to(device),
+        attention_mask=_no_mask(body.config, device),
+        packing=packing,
+        use_cache=False,
+    ).last_hidden_state
+    return hidden
+
+
+def _no_mask(config: PreTrainedConfig, device: torch.device) -> Any:
+    """What keeps a model from making a mask, which would have a number for each pair of tokens of the row."""
+    given = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    return dict.fromkeys(_KINDS, given) if "sliding_attention" in kinds else given

@@ -1,0 +1,76 @@
+"""Where samples stand in a row of tokens without padding, and what stands before them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rlhfless_functions.model.varlen_kernels import Sequences
+
+
+@dataclass(frozen=True)
+class PromptStates:
+    """Keys and values of prompts in one row."""
+
+    lengths: list[int]
+    """Tokens of each prompt."""
+    states: list[tuple[torch.Tensor, torch.Tensor]]
+    """Of each layer, [1, key-value heads, tokens of all prompts, head size]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Where samples stand in a row of tokens."""
+
+    lengths: list[int]
+    """Tokens of each sample, none of them 0."""
+    prompts: PromptStates | None = None
+    """What stands before the samples, if anything does."""
+    numbers: list[int] = field(default_factory=list)
+    """Which of the prompts each sample has."""
+    record: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+    """Where each layer's keys and values are to be left."""
+    _sequences: dict[torch.device, Sequences] = field(default_factory=dict)
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """[samples] where each sample begins in the row."""
+        return _bounds(self.lengths)[:-1].long()
+
+    @property
+    def key_lengths(self) -> list[int]:
+        """Keys that each sample's last token sees."""
+        if self.prompts is None:
+            return self.lengths
+        return [self.prompts.lengths[number] + own for number, own in zip(self.numbers, self.lengths, strict=True)]
+
+    def sequences(self, device: torch.device) -> Sequences:
+        """The samples for a kernel."""
+        if device not in self._sequences:
+            bounds = _bounds(self.lengths).to(device)
+            key_bounds = bounds if self.prompts is None else _bounds(self.key_lengths).to(device)
+            self._sequences[device] = Sequences(bounds, key_bounds, max(self.lengths), max(self.key_lengths))
+        return self._sequences[device]
+
+    def keys(self, layer: int, own: torch.Tensor, which: int) -> list[torch.Tensor]:
+        """Each sample's keys (0) or values (1) in a layer, [1, key-value heads, tokens, head size]."""
+        pieces = list(own.split(self.lengths, dim=2))
+        if self.prompts is None:
+            return pieces
+        before = self.prompts.states[layer][which].split(self.prompts.lengths, dim=2)
+        return [torch.cat([before[number], piece], dim=2) for number, piece in zip(self.numbers, pieces, strict=True)]
+
+
+def _bounds(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+def positions(lengths: Sequence[int], first: Sequence[int] | None = None) -> torch.Tensor:
+    """[1, sum of lengths] position of each token in its sample.
+
+    Args:
+        lengths: tokens of each sample.
+        first: position of each sample's first token; 0 if left out.
+    """
+    starts = [0] * len(lengths) if first is None else first
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])[None]

@@ -1,0 +1,67 @@
+"""What preparation reports of a chunk of groups.
+
+The control plane adds up the metrics of a step's chunks; `X` stands for `X/sum` and `X/count`:
+
+| Name | Of |
+|---|---|
+| `reward` | weighted sums of the scorable samples; `reward/square/sum` for their spread |
+| `reward/unscorable/count` | samples without a reward |
+| `reward/NAME`, `reward/NAME/unscorable/count` | a term's own numbers, before weighting |
+| `reward/NAME/errors/count` | groups for which the reward failed |
+| `reward/NAME/METRIC` | what the reward itself logged |
+| `groups/count` | groups |
+| `zero_variance_groups/count` | groups with equal rewards, which teach nothing where the group is the baseline |
+| `lengths`, `prompt_lengths` | tokens of the responses, and of the groups' prompts |
+| `truncated` | 1 for a response that hit the longest, else 0 |
+| `masked/count` | samples left out of the loss |
+| `kl/reference` | k3 estimate per token, in nats, of the policy's distance to the reference |
+| `values` | the critic's values per token |
+| `seconds/rewards/sum`, `seconds/models/sum` | time spent on each; they overlap |
+
+The `reward` ones are made by `rewards.scoring`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rlhfless_functions.algorithms.kl import kl_estimate
+from rlhfless_functions.api import GroupResult
+from rlhfless_functions.data.rollouts import PreparedSample
+
+
+def chunk_metrics(
+    prompt_lengths: Sequence[int], samples: Sequence[PreparedSample], results: Sequence[GroupResult]
+) -> dict[str, float]:
+    """Those metrics of a chunk that are made from its prepared samples.
+
+    Args:
+        prompt_lengths: tokens of each group's prompt.
+        samples: of all groups, prepared.
+        results: one per group.
+    """
+    metrics: dict[str, float] = {
+        "groups/count": len(results),
+        "zero_variance_groups/count": sum(result.reward is not None and result.spread == 0 for result in results),
+        "lengths/sum": sum(len(sample.response_tokens) for sample in samples),
+        "lengths/count": len(samples),
+        "prompt_lengths/sum": sum(prompt_lengths),
+        "prompt_lengths/count": len(results),
+        "truncated/sum": sum(sample.finish_reason == "truncated" for sample in samples),
+        "truncated/count": len(samples),
+        "masked/count": sum(not sample.mask for sample in samples),
+    }
+    ours: list[float] = []
+    theirs: list[float] = []
+    for sample in samples:
+        if sample.reference_log_probs is not None:
+            ours += sample.old_log_probs or sample.log_probs
+            theirs += sample.reference_log_probs
+    if ours:
+        distance = kl_estimate(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64), "k3")
+        metrics |= {"kl/reference/sum": float(distance.sum()), "kl/reference/count": len(ours)}
+    values = [value for sample in samples for value in sample.values or []]
+    if values:
+        metrics |= {"values/sum": math.fsum(values), "values/count": len(values)}
+    return metrics

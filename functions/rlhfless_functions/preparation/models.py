@@ -1,0 +1,124 @@
+"""The models that preparation asks: the policy that generated, the frozen reference, the critic."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.model.output_head import check_output_logits
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights import CriticModel, load_critic, load_policy, swap_critic, swap_policy
+
+Policy = PreTrainedModel | PeftModel
+
+
+class PreparationModels:
+    """Models in memory, on the accelerator if there is one, kept from request to request.
+
+    A model at another version is swapped in place. Where an adapter is trained the reference is the policy's own
+    backbone with the adapter off, so that the backbone is in memory once.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model: ModelSettings | None = None
+        self._policy: tuple[WeightsReference, Policy] | None = None
+        self._reference: tuple[WeightsReference, Policy] | None = None
+        self._critic: tuple[WeightsReference, CriticModel] | None = None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load what a first request is likely to ask: version 0 is the reference, any other the policy.
+
+        Raises:
+            TaskError: if it cannot be loaded.
+        """
+        self.use(model)
+        if weights.version == 0 and model.lora is None:
+            self._frozen(weights)
+        else:
+            self.policy(weights)
+
+    def use(self, model: ModelSettings) -> None:
+        """Set the model that the weights are of; at another one everything is forgotten."""
+        if model != self._model:
+            self._model = model
+            self.forget()
+
+    def forget(self) -> None:
+        """Hold no model: the next one asked for is loaded."""
+        self._policy = self._reference = self._critic = None
+
+    def policy(self, weights: WeightsReference) -> Policy:
+        """The policy at a version.
+
+        Raises:
+            TaskError: if it cannot be had; then no policy is kept.
+        """
+        held, self._policy = self._policy, None
+        if held is not None and held[0] != weights:
+            # An adapter's backbone stays what it was loaded from.
+            if isinstance(held[1], PeftModel) and held[0].uri != weights.uri:
+                held = None
+            else:
+                swap_policy(held[1], weights)
+        module = self._loaded(weights) if held is None else held[1]
+        self._policy = weights, module
+        return module
+
+    @contextmanager
+    def reference(self, weights: WeightsReference) -> Iterator[Policy]:
+        """The frozen reference, for as long as the block lasts.
+
+        Raises:
+            TaskError: if it cannot be had.
+        """
+        if self._settings.lora is None:
+            yield self._frozen(weights)
+            return
+        held = self._policy
+        policy = held[1] if held is not None and held[0].uri == weights.uri else self.policy(weights)
+        with cast(PeftModel, policy).disable_adapter():
+            yield policy
+
+    def critic(self, weights: WeightsReference) -> CriticModel:
+        """The value model at a version.
+
+        Raises:
+            TaskError: if it cannot be had; then no critic is kept.
+        """
+        held, self._critic = self._critic, None
+        if held is None:
+            critic = load_critic(self._settings, weights).requires_grad_(False).to(self.device)
+        else:
+            critic = held[1]
+            if held[0] != weights:
+                swap_critic(critic, weights)
+        self._critic = weights, critic
+        return critic
+
+    def _frozen(self, weights: WeightsReference) -> Policy:
+        if self._reference is None or self._reference[0] != weights:
+            self._reference = None
+            self._reference = weights, self._loaded(weights)
+        return self._reference[1]
+
+    @property
+    def _settings(self) -> ModelSettings:
+        assert self._model is not None, "use() comes first"
+        return self._model
+
+    def _loaded(self, weights: WeightsReference) -> Policy:
+        policy = load_policy(self._settings, weights)
+        policy.requires_grad_(False)
+        nn.Module.to(policy, self.device)
+        try:
+            check_output_logits(policy)
+        except ValueError as error:
+            raise TaskError("model_unloadable", f"{weights.uri}: {error}") from error
+        return policy

@@ -1,0 +1,382 @@
+"""The preparation stage: datasets into prompts, and complete groups of samples into what the learner needs.
+
+A request holds a chunk of complete groups; several come in a step while the tail still decodes. Nothing depends on
+how a step is cut into chunks: each group is scored by calls of its own, and whatever needs the whole batch (whitening)
+is left to the learner. Token ids come from the rollouts; text is made from them for rewards alone.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhfless_functions.algorithms.advantages import estimate_advantages
+from rlhfless_functions.api import (
+    ExampleSample,
+    GroupResult,
+    MaterializeRequest,
+    MaterializeResult,
+    PrepareRequest,
+    PrepareResult,
+    WeightsReference,
+)
+from rlhfless_functions.data import rollouts
+from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.datasets import make_prompts
+from rlhfless_functions.data.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
+from rlhfless_functions.data.traces import trace_rows, write_trace_rows
+from rlhfless_functions.model.forward import (
+    RaggedBatch,
+    body_of,
+    collate,
+    collate_responses,
+    response_log_probs,
+    response_values,
+)
+from rlhfless_functions.model.micro_batches import plan_micro_batches, prompt_numbers
+from rlhfless_functions.model.packed_attention import is_packed, use_packing
+from rlhfless_functions.model.shared_prompts import ResponseBatch, SharedPrompts, can_share_prompts
+from rlhfless_functions.preparation.metrics import chunk_metrics
+from rlhfless_functions.preparation.models import PreparationModels
+from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.scoring import RewardScorer, Scores
+from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
+from rlhfless_functions.weights.source import store_errors
+
+_EXAMPLE_PROMPTS = 8
+
+CPU_PASS_TOKENS = 2048
+"""Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
+
+_Compute = Callable[[RaggedBatch | ResponseBatch, SharedPrompts | None], torch.Tensor]
+"""What a model says of each response token [n, R]."""
+
+
+class Preparer:
+    """One instance's preparation: its reward workers, models and tokenizer."""
+
+    def __init__(self) -> None:
+        self._scorer = RewardScorer()
+        self._models = PreparationModels()
+        self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load tokenizer and model before the first request.
+
+        Raises:
+            TaskError: if they cannot be loaded.
+        """
+        self._tokenizer_of(model, weights)
+        self._models.preload(model, weights)
+
+    def run(
+        self, request: MaterializeRequest | PrepareRequest, context: TaskContext
+    ) -> MaterializeResult | PrepareResult:
+        """Materialise a dataset, or prepare a chunk of groups.
+
+        Raises:
+            TaskError: what is published is whole or not there at all. `reward_failed` names the reward.
+        """
+        with store_errors():
+            if isinstance(request, MaterializeRequest):
+                return self._materialize(request)
+            return self._prepare(request, context)
+
+    def sleep(self) -> None:
+        """Give the device's memory back: models, reward models among them, are loaded again when they are asked for.
+        The reward workers stay; what a user's own code holds in them is the user's."""
+        self._models.forget()
+        self._scorer.forget_models()
+        give_back()
+
+    def close(self) -> None:
+        """End the reward workers."""
+        self._scorer.close()
+
+    def _materialize(self, request: MaterializeRequest) -> MaterializeResult:
+        model = request.model
+        tokenizer = self._tokenizer_of(model, WeightsReference(version=0, uri=model.source))
+        config = load_config(model.source, revision=model.revision).get_text_config()
+        longest = longest_sequence(config)
+        prompts, dropped = make_prompts(read_table(request.data), request.data, request.sampling, tokenizer, longest)
+        publish_prompts(request.sink, prompts, dropped)
+        return MaterializeResult(prompts=len(prompts), dropped=dropped, uri=request.sink)
+
+    def _prepare(self, request: PrepareRequest, context: TaskContext) -> PrepareResult:
+        self._scorer.start(request.rewards)
+        tokenizer = self._tokenizer_of(request.model, request.policy)
+        groups = _groups(request, _read_samples(request))
+        samples = [sample for group in groups for sample in group.samples]
+        broken_off = False
+
+        def stopped() -> bool:
+            return broken_off or context.stop_reason is not None
+
+        def score() -> tuple[Scores, float]:
+            started = time.monotonic()
+            batch = _reward_groups(groups, tokenizer)
+            scores = self._scorer.score(request.rewards, batch, request.sampling, request.key.step, stopped)
+            return scores, time.monotonic() - started
+
+        with ThreadPoolExecutor(1) as thread:
+            scoring = thread.submit(score)
+            started = time.monotonic()
+            try:
+                if request.purpose == "training":
+                    self._ask_models(request, samples, tokenizer, scoring, stopped)
+            except BaseException:
+                broken_off = True
+                raise
+            seconds = time.monotonic() - started
+            scores, reward_seconds = scoring.result()
+        results = [
+            _finish(
+                request, group, {name: terms[number] for name, terms in scores.terms.items()}, scores.totals[number]
+            )
+            for number, group in enumerate(groups)
+        ]
+        rollouts.write_prepared(request.sink, samples)
+        if request.trace is not None:
+            write_trace_rows(request.trace, trace_rows(samples, request.visits, request.key.step))
+        metrics = {
+            **scores.metrics,
+            **chunk_metrics([len(group.prompt.tokens) for group in groups], samples, results),
+            "seconds/rewards/sum": reward_seconds,
+            "seconds/models/sum": seconds,
+        }
+        examples = _examples(groups, tokenizer) if request.purpose == "evaluation" else []
+        return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
+
+    def _ask_models(
+        self,
+        request: PrepareRequest,
+        samples: Sequence[PreparedSample],
+        tokenizer: PreTrainedTokenizerBase,
+        scoring: Future[tuple[Scores, float]],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Fill in what policy, reference and critic say of the samples; gives up when scoring has failed."""
+        self._models.use(request.model)
+        temperature = request.sampling.temperature
+        kl = request.algorithm.resolved().kl
+        pad = tokenizer.pad_token_id or 0
+        device = self._models.device
+
+        def check() -> None:
+            if stopped():
+                raise TaskError("drained", "the instance was told to stop while it prepared samples", retryable=True)
+            if scoring.done() and (error := scoring.exception()) is not None:
+                raise error
+
+        def ask(model: nn.Module, compute: _Compute) -> list[list[float]]:
+            budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if device.type == "cpu" else sys.maxsize)
+            body = body_of(model)
+            share = request.share_prompts and can_share_prompts(body)
+            packed = is_packed(request.pack, body, device, body.dtype)
+            use_packing(body, packed)
+            return _ask(samples, body, share, packed, budget, pad, device, compute, check)
+
+        def ask_log_probs(model: nn.Module) -> list[list[float]]:
+            return ask(model, lambda batch, prompts: response_log_probs(model, batch, temperature, prompts=prompts)[0])
+
+        if request.old_log_probs:
+            answers = ask_log_probs(self._models.policy(request.policy))
+            for sample, numbers in zip(samples, answers, strict=True):
+                sample.old_log_probs = numbers
+        if request.reference is not None and kl is not None and kl.coefficient > 0:
+            with self._models.reference(request.reference) as reference:
+                answers = ask_log_probs(reference)
+            for sample, numbers in zip(samples, answers, strict=True):
+                sample.reference_log_probs = numbers
+        if request.critic is not None:
+            critic = self._models.critic(request.critic)
+            answers = ask(critic, lambda batch, prompts: response_values(critic, batch, prompts))
+            for sample, numbers in zip(samples, answers, strict=True):
+                sample.values = numbers
+        elif request.algorithm.resolved().advantage == "gae":
+            # Before the first step the critic's head is zero.
+            for sample in samples:
+                sample.values = [0.0] * len(sample.response_tokens)
+
+    def _tokenizer_of(self, model: ModelSettings, weights: WeightsReference) -> PreTrainedTokenizerBase:
+        """The job's tokenizer: every weights version has the same."""
+        if self._tokenizer is None or self._tokenizer[0] != model:
+            self._tokenizer = model, load_tokenizer(model, weights)
+        return self._tokenizer[1]
+
+
+@dataclass(frozen=True)
+class _Group:
+    prompt: Prompt
+    samples: list[PreparedSample]
+
+
+def _read_samples(request: PrepareRequest) -> list[PreparedSample]:
+    """The request's samples in its order.
+
+    Raises:
+        TaskError: artifact_missing, if one is not there or not finished.
+    """
+    keys = [(task.prompt, task.index) for task in request.samples]
+    found = rollouts.read_rollouts(request.rollouts, wanted=set(keys))
+    for prompt, index in keys:
+        rollout = found.get((prompt, index))
+        if rollout is None or not rollout.finished:
+            raise TaskError(
+                "artifact_missing",
+                f"sample {index} of prompt {prompt} is {'unfinished' if rollout else 'missing'} in the"
+                f" {len(request.rollouts)} rollout parts of step {request.key.step}: generate it again",
+                retryable=True,
+            )
+    return [PreparedSample(**vars(found[key])) for key in keys]
+
+
+def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[_Group]:
+    """Samples by the row of their prompt, never by its text, which may be in the data twice."""
+    by_row = {row: list(group) for row, group in groupby(samples, key=lambda sample: sample.prompt)}
+    if sum(map(len, by_row.values())) != len(samples):
+        raise TaskError("bad_request", "samples: those of one prompt must stand together")
+    try:
+        prompts = rollouts.read_prompts(request.prompts, rows=by_row)
+    except IndexError as error:
+        raise TaskError("bad_request", f"samples: {error}") from error
+    return [_Group(prompt, by_row[prompt.row]) for prompt in prompts]
+
+
+def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase) -> list[RewardGroup]:
+    texts = iter(
+        tokenizer.batch_decode(
+            [sample.response_tokens for group in groups for sample in group.samples], skip_special_tokens=True
+        )
+    )
+    return [
+        RewardGroup(
+            prompt=group.prompt.row,
+            text=group.prompt.text,
+            messages=group.prompt.messages,
+            completions=[next(texts) for _ in group.samples],
+            completion_ids=[sample.response_tokens for sample in group.samples],
+            finish_reasons=[sample.finish_reason for sample in group.samples],
+            columns={**group.prompt.columns, "ground_truth": group.prompt.ground_truth},
+        )
+        for group in groups
+    ]
+
+
+def _ask(
+    samples: Sequence[Rollout],
+    body: PreTrainedModel,
+    share: bool,
+    packed: bool,
+    budget_tokens: int,
+    pad: int,
+    device: torch.device,
+    compute: _Compute,
+    check: Callable[[], None],
+) -> list[list[float]]:
+    """What a model says of each response token.
+
+    A micro-batch never mixes groups: its shape, and with it the last bits of what is computed for a group, would
+    depend on which groups happened to be complete when the chunk was sent.
+    """
+    answers: list[list[float]] = [[] for _ in samples]
+    for _, numbered in groupby(enumerate(samples), key=lambda pair: pair[1].prompt):
+        group = [row for row, _ in numbered]
+        for block in plan_micro_batches(samples, group, budget_tokens, share=share, packed=packed):
+            shared = None
+            if block.prompts:
+                check()
+                with torch.inference_mode():
+                    prompts = [samples[row].prompt_tokens for row in block.prompts]
+                    shared = SharedPrompts(body, prompts, packed=packed)
+            for rows in block.runs:
+                check()
+                responses = [samples[row].response_tokens for row in rows]
+                batch: RaggedBatch | ResponseBatch
+                if shared is None:
+                    batch = collate([samples[row].prompt_tokens for row in rows], responses, pad, packed=packed)
+                else:
+                    numbers_of_prompts = prompt_numbers(samples, block, rows)
+                    batch = collate_responses(numbers_of_prompts, responses, pad, packed=packed)
+                with torch.inference_mode():
+                    numbers = compute(batch.to(device), shared).cpu().tolist()
+                for row, line in zip(rows, numbers, strict=True):
+                    answers[row] = line[: len(samples[row].response_tokens)]
+    return answers
+
+
+def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) -> list[ExampleSample]:
+    """The first sample of each of the dataset's first prompts, which are the same ones in every evaluation."""
+    return [
+        ExampleSample(
+            prompt=group.prompt.text,
+            response=str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True)),
+            reward=sample.reward,
+            tokens=len(sample.response_tokens),
+            finish_reason=sample.finish_reason,
+        )
+        for group in groups
+        if group.prompt.row < _EXAMPLE_PROMPTS
+        for sample in group.samples[:1]
+    ]
+
+
+def _finish(
+    request: PrepareRequest, group: _Group, terms: dict[str, list[float | None]], rewards: list[float | None]
+) -> GroupResult:
+    """Fill in rewards, mask and advantages."""
+    scored = [reward for reward in rewards if reward is not None]
+    mean = math.fsum(scored) / len(scored) if scored else None
+    spread = _deviation(scored)
+    for position, sample in enumerate(group.samples):
+        sample.reward = rewards[position]
+        sample.reward_terms = {name: numbers[position] for name, numbers in terms.items()}
+        sample.group_reward_mean, sample.group_reward_std = mean, spread if scored else None
+        truncated = sample.finish_reason == "truncated" and request.algorithm.mask_truncated
+        sample.mask = sample.reward is not None and not truncated
+    if request.purpose == "training":
+        _advantages(request, group.samples)
+    return GroupResult(prompt=group.prompt.row, reward=mean, spread=spread)
+
+
+def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> None:
+    lengths = [len(sample.response_tokens) for sample in samples]
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    estimate = estimate_advantages(
+        request.algorithm,
+        [sample.reward for sample in samples],
+        mask,
+        log_probs=_padded([sample.old_log_probs or sample.log_probs for sample in samples]),
+        reference_log_probs=_padded([sample.reference_log_probs for sample in samples]),
+        values=_padded([sample.values for sample in samples]),
+    )
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        sample.advantages = estimate.advantages[row, :length].tolist()
+        sample.returns = None if estimate.returns is None else estimate.returns[row, :length].tolist()
+
+
+def _padded(rows: Sequence[list[float] | None]) -> torch.Tensor | None:
+    """float64 [samples, longest], right-padded with 0; None if any row is."""
+    present = [row for row in rows if row is not None]
+    if len(present) < len(rows):
+        return None
+    width = max(map(len, present))
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in present], dtype=torch.float64)
+
+
+def _deviation(rewards: Sequence[float]) -> float:
+    """Standard deviation of a sample (n − 1); exactly 0 if all are equal."""
+    if len(rewards) < 2 or min(rewards) == max(rewards):
+        return 0.0
+    mean = math.fsum(rewards) / len(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))

@@ -1,0 +1,115 @@
+"""The reaper: a process that owns everything a reward starts, and leaves none of it behind. Linux only.
+
+The reaper forks the process that runs the reward and then only waits, for that process to end or for the parent to
+close the lifeline. As a subreaper it becomes the parent of every orphan below it, so that double forks and new
+sessions do not escape. A parent that is killed closes the lifeline too, whatever the reward is doing.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all orphaned descendants."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave_network() -> bool:
+    """Give up the network for this process and its descendants, where the kernel permits it.
+
+    Needs CAP_SYS_ADMIN or unprivileged user namespaces, and a process with one thread.
+    """
+    user, group = os.getuid(), os.getgid()
+    if _libc.unshare(_CLONE_NEWNET) == 0:
+        return True
+    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    # Unmapped, the process would be nobody to whatever asks; that it stays itself is a courtesy, not a need.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of the direct children of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name, in parentheses, may hold anything; the parent's id is the second field after it.
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                    found.append(int(entry.name))
+    return found
+
+
+def end_descendants() -> None:
+    """Kill and reap every descendant of this process, which must adopt orphans."""
+    while True:
+        for child in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def keep(child: int, lifeline: socket.socket) -> int:
+    """Wait for `child` to end or for the lifeline to close; then end all descendants.
+
+    Returns:
+        The child's wait status; that of SIGKILL if the lifeline was closed.
+    """
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    status: int | None = _reap(child)
+    while status is None:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if lifeline.fileno() in ready:
+            status = signal.SIGKILL
+        else:
+            os.read(wake, 512)
+            status = _reap(child)
+    end_descendants()
+    return status
+
+
+def end_like(status: int) -> None:
+    """End this process the way of the child whose wait status this is."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _reap(child: int) -> int | None:
+    """Reap whatever has ended; the child's status if it was among it."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == 0:
+                break
+            if ended == child:
+                found = status
+    return found

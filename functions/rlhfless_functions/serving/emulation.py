@@ -1,0 +1,132 @@
+"""The three functions on an emulated GPU: they take the time that the work would, and train nothing. No torch here.
+
+Generation is the real stage around an engine that replays a trace. Preparation and learning wait and answer. Data, made
+up to fit the trace, and rollouts are really written; weights, checkpoints and models are not.
+"""
+
+import time
+from collections.abc import Sequence
+
+from rlhfless_functions.api import (
+    ExportRequest,
+    ExportResult,
+    GroupResult,
+    LearnRequest,
+    LearnResult,
+    MaterializeRequest,
+    MaterializeResult,
+    PrepareRequest,
+    PrepareResult,
+    SampleTask,
+    Stage,
+    WeightsReference,
+)
+from rlhfless_functions.data.rollouts import Prompt, publish_prompts
+from rlhfless_functions.data.traces import TraceLengths
+from rlhfless_functions.generation.engines.replay import ReplayEngine, read_lengths
+from rlhfless_functions.generation.stage import Generator
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.serving.server import Function
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
+
+_LOOK_SECONDS = 0.05
+
+
+def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: float) -> Function:
+    """A stage's code on an emulated GPU.
+
+    Args:
+        listens_at: when the instance has started, monotonic seconds.
+    """
+    if stage == "generation":
+        return Generator(ReplayEngine(emulation, listens_at))
+    return EmulatedPreparer(emulation) if stage == "preparation" else EmulatedLearner(emulation)
+
+
+class _Emulated:
+    def __init__(self, emulation: EmulationSettings) -> None:
+        self._emulation = emulation
+        self._lengths: TraceLengths | None = None
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Nothing is held."""
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def _trace(self) -> TraceLengths:
+        self._lengths = self._lengths or read_lengths(self._emulation)
+        return self._lengths
+
+    def _tokens(self, step: int, samples: Sequence[SampleTask], longest: int) -> int:
+        """Tokens of samples, their prompts included."""
+        trace = self._trace()
+        return sum(
+            trace.prompt_tokens[each.prompt] + min(longest, trace.response_tokens(step, each.prompt, each.index))
+            for each in samples
+        )
+
+    def _take(self, seconds: float, context: TaskContext) -> None:
+        """Let emulated seconds pass.
+
+        Raises:
+            TaskError: `drained`, if the task is told to stop.
+        """
+        until = time.monotonic() + seconds * self._emulation.time_scale
+        while (left := until - time.monotonic()) > 0:
+            if context.stop_reason is not None:
+                raise TaskError("drained", "the instance was told to stop while it worked", retryable=True)
+            time.sleep(min(left, _LOOK_SECONDS))
+
+
+class EmulatedPreparer(_Emulated):
+    """Preparation: data that fits the trace, and groups without rewards."""
+
+    def run(
+        self, request: MaterializeRequest | PrepareRequest, context: TaskContext
+    ) -> MaterializeResult | PrepareResult:
+        """Make data up, or take as long as the preparation of a chunk does."""
+        if isinstance(request, MaterializeRequest):
+            return self._materialize(request)
+        tokens = self._tokens(request.key.step, request.samples, request.sampling.max_response_tokens)
+        self._take(tokens * self._emulation.preparation_token_seconds, context)
+        # Every group counts as one that teaches something, so that dynamic sampling draws no other.
+        prompts = dict.fromkeys(sample.prompt for sample in request.samples)
+        groups = [GroupResult(prompt=prompt, reward=None, spread=1.0) for prompt in prompts]
+        return PrepareResult(part=request.sink, groups=groups, metrics={})
+
+    def _materialize(self, request: MaterializeRequest) -> MaterializeResult:
+        lengths = self._trace().prompt_tokens
+        if max(lengths) > request.sampling.max_prompt_tokens:
+            raise TaskError(
+                "data_invalid",
+                f"the trace has a prompt of {max(lengths)} tokens, more than sampling.maxPromptTokens"
+                f" ({request.sampling.max_prompt_tokens}): raise it to {max(lengths)}",
+            )
+        prompts = [Prompt(row, [row % 97 + 2] * max(1, tokens), "") for row, tokens in enumerate(lengths)]
+        with store_errors():
+            publish_prompts(request.sink, prompts, 0)
+        return MaterializeResult(prompts=len(prompts), dropped=0, uri=request.sink)
+
+
+class EmulatedLearner(_Emulated):
+    """Learning: names of weights that nobody made."""
+
+    def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
+        """Take as long as a training step does."""
+        if isinstance(request, ExportRequest):
+            return ExportResult(uri=request.destination)
+        step = request.batch.step
+        emulation = self._emulation
+        begun = time.monotonic()
+        tokens = self._tokens(step, request.batch.samples, request.sampling.max_response_tokens)
+        self._take(tokens * emulation.learning_token_seconds + emulation.update_seconds, context)
+        critic = request.publish_critic
+        return LearnResult(
+            weights=WeightsReference(version=step, uri=request.publish),
+            critic=WeightsReference(version=step, uri=critic) if critic else None,
+            checkpoint=request.save_checkpoint,
+            metrics={"seconds": time.monotonic() - begun},
+        )

@@ -1,0 +1,143 @@
+"""Start one function instance in this process: a pod's container, or a child of the local fork server."""
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from pydantic import BaseModel
+
+from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.runtime import logs
+from rlhfless_functions.serving.preload import read_pointer
+from rlhfless_functions.serving.server import Function, Instance, serve
+from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
+
+logger = logging.getLogger(__name__)
+
+
+class InstanceOptions(BaseModel):
+    """How an instance is started. A pod gets them as RLHFLESS_* variables, a local process as JSON."""
+
+    stage: Stage
+    name: str
+    token: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    threads: int = 1
+    """Threads of torch's CPU operators."""
+    model: ModelSettings | None = None
+    """With `weights`: what to load before the instance is ready."""
+    weights: WeightsReference | None = None
+    engine: EngineSettings | None = None
+    """What generates, and its settings."""
+    emulation: EmulationSettings | None = None
+    """The GPU to emulate, in a rehearsal."""
+    gpus: list[str] | None = None
+    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them, none if it is empty; all that there are if left out."""
+    started_at: float
+    """Unix time at which the instance was asked for, from which its cold start counts."""
+
+
+def create_function(stage: Stage, engine: EngineSettings | None = None) -> Function:
+    """The stage's code; its imports are this process's largest cost, so only the one stage's are made."""
+    if stage == "generation":
+        from rlhfless_functions.generation.stage import Generator
+
+        return Generator(settings=engine)
+    if stage == "preparation":
+        from rlhfless_functions.preparation.stage import Preparer
+
+        return Preparer()
+    from rlhfless_functions.learning.learner import Learner
+
+    return Learner()
+
+
+def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
+    """Serve until SIGTERM."""
+    logs.configure(instance=options.name)
+    if options.gpus is not None:
+        # Heeded as long as nothing has asked the driver for its devices.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
+        logger.info("instance has GPUs of its own", extra={"fields": {"gpus": options.gpus}})
+    if options.emulation is None:
+        # Thousands of modules come in, none of them garbage: to look for some takes a sixth of the start.
+        gc.disable()
+        function = _compute(options)
+        gc.freeze()
+        gc.enable()
+    else:
+        function, on_listening = _emulate(options, options.emulation, on_listening)
+    instance = Instance(options.stage, function, name=options.name, started_at=options.started_at)
+    asyncio.run(
+        serve(
+            instance,
+            host=options.host,
+            port=options.port,
+            token=options.token,
+            model=options.model,
+            weights=options.weights,
+            on_listening=on_listening,
+        )
+    )
+
+
+def _compute(options: InstanceOptions) -> Function:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)
+    return create_function(options.stage, options.engine)
+
+
+def _emulate(
+    options: InstanceOptions, emulation: EmulationSettings, on_listening: Callable[[int], None]
+) -> tuple[Function, Callable[[int], None]]:
+    """The function, and what to call when it listens, which is not before the emulated start is over."""
+    from rlhfless_functions.serving.emulation import emulated_function
+
+    starting = options.started_at + emulation.startup_seconds * emulation.time_scale - time.time()
+    listens_at = time.monotonic() + max(0.0, starting)
+
+    def listening(port: int) -> None:
+        time.sleep(max(0.0, listens_at - time.monotonic()))
+        on_listening(port)
+
+    return emulated_function(options.stage, emulation, listens_at), listening
+
+
+def main() -> None:
+    """Entry point of a container: options from RLHFLESS_STAGE, RLHFLESS_TOKEN, PORT and so on."""
+    environment = os.environ
+    values: dict[str, Any] = {
+        "stage": environment["RLHFLESS_STAGE"],
+        "name": environment.get("HOSTNAME", f"local-{os.getpid()}"),
+        "token": environment["RLHFLESS_TOKEN"],
+        "host": "0.0.0.0",
+        "port": int(environment.get("PORT", "8080")),
+        "threads": int(environment.get("RLHFLESS_THREADS", "1")),
+        "started_at": psutil.Process().create_time(),
+    }
+    annotations: dict[str, type[BaseModel]] = {
+        "model": ModelSettings,
+        "weights": WeightsReference,
+        "engine": EngineSettings,
+        "emulation": EmulationSettings,
+    }
+    for field, annotation in annotations.items():
+        if text := environment.get(f"RLHFLESS_{field.upper()}"):
+            values[field] = annotation.model_validate_json(text)
+    if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
+        values |= {"model": pointer.model, "weights": pointer.weights, "engine": pointer.engine}
+    run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Whether the local files that a job names are there and are what they should be."""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhfless_functions.settings import DataSettings, PythonReward
+from rlhfless_operator.job.fields import Path as FieldPath
+from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
+from rlhfless_operator.job.spec import RLHFJob
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class FileFault:
+    """Something wrong with a file that a field names."""
+
+    path: FieldPath
+    """The field."""
+    message: str
+    remedy: str
+
+
+def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
+    """What is wrong with the local files of a job; URIs and names on the hub are not looked at.
+
+    Args:
+        job: as it was read, with paths relative to the job file.
+        base: the job file's folder.
+    """
+    spec = job.spec
+    faults = [*_model(("spec", "model", "source"), spec.model.source, base)]
+    if spec.model.tokenizer is not None:
+        faults += _folder(("spec", "model", "tokenizer"), spec.model.tokenizer, base)
+    if spec.model.chat_template is not None:
+        faults += _chat_template(("spec", "model", "chatTemplate"), spec.model.chat_template, base)
+    faults += _data(("spec", "data", "source"), spec.data, base)
+    if spec.evaluation is not None:
+        faults += _data(("spec", "evaluation", "data", "source"), spec.evaluation.data, base)
+    for position, reward in enumerate(spec.rewards):
+        place = ("spec", "rewards", position)
+        if reward.python is not None:
+            faults += _python((*place, "python"), reward.python, base)
+        if reward.model is not None:
+            faults += _model((*place, "model", "source"), reward.model.source, base)
+    return faults
+
+
+def _folder(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
+    path = local_model(name, base)
+    if path is None:
+        if not is_uri(name) and not _HUB_NAME.fullmatch(name):
+            yield FileFault(field, f"{name} is neither a folder nor a hub name", "begin a path with ./ and check it")
+    elif not exists(path):
+        yield FileFault(field, f"the folder {path} does not exist", "check the path; it is relative to the job file")
+    elif not path.is_dir():
+        yield FileFault(field, f"{path} is a file", "name the Hugging Face folder that it is in")
+
+
+def _model(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
+    yield from _folder(field, name, base)
+    path = local_model(name, base)
+    if path is not None and path.is_dir() and not (path / "config.json").is_file():
+        yield FileFault(field, f"{path} has no config.json", "name a folder made by save_pretrained")
+
+
+def _chat_template(field: FieldPath, text: str, base: Path) -> Iterator[FileFault]:
+    path = None if is_template_text(text) else local_file(text, base)
+    if path is not None and not _is_file(path):
+        yield FileFault(
+            field,
+            f"{text[:60]!r} is no file, and no template either, as it has neither {{{{ nor {{%",
+            "check the path; it is relative to the job file",
+        )
+
+
+def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFault]:
+    path = local_file(data.source, base)
+    if path is None:
+        return
+    if not exists(path):
+        yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
+    elif path.is_dir() and not any(path.iterdir()):
+        yield FileFault(field, f"the folder {path} is empty", "name a dataset with at least one prompt")
+    elif path.is_file() and path.stat().st_size == 0:
+        yield FileFault(field, f"{path} is empty", "name a dataset with at least one prompt")
+
+
+def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[FileFault]:
+    path = local_file(reward.file, base)
+    if path is None:
+        return
+    if not _is_file(path):
+        message = f"{path} is no file" if exists(path) else f"{path} does not exist"
+        yield FileFault((*field, "file"), message, "check the path; it is relative to the job file")
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"line {line} of {path}" if line else str(path)
+        yield FileFault((*field, "file"), f"{place} is not Python: {error}", "correct it")
+        return
+    names = set(_top_level_names(tree.body))
+    if reward.function not in names and "*" not in names:
+        close = difflib.get_close_matches(reward.function, sorted(names), n=1)
+        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        remedy = f"did you mean {close[0]}?" if close else f"it has {', '.join(functions) or 'no functions'}"
+        yield FileFault((*field, "function"), f"{path} has no function {reward.function}", remedy)
+
+
+def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that a module has after it ran; `*` where that can't be told from its text."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        else:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    yield inner.id
+                elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield inner.name
+                elif isinstance(inner, ast.alias):
+                    yield (inner.asname or inner.name).split(".")[0]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -1,0 +1,243 @@
+"""The rules of a job that span several fields, each written once for Python and once for the API server (CEL)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from pydantic.alias_generators import to_camel
+
+from rlhfless_functions.settings import (
+    AlgorithmName,
+    AlgorithmSettings,
+    BatchSettings,
+    KlSettings,
+    RewardSettings,
+    Settings,
+)
+from rlhfless_functions.settings.rewards import RewardKind
+from rlhfless_operator.job.pods import VolumeSpec
+
+if TYPE_CHECKING:
+    from rlhfless_operator.job.spec import RLHFJobSpec
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a job breaks. Paths are in camelCase and start below `spec`."""
+
+    field: str
+    """Where it is reported."""
+    reads: tuple[str, ...]
+    """The fields that the rule looked at."""
+    message: str
+
+
+@dataclass(frozen=True)
+class CelRule:
+    """A rule for the API server."""
+
+    expression: str
+    """CEL over `self`, the section that the rule belongs to, after defaults; `oldSelf` is what it was before."""
+    message: str
+    """The rule itself, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule over the fields of a job's spec."""
+
+    field: str
+    """Path of the field that the rule is about, in camelCase below `spec`."""
+    reads: tuple[str, ...]
+    """Paths of all fields that it reads."""
+    check: "Callable[[RLHFJobSpec], str | None]"
+    """`what is wrong; the remedy`, or None if the rule holds."""
+    cel: CelRule
+    """The same for the API server."""
+
+
+_MOST_SAMPLES = 65536
+"""Of a step. One job must not keep the operator of all the others busy."""
+
+
+def _one_length(spec: "RLHFJobSpec") -> str | None:
+    if spec.steps is not None and spec.epochs is not None:
+        return "steps and epochs are both given; remove one"
+    if spec.steps is None and spec.epochs is None:
+        return "missing; say how long to train, with steps or epochs"
+    return None
+
+
+def _reward_names_differ(spec: "RLHFJobSpec") -> str | None:
+    names = [reward.name for reward in spec.rewards]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    return f"the name {repeated[0]} is given to several rewards; give each its own" if repeated else None
+
+
+def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
+    advantage = spec.algorithm.resolved().advantage
+    if advantage in ("group", "leave_one_out") and spec.batch.samples_per_prompt < 2:
+        return f"{spec.algorithm.name} compares the samples of a prompt (advantage: {advantage}); write 2 or more"
+    return None
+
+
+def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
+    samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
+    if samples > _MOST_SAMPLES:
+        return f"a step of {samples} samples is more than can be planned, {_MOST_SAMPLES}; lower one of the two"
+    return None
+
+
+def _instances_are_a_range(spec: "RLHFJobSpec") -> str | None:
+    instances = spec.generation.instances
+    if instances.min > instances.max:
+        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
+    return None
+
+
+def _best_is_evaluated(spec: "RLHFJobSpec") -> str | None:
+    if spec.checkpoints.best and spec.evaluation is None:
+        return "the best weights are those with the best evaluation; add spec.evaluation, or remove this"
+    return None
+
+
+def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
+    longest = spec.sampling.max_response_tokens
+    for reward in spec.rewards:
+        if reward.length is not None and reward.length.buffer_tokens >= longest:
+            return (
+                f"length.bufferTokens {reward.length.buffer_tokens} of reward {reward.name} is not less than"
+                f" sampling.maxResponseTokens {longest}; lower the one or raise the other"
+            )
+    return None
+
+
+def _of_algorithm(section: str, field: str, attribute: str) -> str:
+    """CEL for a choice of the algorithm: what the job says, or what the algorithm's name stands for."""
+    meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
+    table = ", ".join(f"'{name}': '{value}'" for name, value in meant.items())
+    return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"
+
+
+SPEC_RULES = (
+    Rule(
+        "steps",
+        ("steps", "epochs"),
+        _one_length,
+        CelRule("has(self.steps) != has(self.epochs)", "exactly one of steps and epochs is given"),
+    ),
+    Rule(
+        "rewards",
+        ("rewards",),
+        _reward_names_differ,
+        CelRule(
+            "self.rewards.all(r, self.rewards.exists_one(other, other.name == r.name))", "every reward has its own name"
+        ),
+    ),
+    Rule(
+        "batch.samplesPerPrompt",
+        ("batch.samplesPerPrompt", "algorithm"),
+        _group_is_larger_than_one,
+        CelRule(
+            "self.batch.samplesPerPrompt > 1 ||"
+            f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])",
+            "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
+            " (advantage: group or leave_one_out)",
+        ),
+    ),
+    Rule(
+        "batch.samplesPerPrompt",
+        ("batch.promptsPerStep", "batch.samplesPerPrompt"),
+        _step_is_plannable,
+        CelRule(
+            f"self.batch.promptsPerStep * self.batch.samplesPerPrompt <= {_MOST_SAMPLES}",
+            f"batch.promptsPerStep × batch.samplesPerPrompt is at most {_MOST_SAMPLES}",
+        ),
+    ),
+    Rule(
+        "generation.instances",
+        ("generation.instances",),
+        _instances_are_a_range,
+        CelRule(
+            "self.generation.instances.min <= self.generation.instances.max",
+            "generation.instances.min is at most generation.instances.max",
+        ),
+    ),
+    Rule(
+        "checkpoints.best",
+        ("checkpoints.best", "evaluation"),
+        _best_is_evaluated,
+        CelRule("!self.checkpoints.best || has(self.evaluation)", "checkpoints.best needs evaluation"),
+    ),
+    Rule(
+        "rewards",
+        ("rewards", "sampling.maxResponseTokens"),
+        _length_buffer_fits,
+        CelRule(
+            "self.rewards.all(r, !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
+            "length.bufferTokens of a reward is less than sampling.maxResponseTokens",
+        ),
+    ),
+)
+
+_ADVANTAGE = _of_algorithm("self", "advantage", "advantage")
+_NORMALIZATION = _of_algorithm("self", "advantageNormalization", "advantage_normalization")
+_KINDS = ", ".join(f"has(self.{to_camel(kind)})" for kind in get_args(RewardKind))
+
+SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
+    AlgorithmSettings: (
+        CelRule(f"!has(self.critic) || {_ADVANTAGE} == 'gae'", "critic needs advantage: gae"),
+        CelRule(
+            f"{_NORMALIZATION} != 'group' || {_ADVANTAGE} in ['group', 'leave_one_out']",
+            "advantageNormalization: group needs advantage: group or leave_one_out",
+        ),
+    ),
+    KlSettings: (
+        CelRule(
+            "self.coefficient == 0.0 || self.placement != 'loss' || self.estimator != 'k1'",
+            "estimator: k1 in the loss has a gradient of mean zero",
+        ),
+    ),
+    BatchSettings: (
+        CelRule(
+            "!has(self.minibatchSamples) || self.promptsPerStep * self.samplesPerPrompt % self.minibatchSamples == 0",
+            "minibatchSamples divides promptsPerStep × samplesPerPrompt",
+        ),
+    ),
+    RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward has exactly one kind"),),
+    VolumeSpec: (
+        CelRule(
+            "[has(self.claim), has(self.hostPath), has(self.secret), has(self.configMap)]"
+            ".filter(given, given).size() == 1",
+            "a volume has exactly one of claim, hostPath, secret and configMap",
+        ),
+    ),
+}
+"""What the settings' own validators check, for the API server."""
+
+CHANGE_RULES = (
+    CelRule("self.model == oldSelf.model", "model can't be changed: make a new job"),
+    CelRule(
+        "has(self.steps) == has(oldSelf.steps) && (!has(self.steps) || self.steps >= oldSelf.steps)",
+        "steps may only grow",
+    ),
+    CelRule(
+        "has(self.epochs) == has(oldSelf.epochs) && (!has(self.epochs) || self.epochs >= oldSelf.epochs)",
+        "epochs may only grow",
+    ),
+)
+"""What may be changed in a job that exists."""
+
+FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
+"""Parts of a job that can't change once a step is done: the steps that are done would mean something else."""
+
+FIXED_RULES = tuple(
+    CelRule(
+        "!has(self.status) || !has(self.status.step) || self.status.step == 0 ||"
+        f" self.spec.{name} == oldSelf.spec.{name}",
+        f"spec.{name} can't be changed once a step is done: undo the change, or make a new job",
+    )
+    for name in FIXED_FIELDS
+    if name != "model"
+)
+"""The same for the API server, over the whole resource; the model is fixed from the beginning."""

@@ -1,0 +1,255 @@
+"""From a YAML file to a job, or to everything that is wrong with the file at once."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rlhfless_operator.job import remedies
+from rlhfless_operator.job.fields import Path as FieldPath
+from rlhfless_operator.job.fields import fields_of, model_at, show_path
+from rlhfless_operator.job.job_files import check_files
+from rlhfless_operator.job.rules import Violation
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
+from rlhfless_operator.job.yaml_document import Document, UnreadableDocumentError, read_document, value_at
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a job document."""
+
+    path: str
+    """The field, as it is written: `spec.rewards[0].weight`; empty for the document as a whole."""
+    line: int
+    """Line of the file, counted from 1."""
+    value: Any
+    """What the field holds; None if it is missing."""
+    message: str
+    """What is wrong."""
+    remedy: str
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        return f"{place}{self.message}; {self.remedy}"
+
+
+class InvalidJobError(ValueError):
+    """The document is no job that could run.
+
+    Args:
+        source: name of the file, for the message.
+        faults: everything that is wrong, at least one, in the order of the file.
+    """
+
+    def __init__(self, source: str, faults: list[Fault]) -> None:
+        super().__init__("\n".join(f"{source}:{fault.line}: {fault}" for fault in faults))
+        self.source = source
+        self.faults = faults
+
+
+def load_job(path: str | Path, *, files: bool = True) -> RLHFJob:
+    """Read a job file. Paths in it stay as they are written: see `RLHFJob.resolve_paths`.
+
+    Args:
+        path: of the YAML file.
+        files: also check that the local files which the job names are there.
+
+    Raises:
+        InvalidJobError: with every fault that can be seen before the job runs.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        fault = Fault("", 1, None, f"the file cannot be read: {error.strerror}", "name a job file")
+        raise InvalidJobError(str(path), [fault]) from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        fault = Fault("", line, None, f"the byte {error.object[error.start]:#04x} is not UTF-8", "save it as UTF-8")
+        raise InvalidJobError(str(path), [fault]) from error
+    return parse_job(text, str(path), base=path.parent if files else None)
+
+
+def parse_job(text: str, source: str = "job.yaml", *, base: Path | None = None) -> RLHFJob:
+    """Read a job from text.
+
+    Args:
+        text: YAML.
+        source: what messages call it.
+        base: folder that the job's paths are relative to, if its files are to be checked.
+
+    Raises:
+        InvalidJobError: with every fault of the text, and of the files.
+    """
+    try:
+        document = read_document(text)
+    except UnreadableDocumentError as error:
+        faults = [Fault(show_path(fault.path), fault.line, None, fault.message, fault.remedy) for fault in error.faults]
+        raise InvalidJobError(source, faults) from None
+    search = _Search(document)
+    job = search.run()
+    if job is not None and base is not None:
+        search.look_at_files(job, base)
+    if job is None or search.faults:
+        raise InvalidJobError(source, sorted(search.faults, key=lambda fault: fault.line))
+    return job
+
+
+def parse_content(content: dict[str, Any], source: str) -> RLHFJob:
+    """Read a job that is plain data already, as the API server hands it out.
+
+    Args:
+        source: what messages call it.
+
+    Raises:
+        InvalidJobError: with every fault of the content; its lines mean nothing.
+    """
+    search = _Search(Document(content))
+    job = search.run()
+    if job is None or search.faults:
+        raise InvalidJobError(source, search.faults)
+    return job
+
+
+_SMALLEST_JOB: dict[str, Any] = {
+    "apiVersion": API_VERSION,
+    "kind": KIND,
+    "metadata": {"name": "job"},
+    "spec": {
+        "model": {"source": "model"},
+        "rewards": [{"name": "reward", "math": {}}],
+        "data": {"source": "data"},
+        "steps": 1,
+    },
+}
+
+
+class _Search:
+    """Finds all faults, though pydantic checks what spans several fields only where every single one is right.
+
+    After each round the faulty places are filled with something harmless, and the document is checked again. What a
+    later round says about a place that was filled is not the user's fault, and is left out.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.faults: list[Fault] = []
+        self._document = document
+        self._content: dict[str, Any] = copy.deepcopy(document.content)
+        self._filled: set[FieldPath] = set()
+
+    def run(self) -> RLHFJob | None:
+        """The job, as far as it is right; None where too little is."""
+        if self._document.content.get("kind", KIND) != KIND:
+            self._found(("kind",), "this is no job", f"write kind: {KIND}")
+            return None
+        for path in self._numbers_without_unit():
+            self._found(path, *remedies.number_without_unit(path, self._document.value(path)))
+            self._fill(path)
+        while True:
+            try:
+                return RLHFJob.model_validate(self._content, by_alias=True, by_name=False)
+            except ValidationError as error:
+                known = len(self._filled)
+                for details in error.errors(include_url=False):
+                    self._take(details)
+                if len(self._filled) == known:
+                    return None
+
+    def look_at_files(self, job: RLHFJob, base: Path) -> None:
+        """Add what is wrong with the files that the right parts of the job name."""
+        for fault in check_files(job, base):
+            if not self._touched(fault.path):
+                self._found(fault.path, fault.message, fault.remedy)
+
+    def _numbers_without_unit(self) -> list[FieldPath]:
+        """Durations, amounts and prices given as numbers, which Python would take and the API server would not."""
+        found: list[FieldPath] = []
+
+        def look(content: Any, path: FieldPath) -> None:
+            if isinstance(content, list):
+                for position, item in enumerate(content):
+                    look(item, (*path, position))
+            elif isinstance(content, dict) and (model := model_at(RLHFJob, path)) is not None:
+                for name, field in fields_of(model).items():
+                    value = content.get(name)
+                    if field.unit is not None and isinstance(value, int | float) and not isinstance(value, bool):
+                        found.append((*path, name))
+                    elif field.model is not None:
+                        look(value, (*path, name))
+
+        look(self._content, ())
+        return found
+
+    def _take(self, details: ErrorDetails) -> None:
+        path: FieldPath = details["loc"]
+        kind = details["type"]
+        if kind == "rules":
+            self._take_violations(path, details["ctx"]["violations"])
+            return
+        if any(filled[: len(path)] == path for filled in self._filled):
+            return
+        if kind == "missing":
+            if not self._misspelt(path):
+                self._found(path, *remedies.missing_field(path))
+        elif kind == "extra_forbidden":
+            self._found(path, *remedies.unknown_field(path))
+            if (meant := remedies.intended_sibling(path)) is not None:
+                self._filled.add((*path[:-1], meant))
+        elif kind == "value_error":
+            path, advice = remedies.broken_rule(path, str(details["ctx"]["error"]))
+            self._found(path, *advice)
+        else:
+            self._found(path, *remedies.wrong_value(path, details))
+        self._fill(path)
+
+    def _take_violations(self, spec: FieldPath, violations: list[Violation]) -> None:
+        for violation in violations:
+            reads = [(*spec, *field.split(".")) for field in violation.reads]
+            field = (*spec, *violation.field.split("."))
+            if not any(self._touched(read) for read in reads):
+                message, _, remedy = violation.message.rpartition("; ")
+                self._found(field, message, remedy)
+            for read in reads:
+                if _harmless(read) is not None or value_at(self._content, read) is not None:
+                    self._fill(read)
+                self._filled.add(read)
+
+    def _misspelt(self, path: FieldPath) -> bool:
+        """Whether the missing field is there under a name that is reported as unknown."""
+        siblings = self._document.value(path[:-1])
+        return isinstance(siblings, dict) and any(
+            remedies.intended_sibling((*path[:-1], name)) == path[-1] for name in siblings
+        )
+
+    def _found(self, path: FieldPath, message: str, remedy: str) -> None:
+        value, line = self._document.value(path), self._document.line(path)
+        self.faults.append(Fault(show_path(path), line, value, message, remedy))
+
+    def _touched(self, path: FieldPath) -> bool:
+        """Whether anything at, above or below `path` is not what the user wrote."""
+        return any(filled[: len(path)] == path[: len(filled)] for filled in self._filled)
+
+    def _fill(self, path: FieldPath) -> None:
+        """Put something harmless at `path`, or take away the nearest thing around it that may be missing."""
+        self._filled.add(path)
+        if not path:
+            self._content = copy.deepcopy(_SMALLEST_JOB)
+            return
+        parent = value_at(self._content, path[:-1])
+        harmless = _harmless(path)
+        if harmless is not None and parent is not None:
+            parent[path[-1]] = harmless
+        elif isinstance(parent, dict) and path[-1] in parent:
+            del parent[path[-1]]
+        else:
+            self._fill(path[:-1])
+
+
+def _harmless(path: FieldPath) -> Any:
+    if path[:2] == ("spec", "rewards") and len(path) == 3:
+        return {"name": f"reward-{path[2]}", "math": {}}
+    return copy.deepcopy(value_at(_SMALLEST_JOB, path))

@@ -1,0 +1,81 @@
+"""What a job can have of this machine's GPUs: how many an instance of each stage has, and who takes turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.training.requests import RequestBuilder
+
+
+class TooFewGpusError(UserError):
+    """An instance of the job needs more GPUs than there are."""
+
+
+@dataclass(frozen=True)
+class GpuAssignment:
+    """How a job's instances share the machine's GPUs."""
+
+    gpus: tuple[str, ...] = ()
+    """Their names, as CUDA_VISIBLE_DEVICES has them."""
+    per_instance: Mapping[Stage, int] | None = None
+    """GPUs of an instance of each stage; None where there are none to be had."""
+    takes_turns: bool = False
+    """Whether the stages' instances can't all have GPUs at once."""
+
+
+def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:
+    """Who gets what of the GPUs.
+
+    Preparation has one if any model computes there (the policy, a reference, a critic or a reward model), or if the job
+    gives its pods one, for reward code that uses it.
+
+    Raises:
+        TooFewGpusError: one instance needs more than there are.
+    """
+    if not gpus:
+        return GpuAssignment()
+    spec = job.spec
+    generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
+    learning = spec.learning.processes or 1
+    for count, field in ((generating, "generation.vllm.tensorParallelSize"), (learning, "learning.processes")):
+        if count > len(gpus):
+            raise TooFewGpusError(
+                f"{field} is {count}, and this machine has {len(gpus)} GPUs ({', '.join(gpus)}): lower it, or let"
+                f" more be seen with CUDA_VISIBLE_DEVICES"
+            )
+    computes = (
+        requests.has_critic
+        or requests.has_reference
+        or requests.updates_per_step > 1
+        or any(reward.model is not None for reward in spec.rewards)
+        or _asks_for_gpu(spec.preparation.pods)
+    )
+    per_instance: dict[Stage, int] = {
+        "generation": generating,
+        "preparation": int(computes),
+        "learning": learning,
+    }
+    actors = min(spec.generation.instances.max, len(gpus) // generating)
+    everything = actors * generating + int(computes) + learning
+    return GpuAssignment(tuple(gpus), per_instance, takes_turns=everything > len(gpus))
+
+
+def _asks_for_gpu(pods: PodsSpec) -> bool:
+    limits = pods.resources.limits if pods.resources is not None else None
+    return any(name.endswith("/gpu") and amount != "0" for name, amount in (limits or {}).items())
+
+
+def within(job: RLHFJob, assignment: GpuAssignment) -> RLHFJob:
+    """The job with no more generation instances than have GPUs at once."""
+    if assignment.per_instance is None:
+        return job
+    most = len(assignment.gpus) // assignment.per_instance["generation"]
+    instances = job.spec.generation.instances
+    if instances.max <= most:
+        return job
+    fewer = instances.model_copy(update={"min": min(instances.min, most), "max": most})
+    generation = job.spec.generation.model_copy(update={"instances": fewer})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"generation": generation})})

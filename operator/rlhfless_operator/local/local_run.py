@@ -1,0 +1,195 @@
+"""`rlhfless run`: one driver on this machine, with function processes and a view for whoever watches."""
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import Stage
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.formatting import format_clock, format_money
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus, within
+from rlhfless_operator.local.view import TrainingView, ViewState
+from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local_gpus import visible_gpus
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.report import write_report
+from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.run import TrainingRun, read_status
+
+_REFRESH_SECONDS = 0.25
+
+
+class FunctionsMissingError(UserError):
+    """The packages that the function processes need are not installed."""
+
+
+class JobFinishedError(UserError):
+    """The job has run to its end already; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a local run is told besides the job."""
+
+    threads: int
+    """CPU threads to share out among the instances."""
+
+
+def threads_of(job: RLHFJob, threads: int) -> dict[Stage, int]:
+    """CPU threads of an instance of each stage.
+
+    Generation instances work side by side and share them. The learner works alone, and preparation for the most part:
+    they get all.
+    """
+    return {
+        "generation": max(1, threads // job.spec.generation.instances.max),
+        "preparation": threads,
+        "learning": threads,
+    }
+
+
+async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str, Any]:
+    """Train a job on this machine, and leave a report.
+
+    Args:
+        job: with resolved paths.
+        root: URI of the job's folder.
+
+    Raises:
+        FunctionsMissingError: torch and the like are not installed.
+        ValueError: the GPUs of a rehearsal can't be emulated.
+        TooFewGpusError: an instance needs more GPUs than there are.
+        JobFinishedError: it has run to its end already.
+    """
+    emulation = emulation_of(job)
+    if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
+        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
+    folder = JobFolder(root)
+    gpus = visible_gpus() if emulation is None else ()
+    assignment = assign_gpus(job, RequestBuilder(job, folder, ""), gpus)
+    job = within(job, assignment)
+    status = read_status(folder)
+    _refuse_finished(job, folder, status)
+    shown = status.step if status is not None and status.step else -1
+    local = artifacts.local_path(root)
+    log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
+
+    def make_platform(on_state: StateListener) -> LocalPlatform:
+        return LocalPlatform(
+            keep_alive=job.spec.keep_alive_seconds(),
+            threads=threads_of(job, options.threads),
+            log_path=log_path,
+            on_state=on_state,
+            stall_seconds=job.spec.limits.stall,
+            emulation=emulation,
+            gpus=assignment.gpus,
+            gpus_per_instance=assignment.per_instance,
+        )
+
+    current = asyncio.current_task()
+    assert current is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+    with TrainingView(job.metadata.name, job.spec.steps or 0, after=shown) as view:
+        watching: list[asyncio.Task[None]] = []
+
+        def watch(run: TrainingRun) -> None:
+            if emulation is not None:
+                view.say(
+                    f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
+                )
+            if assignment.gpus:
+                view.say(_gpu_line(job, assignment))
+            if run.status.step:
+                view.say(f"{job.metadata.name}: going on after step {run.status.step}")
+            watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
+
+        try:
+            progress = LiveProgress(on_note=view.say)
+            summary = await drive(
+                job, folder, make_platform, progress, on_open=watch, takes_turns=assignment.takes_turns
+            )
+        finally:
+            for task in watching:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        report = await asyncio.to_thread(write_report, root)
+        for line in _closing_lines(job, root, report, summary):
+            view.say(line)
+    return summary
+
+
+def view_state(run: TrainingRun) -> ViewState:
+    """What there is to see of a run now."""
+    now = time.monotonic()
+    progress = run.progress
+    price = run.spec.prices.instance_hour
+    generating = progress.stage_name == "generation"
+    return ViewState(
+        job=run.job.metadata.name,
+        steps=run.total_steps,
+        stage=progress.stage_name,
+        done=progress.finished if generating else 0,
+        wanted=progress.samples if generating else 0,
+        seconds=run.status.seconds + now - run.committed_at,
+        cost=run.status.cost + run.ledger.running(now).cost(price),
+        currency=run.spec.prices.currency,
+        instances={(stage, state): count for (stage, state), count in run.ledger.instances().items()},
+        records=tuple(run.records),
+    )
+
+
+async def _watch(run: TrainingRun, view: TrainingView) -> None:
+    try:
+        while True:
+            view.update(view_state(run))
+            await asyncio.sleep(_REFRESH_SECONDS)
+    finally:
+        view.update(view_state(run))
+
+
+def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
+    actors = job.spec.generation.instances.max
+    turns = "; the stages take turns on them" if assignment.takes_turns else ""
+    return f"{job.metadata.name}: GPUs {', '.join(assignment.gpus)}, for {actors} actors at most{turns}"
+
+
+def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | None) -> None:
+    if status is None or status.phase != "Succeeded":
+        return
+    if job.spec.steps is None or job.spec.steps <= status.step:
+        raise JobFinishedError(
+            f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
+            f" Raise spec.steps to go on, or start over with --fresh"
+        )
+
+
+def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:
+    reward = (
+        f"reward {summary['reward_first']:.3f} → {summary['reward_last']:.3f}"
+        if summary["reward_first"] is not None
+        else ""
+    )
+    if "accuracy_before" in summary:
+        reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
+    money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])
+    model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
+    return [
+        f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
+        f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
+        *model,
+        f"  report  {report}",
+    ]

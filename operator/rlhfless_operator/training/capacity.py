@@ -1,0 +1,163 @@
+"""Which instances are held: early enough to be ready when their work comes, and no longer than they are worth it."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.warming import keep_alive, wake_time
+from rlhfless_operator.platforms.base import Platform, Preload
+
+STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
+
+
+@dataclass
+class _Held:
+    """One stage's instances, as far as they are wanted."""
+
+    working: int = 0
+    warmed: int = 0
+    """Wanted before their work comes."""
+    kept_until: list[float] = field(default_factory=list)
+    """Until when each instance without work is kept."""
+    idle_since: list[float] = field(default_factory=list)
+    """When instances ran out of work, the oldest first."""
+    preload: Preload | None = None
+    expected_from: float | None = None
+    """When the wait for the stage's next work began."""
+    waking: asyncio.Task[None] | None = None
+    releasing: asyncio.Task[None] | None = None
+
+    def wanted(self, now: float) -> int:
+        self.kept_until = [until for until in self.kept_until if until > now]
+        return max(self.working + len(self.kept_until), self.warmed)
+
+
+class Capacity:
+    """Asks a platform for instances on behalf of the training loop.
+
+    Args:
+        platform: where they run. It keeps instances without work itself where a keep-alive is given.
+        keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting anew.
+        history: what earlier steps took; added to.
+        clock: monotonic seconds.
+        sleeps: whether an instance without work gives its GPUs to whoever needs them, so that it costs nothing to keep.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        keep_alive: Mapping[Stage, float | None],
+        history: History,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sleeps: bool = False,
+    ) -> None:
+        self._platform = platform
+        self._keep_alive = keep_alive
+        self.history = history
+        self._clock = clock
+        self._sleeps = sleeps
+        self._stages = {stage: _Held() for stage in STAGES}
+
+    async def use(
+        self, stage: Stage, count: int, preload: Preload | None = None, *, restart_seconds: float = 0.0
+    ) -> None:
+        """So many instances of a stage have work from now on.
+
+        Args:
+            preload: what a fresh one loads before it is ready; as before if left out.
+            restart_seconds: what a fresh instance would have to do again besides starting.
+        """
+        held, now = self._stages[stage], self._clock()
+        held.preload = preload or held.preload
+        if count > held.working:
+            self._resume(stage, held, count - held.working, now)
+        elif count < held.working:
+            limit = self._limit(stage, restart_seconds)
+            held.idle_since += [now] * (held.working - count)
+            held.kept_until += [now + limit] * (held.working - count)
+        held.working = count
+        await self._apply(stage)
+        if held.kept_until and held.releasing is None:
+            held.releasing = asyncio.create_task(self._release(stage, held))
+
+    def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
+        """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
+        so many work already.
+
+        Args:
+            preload: what they load before they are ready.
+            time_price: instance-seconds that a second of delay is worth.
+        """
+        held = self._stages[stage]
+        if held.working >= count:
+            return
+        self._stop_waking(held)
+        held.expected_from = self._clock()
+        wake = wake_time(
+            self.history.recent(f"lead/{stage}"),
+            self.history.mean(f"startup/{stage}"),
+            instances=count,
+            late_price=time_price,
+        )
+
+        async def wake_up() -> None:
+            await asyncio.sleep(wake.after_seconds)
+            held.warmed = count
+            held.preload = preload
+            await self._apply(stage)
+
+        held.waking = asyncio.create_task(wake_up())
+        # What went wrong will go wrong again, and be heard, when the work has come.
+        held.waking.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def close(self) -> None:
+        """Want nothing more, ahead of time or any longer; what has work is left alone."""
+        tasks = []
+        for held in self._stages.values():
+            tasks += [task for task in (held.waking, held.releasing) if task is not None]
+            held.waking = held.releasing = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _resume(self, stage: Stage, held: _Held, count: int, now: float) -> None:
+        self._stop_waking(held)
+        held.warmed = 0
+        if held.expected_from is not None:
+            self.history.add(f"lead/{stage}", now - held.expected_from)
+            held.expected_from = None
+        # Those that stopped last are the ones that would have been kept the shortest.
+        for since in held.idle_since[-count:]:
+            self.history.add(f"gap/{stage}", now - since)
+        del held.idle_since[-count if held.working else 0 :]
+        del held.kept_until[max(0, len(held.kept_until) - count) :]
+
+    def _limit(self, stage: Stage, restart_seconds: float) -> float:
+        if self._keep_alive[stage] is not None:
+            # The platform keeps them.
+            return 0.0
+        if self._sleeps:
+            return math.inf
+        startup = self.history.mean(f"startup/{stage}") + restart_seconds
+        return keep_alive(self.history.recent(f"gap/{stage}"), startup)
+
+    async def _apply(self, stage: Stage) -> None:
+        held = self._stages[stage]
+        await self._platform.hold(stage, held.wanted(self._clock()), held.preload)
+
+    async def _release(self, stage: Stage, held: _Held) -> None:
+        while held.kept_until:
+            await asyncio.sleep(max(0.0, min(held.kept_until) - self._clock()))
+            await self._apply(stage)
+        held.releasing = None
+
+    @staticmethod
+    def _stop_waking(held: _Held) -> None:
+        if held.waking is not None:
+            held.waking.cancel()
+            held.waking = None

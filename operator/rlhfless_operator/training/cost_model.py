@@ -1,0 +1,169 @@
+"""What a job has learnt of its lengths, its instances and its stages, and the plans that rest on it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlhfless_functions.api import LearnResult, SampleTask, Stage
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.calibration import Calibration
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.migration import Migration
+from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.training.generated import GenerationOutcome
+from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
+from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
+from rlhfless_operator.training.preparation import PreparationOutcome
+
+_UNKNOWN_DEVICE = LinearLatency(
+    step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
+)
+"""Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
+
+
+class CostModel:
+    """Part of the checkpoint: a job that goes on plans as well as one that was never interrupted.
+
+    Args:
+        spec: the job's.
+    """
+
+    def __init__(self, spec: RLHFJobSpec) -> None:
+        self._spec = spec
+        longest = spec.sampling.max_response_tokens
+        self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
+        self.calibration = Calibration(_UNKNOWN_DEVICE)
+        self.history = History()
+        self._starting: dict[str, float] = {}
+
+    # --- planning ---
+
+    def plan(
+        self,
+        prompts: Sequence[int],
+        samples_per_prompt: int,
+        prompt_tokens: Sequence[int],
+        *,
+        known: bool,
+        follows: bool = False,
+    ) -> GenerationPlan:
+        """The plan of a step's generation.
+
+        Args:
+            prompt_tokens: of every prompt of their dataset, by row.
+            known: whether they are training prompts. Of others, rows of another dataset, the prior alone is known.
+            follows: whether learning may begin before the batch is complete.
+        """
+        longest = self._spec.sampling.max_response_tokens
+        prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
+        return plan_generation(
+            self._spec,
+            prompts,
+            samples_per_prompt,
+            prompt_tokens,
+            self.predictor if known else prior,
+            self.calibration.latency,
+            self.history,
+            follows=follows,
+        )
+
+    def share_prefixes(
+        self, tree: Mapping[str, Any], shares: Sequence[Sequence[SampleTask]], prompt_tokens: Sequence[int]
+    ) -> PrefixSharing:
+        """What actors compute for each other, where sending pays."""
+        latency = self.calibration.latency
+        transfer = self.history.mean("prefix/token", UNKNOWN_TRANSFER_SHARE * latency.prefill_token_seconds)
+        return PrefixSharing(tree, shares, prompt_tokens, latency.prefill_token_seconds, transfer)
+
+    def open_migration(self, plan: GenerationPlan) -> Migration:
+        """What decides, while a plan is carried out, which samples to move."""
+        pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
+        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause)
+
+    def restart_seconds(self, steps: int) -> float:
+        """What a fresh learner takes before it can work: loading, and so many steps again."""
+        return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
+
+    def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
+        """Least instance-seconds with which anyone could have generated these responses in `seconds`.
+
+        As far as the instances' speed is known: None where it would seem that nobody could have been so fast.
+        """
+        prompts = {prompt for prompt, _ in generation.lengths}
+        bound = lower_bound(
+            np.array(list(generation.lengths.values()), dtype=np.float64),
+            np.array([prompt_tokens[prompt] for prompt, _ in generation.lengths], dtype=np.float64),
+            self.calibration.latency,
+            # A start-up may be hidden from the time, but is always charged.
+            seconds + self.history.mean(startup("generation")),
+            prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
+            start_seconds=self.history.mean(startup("generation")),
+        )
+        return bound if math.isfinite(bound) else None
+
+    # --- learning ---
+
+    def instance_changed(self, change: StateChange) -> None:
+        """Take note of how long instances take to start."""
+        if change.state == "starting":
+            self._starting[change.instance] = change.at
+        elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
+            self.history.add(startup(change.stage), change.at - since)
+
+    def generated(
+        self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
+    ) -> None:
+        """Learn the speed of the instances from what a step's did."""
+        observe(self.calibration, generation, prompt_tokens)
+        if fetched := generation.prefixes.get("tokens_fetched"):
+            self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
+        for pause in generation.pauses:
+            self.history.add("pause", pause)
+        tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
+        if preparation.seconds and tokens:
+            self.history.add("preparation/token", preparation.seconds / tokens)
+
+    def measured(self, lengths: Mapping[int, Sequence[int]]) -> None:
+        """Learn the lengths of a step's groups, by prompt."""
+        for prompt, found in lengths.items():
+            self.predictor.observe(prompt, found)
+
+    def learned(self, result: LearnResult) -> None:
+        """Learn what learning takes."""
+        metrics = result.metrics
+        waited = metrics.get("seconds/wait", 0.0)
+        for name, metric in (("", "seconds"), ("/train", "seconds/train"), ("/load", "seconds/load")):
+            if (seconds := metrics.get(metric)) is not None:
+                self.history.add(f"learning{name}", seconds - (waited if metric == "seconds" else 0.0))
+        # Tokens that were passed once for several samples are none of the work, but foreseen of each sample.
+        tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
+        if tokens and "seconds" in metrics and "seconds/train" in metrics:
+            self.history.add("learning/token", metrics["seconds/train"] / tokens)
+            self.history.add("learning/rest", metrics["seconds"] - waited - metrics["seconds/train"])
+
+    # --- keeping ---
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs, as JSON values."""
+        return {
+            "predictor": self.predictor.state(),
+            "calibration": self.calibration.state(),
+            "history": self.history.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.predictor = LengthPredictor.from_state(state["predictor"])
+        self.calibration = Calibration.from_state(state["calibration"])
+        self.history.restore(state.get("history", {}))
+
+
+def startup(stage: Stage) -> str:
+    """Under which name the history has the start-up times of a stage."""
+    return f"startup/{stage}"

@@ -1,0 +1,166 @@
+"""Published folders: whole or not there, whatever happens in between."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.artifacts import ArtifactMissingError
+from tests.artifacts.folders import content, publish
+
+pytestmark = pytest.mark.usefixtures("artifact_cache")
+
+
+def test_a_published_folder_has_a_manifest_of_sizes_and_checksums(store: str) -> None:
+    uri = artifacts.join(store, "weights", "1")
+    files = {"model.bin": b"abc" * 1000, "nested/settings.json": b"{}", "empty": b""}
+    publish(uri, files)
+    assert artifacts.is_published(uri)
+    manifest = artifacts.manifest(uri)
+    assert manifest is not None
+    assert {name: (entry.size, entry.checksum) for name, entry in manifest.files.items()} == {
+        name: (len(data), f"xxh3-128:{xxhash.xxh3_128(data).hexdigest()}") for name, data in files.items()
+    }
+    assert content(uri) == files
+    assert json.loads(artifacts.read_bytes(artifacts.join(uri, "manifest.json")))["files"].keys() == files.keys()
+
+
+def test_nothing_is_visible_before_the_end_and_nothing_after_an_exception(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    with pytest.raises(RuntimeError, match="stop"), artifacts.publish(uri) as folder:
+        (folder / "x").write_bytes(b"")
+        assert artifacts.list_files(store) == []
+        raise RuntimeError("stop")
+    assert artifacts.list_files(store) == []
+    assert not folder.exists()
+
+
+def test_a_published_folder_is_immutable(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    publish(uri, {"x": b"first"})
+    publish(uri, {"x": b"second", "y": b""})
+    assert content(uri) == {"x": b"first"}
+
+
+def test_publishers_of_one_folder_never_mix(store: str) -> None:
+    if store.startswith("memory:"):
+        return  # It serves one thread.
+    uri = artifacts.join(store, "1")
+    start = threading.Barrier(4)
+
+    def run(number: int) -> None:
+        with artifacts.publish(uri) as folder:
+            for name in ("a", "b", "c"):
+                (folder / name).write_text(f"{number}")
+            start.wait()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+    assert len(set(content(uri).values())) == 1
+    assert len(content(uri)) == 3
+
+
+def test_what_an_interrupted_upload_left_is_neither_read_nor_overwritten(remote_store: str) -> None:
+    uri = artifacts.join(remote_store, "1")
+    artifacts.write_bytes(artifacts.join(uri, "model.bin"), b"half")
+    assert not artifacts.is_published(uri)
+    with pytest.raises(ArtifactMissingError, match=r"/1 has no manifest: its publication was never finished"):
+        artifacts.local_folder(uri)
+    publish(uri, {"model.bin": b"whole", "other": b"x"})
+    assert content(uri) == {"model.bin": b"whole", "other": b"x"}
+    assert artifacts.read_bytes(artifacts.join(uri, "model.bin")) == b"half"
+
+
+def test_a_folder_that_someone_made_keeps_its_files(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    publish(str(tmp_path / "mine"), {"a": b"1", "sub/b": b"2"})
+    assert artifacts.is_published(str(tmp_path / "mine"))
+    assert content(str(tmp_path / "mine")) == {"a": b"1", "sub/b": b"2", "notes.txt": b"keep me"}
+
+
+CRASHES = """
+    import json, os, sys
+    from pathlib import Path
+    from rlhfless_functions import artifacts
+
+    store, operation = sys.argv[1], sys.argv[2]
+
+    def operate(folder):
+        match operation:
+            case "publish":
+                with artifacts.publish(f"{folder}/weights/2") as place:
+                    (place / "a").write_bytes(b"new")
+                    (place / "sub").mkdir()
+                    (place / "sub" / "b").write_bytes(b"new")
+            case "write":
+                artifacts.write_bytes(f"{folder}/status.json", b"new")
+            case "create":
+                artifacts.create_exclusive(f"{folder}/lease", b"new")
+            case "remove":
+                artifacts.remove(f"{folder}/weights/1")
+            case "sweep":
+                artifacts.sweep(folder, [f"{folder}/status.json"])
+
+    # Every change to the file system is an audit event: the n-th child dies, as by kill -9, before its n-th event.
+    for crash in range(1000):
+        folder = f"{store}/{crash}"
+        with artifacts.publish(f"{folder}/weights/1") as place:
+            (place / "a").write_bytes(b"old")
+        artifacts.write_bytes(f"{folder}/status.json", b"old")
+        child = os.fork()
+        if child == 0:
+            left = crash
+
+            def die_later(event, arguments):
+                global left
+                if event == "open" or event.startswith(("os.", "shutil.")):
+                    left -= 1
+                    if left < 0:
+                        os._exit(9)
+
+            sys.addaudithook(die_later)
+            operate(folder)
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            print(crash)
+            break
+"""
+
+
+@pytest.mark.parametrize("operation", ["publish", "write", "create", "remove", "sweep"])
+def test_a_crash_at_any_moment_leaves_the_old_state_or_the_new(operation: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CRASHES), str(tmp_path), operation],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    crashes = int(ran.stdout)
+    assert crashes >= 4
+    for crash in range(crashes + 1):
+        folder = str(tmp_path / str(crash))
+        old, new = artifacts.join(folder, "weights/1"), artifacts.join(folder, "weights/2")
+        status, lease = artifacts.join(folder, "status.json"), artifacts.join(folder, "lease")
+        kept = [status, *(uri for uri in (old, new) if artifacts.is_published(uri))]
+        if artifacts.exists(lease):
+            assert artifacts.read_bytes(lease) == b"new"
+            kept.append(lease)
+        if old in kept:
+            assert content(old) == {"a": b"old"}
+        else:
+            assert operation in ("remove", "sweep")
+        if new in kept:
+            assert content(new) == {"a": b"new", "sub/b": b"new"}
+        assert artifacts.read_bytes(status) in ((b"old", b"new") if operation == "write" else (b"old",))
+        artifacts.sweep(folder, kept)
+        expected = {status: 1, lease: 1, old: 2, new: 3}
+        present = [path for path in Path(folder).rglob("*") if path.is_file()]
+        assert len(present) == sum(expected[uri] for uri in kept)

@@ -1,0 +1,129 @@
+"""Local copies of published folders, and what is wrong with damaged ones."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError
+from tests.artifacts.folders import content, publish
+
+pytestmark = pytest.mark.usefixtures("artifact_cache")
+
+
+# --- corruption --------------------------------------------------------------------------------------------------
+
+
+def damage_flip(uri: str) -> None:
+    data = bytearray(artifacts.read_bytes(uri))
+    data[len(data) // 2] ^= 1
+    artifacts.write_bytes(uri, bytes(data))
+
+
+def damage_truncate(uri: str) -> None:
+    artifacts.write_bytes(uri, artifacts.read_bytes(uri)[:-1])
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_truncate, artifacts.remove])
+def test_a_damaged_file_is_named_with_the_remedy(store: str, damage: Callable[[str], None]) -> None:
+    uri = artifacts.join(store, "1")
+    publish(uri, {"good": b"x" * 100, "bad": b"y" * 100})
+    damage(artifacts.join(uri, "bad"))
+    with pytest.raises(ArtifactCorruptError, match=r"/1/bad .*manifest.*remove .*/1 so that it is made again"):
+        artifacts.local_folder(uri)
+
+
+def test_a_damaged_manifest_is_named(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    for garbage in (b"{", b"[]", b'{"files": {"a": {"bytes": 1}}}', b'{"files": {"a": {"size": 1}}}'):
+        artifacts.write_bytes(artifacts.join(uri, "manifest.json"), garbage)
+        with pytest.raises(ArtifactCorruptError, match=r"1/manifest\.json is unreadable .*remove"):
+            artifacts.local_folder(uri)
+
+
+def test_folders_that_were_published_with_sha256_are_read_and_checked(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    digest = hashlib.sha256(b"123").hexdigest()
+    artifacts.write_bytes(artifacts.join(uri, "x"), b"123")
+    artifacts.write_json(artifacts.join(uri, "manifest.json"), {"files": {"x": {"size": 3, "sha256": digest}}})
+    assert content(uri) == {"x": b"123"}
+    other = artifacts.join(store, "2")
+    artifacts.write_bytes(artifacts.join(other, "x"), b"124")
+    artifacts.write_json(artifacts.join(other, "manifest.json"), {"files": {"x": {"size": 3, "sha256": digest}}})
+    with pytest.raises(ArtifactCorruptError, match=r"2/x is corrupt"):
+        artifacts.local_folder(other)
+
+
+def test_a_checksum_of_a_later_release_is_not_passed_over(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    artifacts.write_bytes(artifacts.join(uri, "x"), b"123")
+    entry = {"size": 3, "checksum": "crc-1024:00"}
+    artifacts.write_json(artifacts.join(uri, "manifest.json"), {"files": {"x": entry}})
+    with pytest.raises(ArtifactCorruptError, match=r"manifest\.json is unreadable \(crc-1024 is no kind of checksum"):
+        artifacts.local_folder(uri)
+
+
+def test_verification_can_be_left_out(tmp_path: Path) -> None:
+    uri = str(tmp_path / "1")
+    publish(uri, {"x": b"123"})
+    (tmp_path / "1" / "x").write_bytes(b"124")
+    assert artifacts.local_folder(uri, verify=False) == tmp_path / "1"
+
+
+# --- local copies ------------------------------------------------------------------------------------------------
+
+
+def test_a_local_folder_is_its_own_copy(tmp_path: Path) -> None:
+    publish(str(tmp_path / "1"), {"x": b""})
+    assert artifacts.local_folder(str(tmp_path / "1")) == tmp_path / "1"
+    assert artifacts.local_folder(f"file://{tmp_path}/1") == tmp_path / "1"
+
+
+def test_a_copy_is_fetched_once(remote_store: str) -> None:
+    uri = artifacts.join(remote_store, "1")
+    publish(uri, {"x": b"abc", "sub/y": b""})
+    first = artifacts.local_folder(uri)
+    artifacts.remove(artifacts.join(uri, "x"))
+    assert artifacts.local_folder(uri) == first
+    assert (first / "x").read_bytes() == b"abc"
+
+
+def test_another_publication_at_the_same_uri_is_fetched_anew(remote_store: str) -> None:
+    uri = artifacts.join(remote_store, "1")
+    publish(uri, {"x": b"abc"})
+    assert content(uri) == {"x": b"abc"}
+    artifacts.remove(uri)
+    publish(uri, {"x": b"new"})
+    assert content(uri) == {"x": b"new"}
+
+
+def test_the_last_copies_stay_and_older_unused_ones_go(artifact_cache: Path) -> None:
+    uris = [f"memory://{uuid.uuid4().hex}/{number}" for number in range(7)]
+    copies = []
+    for number, uri in enumerate(uris):
+        publish(uri, {"x": bytes([number])})
+        copies.append(artifacts.local_folder(uri))
+        if number < 5:
+            os.utime(copies[-1], (number, number))
+    (artifact_cache / ".x.tmp-00000000000000000000000000000000").mkdir()
+    os.utime(artifact_cache / ".x.tmp-00000000000000000000000000000000", (0, 0))
+    publish(uris[0] + "b", {"x": b"b"})
+    newest = artifacts.local_folder(uris[0] + "b")
+    assert {path.name for path in artifact_cache.iterdir()} == {path.name for path in [copies[4], *copies[5:], newest]}
+    assert content(uris[0]) == {"x": b"\0"}
+
+
+def test_a_folder_of_the_users_own_needs_no_manifest_if_allowed(store: str) -> None:
+    uri = artifacts.join(store, "model")
+    artifacts.write_bytes(artifacts.join(uri, "config.json"), b"{}")
+    with pytest.raises(ArtifactMissingError, match="has no manifest"):
+        artifacts.local_folder(uri)
+    assert (artifacts.local_folder(uri, published=False) / "config.json").read_bytes() == b"{}"
+    artifacts.write_bytes(artifacts.join(uri, "config.json"), b'{"a": 1}')
+    assert (artifacts.local_folder(uri, published=False) / "config.json").read_bytes() == b'{"a": 1}'
+    with pytest.raises(ArtifactMissingError, match="does not exist"):
+        artifacts.local_folder(artifacts.join(store, "nothing"), published=False)

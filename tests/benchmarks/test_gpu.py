@@ -1,0 +1,156 @@
+"""The GPU benchmark counts operations as it says, and runs on any machine as the command that it is."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from accelerator import data_sheet_flops
+from attempts import attempt, failures
+from flops import Parameters, Passed, count_parameters, passed, training_flops
+from gpu_job import job_document
+from shapes import SHAPES, WORK, make_model
+
+from rlhfless_operator.job.spec import RLHFJob
+
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+def model(*, tied: bool) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=10,
+        hidden_size=4,
+        intermediate_size=6,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+# Queries and output 4 × 4, keys and values 4 × 2, biases of the first three, three matrices 4 × 6, two norms.
+LAYER = 2 * 16 + 2 * 8 + (4 + 2 + 2) + 3 * 24 + 2 * 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_those_that_tokens_are_multiplied_with(tied: bool) -> None:
+    assert count_parameters(model(tied=tied)) == Parameters(
+        body=3 * LAYER + 4, head=10 * 4, adapter=0, layers=3, width=4
+    )
+
+
+def test_an_adapter_is_counted_by_itself() -> None:
+    adapted = get_peft_model(model(tied=True), LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM"))
+    # Rank 1 adds inputs + outputs of a matrix.
+    of_a_layer = 2 * (4 + 4) + 2 * (4 + 2) + 3 * (4 + 6)
+    assert count_parameters(adapted) == Parameters(
+        body=3 * LAYER + 4, head=10 * 4, adapter=3 * of_a_layer, layers=3, width=4
+    )
+
+
+def test_a_batch_is_counted_by_tokens_logits_and_what_tokens_see() -> None:
+    # 3 + 2 tokens see 1 + 2 + 3 + 4 + 5 tokens, 3 + 1 tokens 1 + 2 + 3 + 4.
+    assert passed([(3, [2, 1])], share_prompts=False) == Passed(tokens=9, logits=3, pairs=15 + 10)
+    # The prompt's 1 + 2 + 3 once, then 4 + 5, and 4.
+    assert passed([(3, [2, 1])], share_prompts=True) == Passed(tokens=6, logits=3, pairs=6 + 9 + 4)
+    assert passed([(3, [2, 1]), (1, [1])], share_prompts=True) == Passed(tokens=8, logits=4, pairs=19 + 3)
+
+
+def test_all_weights_take_six_operations_for_each_parameter_and_token() -> None:
+    parameters = Parameters(body=100, head=10, adapter=0, layers=3, width=4)
+    expected = 6 * (100 * 9 + 10 * 3) + 12 * 3 * 4 * 25
+    assert training_flops(parameters, Passed(tokens=9, logits=3, pairs=25)) == expected
+
+
+def test_a_frozen_parameter_takes_four_and_the_adapter_six() -> None:
+    parameters = Parameters(body=100, head=10, adapter=7, layers=3, width=4)
+    expected = 4 * (100 * 9 + 10 * 3) + 6 * 7 * 9 + 12 * 3 * 4 * 25
+    assert training_flops(parameters, Passed(tokens=9, logits=3, pairs=25)) == expected
+
+
+@pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.494), ("7b", 7.616)])
+def test_the_shapes_are_as_large_as_the_models_that_they_are_named_after(name: str, billions: float) -> None:
+    made = make_model(SHAPES[name], torch.bfloat16, torch.device("meta"), seed=0)
+    assert sum(parameter.numel() for parameter in made.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
+
+
+def test_the_peak_is_that_of_the_device_or_unknown() -> None:
+    assert data_sheet_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert data_sheet_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert data_sheet_flops("NVIDIA L40S") == 362e12
+    assert data_sheet_flops("NVIDIA H100 PCIe") is None
+    assert data_sheet_flops("NVIDIA GeForce RTX 4090") is None
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_a_shape_s_job_is_a_job(name: str, tmp_path: Path) -> None:
+    document = job_document(name, "vllm", "bfloat16", tmp_path, tmp_path / "prompts", tmp_path / "reward.py")
+    spec = RLHFJob.model_validate(document).spec
+    assert spec.batch.prompts_per_step * spec.batch.samples_per_prompt == WORK[name].samples
+    assert WORK[name].samples % WORK[name].micro_batch == 0
+    assert (spec.model.lora.rank if spec.model.lora else None) == WORK[name].lora_rank
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(COMMAND), "--threads", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
+    kept = tmp_path / "result.json"
+    arguments = ("--shapes", "tiny-lora", "--parts", "learner,weights", "--json", str(kept))
+    late = run(*arguments, "--limit", "0.05")
+    assert late.returncode == 1
+    assert "tiny-lora: model failed: took longer" in late.stderr
+    parts = json.loads(kept.read_text())["shapes"]["tiny-lora"]["parts"]
+    assert all("failed" in parts[part] for part in ("model", "learner", "weights"))
+
+    ran = run(*arguments, "--continue")
+    assert ran.returncode == 0, ran.stderr
+    assert "MFU" in ran.stdout and "taken over by transformers" in ran.stdout
+    result = json.loads(kept.read_text())
+    assert result["versions"]["torch"] and result["machine"] and "gpu.py" in result["command"]
+    parts = result["shapes"]["tiny-lora"]["parts"]
+    learner, weights = parts["learner"], parts["weights"]
+    assert 0 < learner["mfu"] < 1
+    assert learner["mfu"] == pytest.approx(learner["flops_per_second"] / learner["peak_flops"]["matmul"])
+    assert 0 < learner["tokens_passed"] <= learner["tokens"]
+    assert parts["model"]["bytes"] / 2 < weights["bytes"] < 2 * parts["model"]["bytes"]
+    taken = weights["engines"]["transformers"]
+    assert taken["gigabytes_per_second"] == pytest.approx(weights["bytes"] / taken["seconds"] / 1e9)
+
+    again = run(*arguments, "--continue")
+    assert again.returncode == 0
+    assert "learner ..." in ran.stderr and "learner ..." not in again.stderr
+    assert json.loads(kept.read_text()) == result
+
+    kept.write_text(json.dumps(result | {"machine": "another"}))
+    elsewhere = run(*arguments, "--continue")
+    assert elsewhere.returncode == 1
+    assert "machine was another" in elsewhere.stderr
+
+
+def test_failures_are_found_wherever_they_are() -> None:
+    measured = {
+        "7b": {"weights": {"bytes": 1, "engines": {"vllm": {"failed": "no memory"}}}, "trl": {"not_measured": "x"}}
+    }
+    assert list(failures(measured)) == ["7b: weights: engines: vllm failed: no memory"]
+
+
+def test_an_attempt_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert attempt(lambda: {"seconds": 1.0}) == {"seconds": 1.0}
+    assert attempt(lambda: {"seconds": 1 / 0}) == {"failed": "ZeroDivisionError: division by zero"}
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_names_that_are_unknown_are_refused() -> None:
+    ran = run("--shapes", "0.5b,8b")
+    assert ran.returncode == 2
+    assert "'8b' is no shape: name some of tiny, tiny-lora, small, 0.5b, 7b" in ran.stderr

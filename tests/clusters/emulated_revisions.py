@@ -1,0 +1,45 @@
+"""The Revisions of an emulated Knative and their pods, as the emulation keeps them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.clusters.running_functions import RunningFunction
+
+
+@dataclass
+class EmulatedPod:
+    """One pod."""
+
+    name: str
+    namespace: str
+    revision: str
+    running: RunningFunction | None = None
+    ready: bool = False
+    deleting: bool = False
+    requests: int = 0
+    """Under way to or in it, as the activator counts them."""
+    cost: int = 0
+    number: int = 0
+    ending: bool = False
+    """Whether its deletion has been taken note of."""
+
+
+@dataclass
+class EmulatedRevision:
+    """One Revision."""
+
+    name: str
+    namespace: str
+    service: str
+    template: dict[str, Any]
+    least: int = 0
+    most: int = 0
+    poked_until: float = 0.0
+    """Until when one pod is wanted because a request has waited at none."""
+    awake: bool = True
+    """Whether the autoscaler looks at the bounds."""
+    pods: dict[str, EmulatedPod] = field(default_factory=dict)
+
+    @property
+    def active(self) -> list[EmulatedPod]:
+        return [pod for pod in self.pods.values() if not pod.deleting]

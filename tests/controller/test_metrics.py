@@ -1,0 +1,192 @@
+"""The operator's metrics: names and labels that dashboards rely on, fed by real runs of emulated functions."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Failed, RunRequest
+from rlhfless_operator.controller.figures import forecast_cost, planned_money, response_tokens, training_figures
+from rlhfless_operator.controller.metering import MeteredPlatform
+from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.job.validation import parse_content
+from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.record import StageAccount, StepRecord
+from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.run import TrainingRun
+from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
+from tests.controller.operator_harness import small_job
+
+NAMES = {
+    "gpu_seconds_total": {"stage", "state"},
+    "cost_total": {"stage"},
+    "steps_total": set(),
+    "job_steps": set(),
+    "stage_duration_seconds": {"stage"},
+    "cold_start_seconds": {"stage"},
+    "generation_actors": {"kind"},
+    "cost_forecast_total": set(),
+    "cost_plan_total": {"kind"},
+    "reassignments_total": {"reason"},
+    "reward": set(),
+    "response_tokens": {"statistic"},
+    "training": {"metric"},
+    "job_phase": {"phase"},
+    "job_last_progress_timestamp_seconds": set(),
+}
+"""Metrics of a job after `rlhfless_`, and their labels besides namespace and job."""
+
+Sample = tuple[str, dict[str, str], float]
+
+
+def samples(metrics: OperatorMetrics) -> Iterator[Sample]:
+    for line in metrics.exposition().decode().splitlines():
+        if not line.startswith("#"):
+            name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+            yield name.removeprefix("rlhfless_"), dict(re.findall(r'(\w+)="([^"]*)"', labels or "")), float(value)
+
+
+def of(metrics: OperatorMetrics, name: str, **labels: str) -> float:
+    (value,) = (
+        value for found, having, value in samples(metrics) if found == name and labels.items() <= having.items()
+    )
+    return value
+
+
+async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **spec: Any) -> dict[str, Any]:
+    """A whole job, metered as the operator meters it."""
+    job = parse_content(small_job(**spec), "job")
+    meter = metrics.job("ns", "job")
+    ready: list[None] = []
+
+    def make_platform(on_state: StateListener) -> MeteredPlatform:
+        def both(change: StateChange) -> None:
+            on_state(change)
+            meter.observe(change)
+
+        return MeteredPlatform(EmulatedPlatform(emulation, both), meter, lambda: ready.append(None))
+
+    def on_open(run: TrainingRun) -> None:
+        meter.attach(run)
+
+    try:
+        return await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), on_open=on_open)
+    finally:
+        meter.detach()
+        assert len(ready) <= 1, "it is opened once"
+
+
+async def test_every_metric_is_there_under_its_name(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    metrics.show_phase("ns", "job", "Running")
+    await train(metrics, tmp_path, Emulation(task_seconds=0.01))
+    found: dict[str, set[str]] = {}
+    for name, labels, _ in samples(metrics):
+        if labels.get("job") == "job":
+            stem = re.sub(r"_(bucket|sum|count)$", "", name)
+            found.setdefault(stem, set()).update(labels.keys() - {"namespace", "job", "le"})
+            assert labels["namespace"] == "ns"
+    found = {name: labels for name, labels in found.items() if not name.endswith("_created")}
+    assert found == NAMES
+
+
+async def test_numbers_are_those_of_the_run(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    summary = await train(metrics, tmp_path, Emulation(task_seconds=0.02))
+    assert of(metrics, "steps_total") == 3
+    assert of(metrics, "job_steps") == 3
+    assert of(metrics, "reward") == pytest.approx(0.75)
+    assert of(metrics, "training", metric="entropy") == 1.0
+    assert of(metrics, "response_tokens", statistic="mean") == 8.5
+    assert of(metrics, "response_tokens", statistic="max") == 9
+    assert of(metrics, "stage_duration_seconds_count", stage="learning") == 3
+    assert of(metrics, "reassignments_total", reason="lost") == 0
+    assert of(metrics, "generation_actors", kind="wanted") == 0
+    seconds = sum(value for name, _, value in samples(metrics) if name == "gpu_seconds_total")
+    # The summary's account ends with the last step, the metrics' with the last instance.
+    assert summary["gpu_seconds"] <= seconds <= summary["gpu_seconds"] + 5
+    cost = sum(value for name, _, value in samples(metrics) if name == "cost_total")
+    assert cost == pytest.approx(seconds, rel=1e-3), "an instance-second costs 1 here"
+    assert of(metrics, "cost_forecast_total") == pytest.approx(float(summary["cost"]))
+    assert of(metrics, "cost_plan_total", kind="chosen") >= of(metrics, "cost_plan_total", kind="bound") > 0
+    assert sum(value for name, _, value in samples(metrics) if name == "control_seconds_count") > 0
+
+
+async def test_counters_never_fall_when_a_driver_follows_another(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    failed = asyncio.Event()
+
+    def fail_once(request: RunRequest) -> None:
+        if request.task == "learn" and request.key.step == 2 and not failed.is_set():
+            failed.set()
+            raise TaskFailedError(Failed(reason="internal", message="no", retryable=False))
+
+    emulation = Emulation(task_seconds=0.01, before=fail_once)
+    with pytest.raises(Exception, match="no"):
+        await train(metrics, tmp_path, emulation)
+    between = {(name, *sorted(labels.items())): value for name, labels, value in samples(metrics)}
+    assert of(metrics, "steps_total") == 1
+    await train(metrics, tmp_path, emulation)
+    assert of(metrics, "steps_total") == 3
+    for name, labels, value in samples(metrics):
+        if name.endswith("_total") and "forecast" not in name:
+            assert value >= between.get((name, *sorted(labels.items())), 0.0), name
+
+
+async def test_a_job_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    metrics.show_phase("ns", "job", "Running")
+    metrics.show_phase("ns", "other", "Failed")
+    await train(metrics, tmp_path, Emulation())
+    assert of(metrics, "operator_jobs") == 2
+    metrics.forget("ns", "job")
+    assert of(metrics, "operator_jobs") == 1
+    assert not [name for name, labels, _ in samples(metrics) if labels.get("job") == "job"]
+    assert of(metrics, "job_phase", phase="Failed", job="other") == 1
+
+
+def test_requests_are_counted_and_writes_apart() -> None:
+    metrics = OperatorMetrics()
+    for verb in ("patch", "patch", "get"):
+        metrics.requested(verb)
+    assert of(metrics, "operator_status_writes_total") == 2
+    assert of(metrics, "operator_api_requests_total", verb="get") == 1
+
+
+def record(step: int, cost: str = "2", **more: Any) -> StepRecord:
+    return StepRecord(step=step, ledger={"generation": StageAccount(cost=Decimal(cost))}, **more)
+
+
+def test_the_forecast_goes_by_the_last_steps() -> None:
+    assert forecast_cost(7.0, [], 10) == 7.0
+    assert forecast_cost(7.0, [record(0, "100")], 10) == 7.0, "an evaluation before the first is no step"
+    assert forecast_cost(30.0, [record(step, "100") for step in range(1, 3)], 2) == 30.0
+    late = [record(step, "100") for step in range(1, 6)] + [record(step, "2") for step in range(6, 11)]
+    assert forecast_cost(510.0, late, 20) == 510.0 + 10 * 2.0
+
+
+def test_plans_are_in_money() -> None:
+    plan = {
+        "expected_instance_seconds": 1800,
+        "cheapest_instance_seconds": 900,
+        "lower_bound_instance_seconds": 360,
+    }
+    assert planned_money(record(1, plan=plan), 2.0) == {"chosen": 1.0, "cheapest": 0.5, "bound": 0.2}
+    assert planned_money(record(1), 2.0) == {}
+
+
+def test_figures_of_a_step_are_the_learners_own() -> None:
+    metrics = {"policy/clip_fraction_low": 0.1, "policy/clip_fraction_high": 0.2, "policy/kl": 0.5, "kl/reference": 0.7}
+    figures = training_figures(record(1, metrics={**metrics, "mismatch/mean_exp_abs": 1.01}))
+    assert figures == {"kl": 0.7, "clip_fraction": pytest.approx(0.3), "mismatch": 1.01}
+
+
+def test_response_tokens_have_a_percentile() -> None:
+    assert response_tokens(range(1, 101)) == (50.5, 95.0, 100.0)
+    assert response_tokens([7]) == (7.0, 7.0, 7.0)

@@ -1,0 +1,53 @@
+"""Whose work is in a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.controller.ownership import FolderTakenError, claim
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.records.folder import JobFolder
+from tests.controller.operator_harness import small_job
+
+
+def resource(uid: str, *, adopt: bool = False) -> JobResource:
+    body = small_job()
+    body["metadata"] |= {"namespace": "ns", "uid": uid}
+    if adopt:
+        body["metadata"]["annotations"] = {"rlhfless.io/adopt": "true"}
+    return JobResource.of(body)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> JobFolder:
+    root = str(tmp_path) if request.param == "folder" else request.getfixturevalue("s3")
+    return JobFolder(artifacts.join(root, "job"))
+
+
+def test_the_first_resource_owns_an_empty_folder(folder: JobFolder) -> None:
+    claim(folder, resource("a"))
+    claim(folder, resource("a"))
+    with pytest.raises(FolderTakenError, match=r"work of the RLHFJob ns/job \(uid a\).*rlhfless.io/adopt"):
+        claim(folder, resource("b"))
+
+
+def test_a_laptops_folder_is_not_empty(folder: JobFolder) -> None:
+    artifacts.write_json(folder.file("status.json"), {})
+    with pytest.raises(FolderTakenError, match="work of `rlhfless run`"):
+        claim(folder, resource("a"))
+    claim(folder, resource("a", adopt=True))
+    claim(folder, resource("a"))
+
+
+def test_adoption_takes_the_folder_from_its_owner(folder: JobFolder) -> None:
+    claim(folder, resource("a"))
+    claim(folder, resource("b", adopt=True))
+    with pytest.raises(FolderTakenError):
+        claim(folder, resource("a"))
+
+
+def test_an_owners_file_that_nobody_can_read_is_somebody_elses(folder: JobFolder) -> None:
+    artifacts.write_bytes(folder.file("owner.json"), b"{}")
+    with pytest.raises(FolderTakenError):
+        claim(folder, resource("a"))

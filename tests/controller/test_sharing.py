@@ -1,0 +1,136 @@
+"""Jobs of one operator in their pools."""
+
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.controller.context import Tell
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.sharing import gpus_by_stage, sharing
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.job.resource_status import ConditionType
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+
+ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+SETTINGS = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, namespaces={"small": 1})})
+
+
+class Noting:
+    """A cluster's platform that notes what it is asked for."""
+
+    def __init__(self, job: RLHFJob) -> None:
+        self.job = job
+        self.held: dict[Stage, int] = {}
+        self.calls: list[str] = []
+
+    async def open(self) -> None:
+        self.calls.append("open")
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        self.held[stage] = count
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        raise AssertionError("no task is sent here")
+        yield
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    async def remove(self) -> None:
+        self.calls.append("remove")
+
+
+class Cluster:
+    """Makes the platforms, and knows them by their job's uid."""
+
+    def __init__(self) -> None:
+        self.platforms: dict[str, Noting] = {}
+
+    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Noting:
+        self.platforms[resource.uid] = Noting(job)
+        return self.platforms[resource.uid]
+
+
+def tell(kind: ConditionType, true: bool, reason: Reason, message: str) -> None:
+    """Nobody listens."""
+
+
+def resource(uid: str, namespace: str = "team") -> JobResource:
+    return JobResource.of({"metadata": {"name": uid, "namespace": namespace, "uid": uid}})
+
+
+@pytest.fixture
+def job(tiny_job: Callable[..., Path]) -> Callable[..., RLHFJob]:
+    def make(**overrides: Any) -> RLHFJob:
+        spec = {"pods": ONE_GPU, "pool": "h100", "generation": {"instances": {"min": 1, "max": 2}}, **overrides}
+        return load_job(tiny_job(**spec))
+
+    return make
+
+
+async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None:
+    cluster = Cluster()
+    make = sharing(cluster, SETTINGS)
+    a, b = (make(resource(uid), job(), "root", lambda change: None, tell) for uid in "ab")
+    await a.open()
+    await b.open()
+    await a.hold("generation", 2)
+    assert cluster.platforms["a"].held == {"generation": 2}
+    await b.hold("generation", 2)
+    assert cluster.platforms["b"].held == {"generation": 1}
+    await a.close()
+    await a.remove()
+    assert cluster.platforms["a"].calls == ["open", "close", "remove"]
+    await b.hold("generation", 2)
+    assert cluster.platforms["b"].held == {"generation": 2}
+    await b.close()
+
+
+async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -> None:
+    cluster = Cluster()
+    shared = sharing(cluster, SETTINGS)(
+        resource("a"), job(learning={"keepAlive": "1h"}), "root", lambda change: None, tell
+    )
+    await shared.open()
+    await shared.hold("learning", 1)
+    await shared.hold("learning", 0)
+    assert cluster.platforms["a"].job.spec.learning.keep_alive == 0
+    assert cluster.platforms["a"].held == {"learning": 1}
+    await shared.close()
+
+
+async def test_without_pools_nothing_is_shared(job: Callable[..., RLHFJob]) -> None:
+    cluster = Cluster()
+    assert sharing(cluster, ClusterSettings(functions_image="f:1")) is cluster
+
+
+async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) -> None:
+    shared = sharing(Cluster(), SETTINGS)(resource("a"), job(pool="h200"), "root", lambda change: None, tell)
+    with pytest.raises(PlatformUnavailableError, match=r"spec.pool: the operator has no pool 'h200'; name one of h100"):
+        await shared.open()
+    await shared.close()
+
+
+async def test_a_job_that_its_namespace_has_no_quota_for_is_told(job: Callable[..., RLHFJob]) -> None:
+    two = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+    shared = sharing(Cluster(), SETTINGS)(resource("a", "small"), job(pods=two), "root", lambda change: None, tell)
+    with pytest.raises(
+        PlatformUnavailableError, match=r"pool h100: .* asks for 2 GPUs, and namespace small may have 1"
+    ):
+        await shared.open()
+
+
+def test_gpus_are_what_the_limits_of_a_stages_pods_say(job: Callable[..., RLHFJob]) -> None:
+    defaults = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "4", "cpu": "2"}))
+    pool = SETTINGS.pools["h100"]
+    made = job(pods={}, preparation={"pods": {"resources": {"limits": {"nvidia.com/gpu": "0"}}}})
+    assert gpus_by_stage(made, defaults, pool) == {"generation": 4, "preparation": 0, "learning": 4}
+    other = pool.model_copy(update={"resource": "amd.com/gpu"})
+    assert gpus_by_stage(made, defaults, other) == {"generation": 0, "preparation": 0, "learning": 0}

@@ -1,0 +1,85 @@
+"""A job that is applied trains as `rlhfless run` trains it: real functions, real weights, a real API server."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from rlhfless_operator.controller.context import MakePlatform, Tell
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.local import LocalPlatform
+from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
+from tests.prerequisites import needs_api_server
+
+pytestmark = needs_api_server("no job is trained through a real API server")
+
+
+class LocalFunctions(LocalPlatform):
+    """Functions as processes of this machine, for an operator."""
+
+    async def open(self) -> None:
+        """Processes are started when they are needed."""
+
+    async def remove(self) -> None:
+        """Nothing is left once it is closed."""
+
+
+@asynccontextmanager
+async def local_functions(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
+    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> LocalFunctions:
+        return LocalFunctions(
+            keep_alive={"generation": 60.0, "preparation": 60.0, "learning": 60.0},
+            threads={"generation": 1, "preparation": 1, "learning": 1},
+            log_path=Path(root) / "logs" / "instances.jsonl",
+            on_state=on_state,
+        )
+
+    yield make
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    status = json.loads((folder / "status.json").read_text())
+    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
+
+
+@pytest.mark.timeout(600)
+def test_the_same_document_and_seed_give_the_same_weights(
+    tiny_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny_job(steps=2, artifacts={"uri": "runs"})
+    laptop = tmp_path / "laptop" / "tiny"
+    job = load_job(file).resolve_paths(file.parent)
+
+    # In the main thread, where alone signals can be handled.
+    assert threading.current_thread() is threading.main_thread()
+    asyncio.run(run_locally(job, str(laptop), RunOptions(threads=1)))
+
+    control_plane = tmp_path / "control-plane"
+    control_plane.mkdir()
+    with job_server(control_plane) as server, fresh_namespace(server) as jobs:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        with running_operator(tmp_path / "cluster", open_platforms=local_functions, files=file.parent):
+            jobs.apply(yaml.safe_load(file.read_text()))
+            status = jobs.wait_phase("tiny", "Succeeded", "Failed", seconds=400)
+    assert status["phase"] == "Succeeded", status
+    cluster = tmp_path / "cluster" / "runs" / "tiny"
+    expected, trained = final_weights(laptop), final_weights(cluster)
+    assert expected.keys() == trained.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, trained[name]), name
+    left = {path.name for path in laptop.iterdir()} - {path.name for path in cluster.iterdir()}
+    assert left == set(), "the very layout of a laptop's folder"
+    assert status["reward"] == round(json.loads((laptop / "status.json").read_text())["reward"], 4)

@@ -1,0 +1,316 @@
+"""Datasets as users have them, made into prompts; and every fault named where it is."""
+
+import gzip
+import json
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.datasets import make_prompts
+from rlhfless_functions.data.rollouts import Prompt, publish_prompts, read_prompts
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import DataSettings, SamplingSettings
+
+ROWS = [{"prompt": "1+1=", "answer": "2", "level": 1}, {"prompt": "2+2=", "answer": "4", "level": 2}]
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture
+def chat_tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def prompts_of(
+    source: str | Path, tokenizer: PreTrainedTokenizerBase, positions: int | None = None, **settings: Any
+) -> tuple[list[Prompt], int]:
+    sampling = SamplingSettings(max_prompt_tokens=settings.pop("longest", 64), max_response_tokens=8)
+    data = DataSettings(source=str(source), **settings)
+    return make_prompts(read_table(data), data, sampling, tokenizer, positions)
+
+
+def fault(*arguments: Any, **settings: Any) -> str:
+    with pytest.raises(TaskError) as raised:
+        prompts_of(*arguments, **settings)
+    assert raised.value.reason in ("data_invalid", "artifact_missing")
+    assert not raised.value.retryable
+    return str(raised.value)
+
+
+# --- forms -------------------------------------------------------------------------------------------------------
+
+
+def save_jsonl(folder: Path) -> str:
+    return write_jsonl(folder / "data.jsonl", ROWS)
+
+
+def save_gzip(folder: Path) -> str:
+    (folder / "data.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode()))
+    return str(folder / "data.jsonl.gz")
+
+
+def save_parquet(folder: Path) -> str:
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "data.parquet")
+    return str(folder / "data.parquet")
+
+
+def save_dataset(folder: Path) -> str:
+    from datasets import Dataset
+
+    Dataset.from_list(ROWS).save_to_disk(folder / "saved")
+    return str(folder / "saved")
+
+
+def save_dataset_with_splits(folder: Path) -> str:
+    from datasets import Dataset, DatasetDict
+
+    splits = DatasetDict(test=Dataset.from_list(ROWS[:1]), train=Dataset.from_list(ROWS))
+    splits.save_to_disk(folder / "splits")
+    return str(folder / "splits")
+
+
+@pytest.mark.parametrize("save", [save_jsonl, save_gzip, save_parquet, save_dataset, save_dataset_with_splits])
+def test_every_form_gives_the_same_prompts(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, save: Any) -> None:
+    prompts, dropped = prompts_of(save(tmp_path), tokenizer)
+    assert dropped == 0
+    assert [(prompt.row, prompt.text, prompt.ground_truth) for prompt in prompts] == [
+        (0, "1+1=", "2"),
+        (1, "2+2=", "4"),
+    ]
+    assert prompts[1].columns == {"answer": "4", "level": 2}
+    assert prompts[1].tokens == tokenizer("2+2=")["input_ids"]
+
+
+@pytest.mark.parametrize("save", [save_jsonl, save_parquet])
+def test_a_dataset_may_be_in_any_store(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, s3: str, save: Any) -> None:
+    path = save(tmp_path)
+    for store in (s3, "memory://datasets"):
+        uri = artifacts.join(store, Path(path).name)
+        artifacts.write_bytes(uri, Path(path).read_bytes())
+        assert [prompt.text for prompt in prompts_of(uri, tokenizer)[0]] == ["1+1=", "2+2="]
+
+
+def test_the_format_may_be_told(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "data.txt", ROWS)
+    assert len(prompts_of(source, tokenizer, format="jsonl")[0]) == 2
+    assert "set data.format" in fault(source, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", '{"prompt": "1"}\n\n{"prompt": \n', ["line 3", "is no JSON"]),
+        ("a.jsonl", '{"prompt": "1"}\n["2"]\n', ["line 2", "no JSON object but list"]),
+        ("a.jsonl", '{"prompt": "\xff"}', ["line 1", "is no JSON"]),
+        ("a.jsonl", "", ["is empty"]),
+        ("a.jsonl", "\n \n", ["is empty"]),
+        ("a.parquet", "not parquet", ["no readable Parquet"]),
+        ("a.jsonl.gz", "not gzip", ["no readable gzip"]),
+        ("a.csv", "prompt\n1\n", ["is no .jsonl or .parquet file", "data.format"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_line(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, name: str, content: str, words: list[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode("latin-1"))
+    message = fault(path, tokenizer)
+    assert all(word in message for word in [str(path), *words]), message
+
+
+@pytest.mark.parametrize("source", ["missing.jsonl", "missing.parquet", "missing"])
+def test_a_missing_source_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, source: str) -> None:
+    message = fault(tmp_path / source, tokenizer)
+    assert "data.source" in message and str(tmp_path / source) in message and "does not exist" in message
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "text", "truth"),
+    [
+        ({"question": "1+1=", "solution": "2"}, {}, "1+1=", "2"),
+        ({"prompt": "1+1=", "question": "other", "label": 2}, {}, "1+1=", 2),
+        ({"prompt": "1+1=", "reward_model": {"style": "rule", "ground_truth": "2"}}, {}, "1+1=", "2"),
+        ({"prompt": "1+1=", "reward_spec": {"ground_truth": ["2"]}}, {}, "1+1=", ["2"]),
+        ({"prompt": "1+1=", "ground_truth": "2", "answer": "3"}, {}, "1+1=", "2"),
+        ({"prompt": "1+1=", "x": {"y": "2"}}, {"ground_truth_column": "x.y"}, "1+1=", "2"),
+        (
+            {"prompt": "1+1=", "task": "2+2=", "sum": 4},
+            {"prompt_column": "task", "ground_truth_column": "sum"},
+            "2+2=",
+            4,
+        ),
+        ({"prompt": "1+1="}, {}, "1+1=", None),
+    ],
+)
+def test_columns_are_found_under_the_names_users_know(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, row: Any, settings: Any, text: str, truth: Any
+) -> None:
+    ((prompt,), _) = prompts_of(write_jsonl(tmp_path / "a.jsonl", [row]), tokenizer, **settings)
+    assert (prompt.text, prompt.ground_truth) == (text, truth)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "words"),
+    [
+        ({"text": "1"}, {}, ["no prompt column", "it has text", "data.promptColumn"]),
+        ({"prompt": "1"}, {"prompt_column": "promt"}, ["no column 'promt'", "it has prompt", "data.promptColumn"]),
+        ({"prompt": "1"}, {"ground_truth_column": "gold"}, ["no column 'gold'", "data.groundTruthColumn"]),
+        ({"prompt": 1}, {}, ["line 1", "must hold text or a list of chat messages", "holds 1"]),
+        ({"prompt": ""}, {}, ["line 1", "must hold text"]),
+        ({"prompt": [{"text": "1"}]}, {}, ["line 1", "with role and content"]),
+    ],
+)
+def test_a_column_that_is_missing_or_of_no_use_is_named(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, row: Any, settings: Any, words: list[str]
+) -> None:
+    message = fault(write_jsonl(tmp_path / "a.jsonl", [row]), tokenizer, **settings)
+    assert all(word in message for word in words), message
+
+
+def test_a_row_without_a_prompt_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    message = fault(write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1"}, {"answer": "2"}]), tokenizer)
+    assert "line 2" in message and "'prompt'" in message
+
+
+def test_columns_that_json_lacks_become_text_or_are_left_out(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    row = {"prompt": "1", "when": datetime(2026, 1, 2), "price": Decimal("1.50"), "image": b"\x89PNG", "tags": ["a"]}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    ((prompt,), _) = prompts_of(tmp_path / "a.parquet", tokenizer)
+    assert prompt.columns == {"when": "2026-01-02T00:00:00", "price": 1.5, "tags": ["a"]}
+
+
+def test_the_same_prompt_twice_is_two_rows(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1=", "answer": "3"}]
+    prompts, _ = prompts_of(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer)
+    assert [(prompt.row, prompt.ground_truth) for prompt in prompts] == [(0, "2"), (1, "3")]
+
+
+# --- chat --------------------------------------------------------------------------------------------------------
+
+
+def test_messages_go_through_the_chat_template(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "1+1="}]}]
+    ((prompt,), _) = prompts_of(write_jsonl(tmp_path / "a.jsonl", rows), chat_tokenizer)
+    assert prompt.text == "u:1+1=\na:"
+    assert prompt.tokens == chat_tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    assert prompt.messages == rows[0]["messages"]
+
+
+def test_an_assistants_last_message_is_continued(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "it is"}]
+    ((prompt,), _) = prompts_of(write_jsonl(tmp_path / "a.jsonl", [{"prompt": messages}]), chat_tokenizer)
+    assert prompt.text == "u:1+1=\na:it is"
+
+
+def test_a_system_prompt_makes_messages_of_text(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1+1="}])
+    ((prompt,), _) = prompts_of(source, chat_tokenizer, system_prompt="be short")
+    assert prompt.text == "s:be short\nu:1+1=\na:"
+    assert prompt.messages is not None and prompt.messages[0] == {"role": "system", "content": "be short"}
+    ((prompt,), _) = prompts_of(source, chat_tokenizer)
+    assert (prompt.text, prompt.messages) == ("1+1=", None)
+
+
+def test_a_second_system_message_is_refused(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [{"role": "system", "content": "be long"}]}])
+    assert "has a system message of its own" in fault(source, chat_tokenizer, system_prompt="be short")
+
+
+def test_chat_data_for_a_model_without_a_template_is_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    messages = [{"role": "user", "content": "1+1="}]
+    message = fault(write_jsonl(tmp_path / "a.jsonl", [{"prompt": messages}]), tokenizer)
+    assert "line 1" in message and "no chat template: set model.chatTemplate" in message
+    assert "no chat template" in fault(save_jsonl(tmp_path), tokenizer, system_prompt="be short")
+
+
+def test_messages_that_the_template_refuses_are_named(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    chat_tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    rows = [{"prompt": "1"}, {"prompt": [{"role": "user", "content": "1"}]}]
+    message = fault(write_jsonl(tmp_path / "a.jsonl", rows), chat_tokenizer)
+    assert "line 2" in message and "roles must alternate" in message
+
+
+def test_special_tokens_are_added_to_text_but_not_to_what_a_template_wrote(
+    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    eos = chat_tokenizer.eos_token_id
+    chat_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", eos)]
+    )
+    rows = [{"prompt": "1"}, {"prompt": [{"role": "user", "content": "1"}]}]
+    (text, chat), _ = prompts_of(write_jsonl(tmp_path / "a.jsonl", rows), chat_tokenizer)
+    assert text.tokens[0] == eos and eos not in chat.tokens
+
+
+# --- lengths -----------------------------------------------------------------------------------------------------
+
+
+def test_long_prompts_are_dropped_and_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"prompt": "1" * length, "n": length} for length in (5, 3, 9, 4)]
+    prompts, dropped = prompts_of(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, longest=4)
+    assert dropped == 2
+    assert [(prompt.row, prompt.columns["n"]) for prompt in prompts] == [(0, 3), (1, 4)]
+
+
+def test_long_prompts_may_be_an_error(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"prompt": "1" * length} for length in (3, 5, 9)]
+    message = fault(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, longest=4, long_prompts="fail")
+    assert "line 2 has a prompt of 5 tokens" in message
+    assert "2 of 3 prompts have more than sampling.maxPromptTokens, 4" in message
+
+
+def test_dropping_every_prompt_is_an_error(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    rows = [{"prompt": "1" * length} for length in (7, 5)]
+    message = fault(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, longest=4)
+    assert "longer than sampling.maxPromptTokens, 4 (the shortest has 5 tokens)" in message
+
+
+def test_a_prompt_that_leaves_no_room_in_the_context_is_an_error(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1" * 24}, {"prompt": "1" * 25}])
+    message = fault(source, tokenizer, positions=32)
+    assert "line 2 has a prompt of 25 tokens" in message and "the model's 32 positions" in message
+    assert len(prompts_of(source, tokenizer, positions=33)[0]) == 2
+
+
+def test_a_published_dataset_has_prompts_for_the_functions_and_an_index_for_the_control_plane(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    prompts, _ = prompts_of(save_jsonl(tmp_path), tokenizer)
+    uri = str(tmp_path / "published")
+    publish_prompts(uri, prompts, dropped=3)
+    assert read_prompts(uri) == prompts
+    index = {"prompts": 2, "dropped": 3, "lengths": [4, 4], "prefixes": None}
+    assert artifacts.read_json(artifacts.join(uri, "index.json")) == index

@@ -1,0 +1,138 @@
+"""The batch of a training step: canonical order, whitening, minibatches, tensors."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
+from rlhfless_functions.learning.batch import TrainingBatch, read_batch
+from rlhfless_functions.model.micro_batches import WHOLE, Block
+from rlhfless_functions.model.shared_prompts import ResponseBatch
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import AlgorithmSettings
+
+torch.set_num_threads(1)
+
+GRPO = AlgorithmSettings(name="grpo").resolved()
+WHITENED = AlgorithmSettings(name="reinforce_plus_plus").resolved()
+CPU = torch.device("cpu")
+
+
+def sample(prompt: int, index: int, length: int, **given: Any) -> PreparedSample:
+    return PreparedSample(
+        **{
+            "prompt": prompt,
+            "index": index,
+            "prompt_tokens": [1] * (2 + prompt),
+            "response_tokens": [10 + index] * length,
+            "log_probs": [-0.5 - index] * length,
+            "finish_reason": "stop",
+            "versions": [VersionSpan(0, 0, length)],
+            "reward": 1.0,
+            "advantages": [float(10 * prompt + index)] * length,
+            **given,
+        }
+    )
+
+
+SAMPLES = [sample(prompt, index, 1 + prompt + index) for prompt in range(4) for index in range(2)]
+
+
+def reference(parts: list[str], samples: list[PreparedSample] = SAMPLES) -> BatchReference:
+    tasks = [SampleTask(prompt=one.prompt, index=one.index) for one in samples]
+    return BatchReference(step=3, parts=parts, samples=tasks)
+
+
+def test_the_order_is_the_batch_s_whatever_parts_the_samples_came_in(tmp_path: Path) -> None:
+    shuffled = random.Random(1).sample(SAMPLES, len(SAMPLES))
+    parts = [str(tmp_path / f"{number}.parquet") for number in range(3)]
+    for number, part in enumerate(parts):
+        write_prepared(part, shuffled[number::3])
+    for order in (parts, parts[::-1]):
+        assert [one.key for one in read_batch(reference(order))] == [one.key for one in SAMPLES]
+
+
+def test_a_sample_in_no_part_is_an_error_that_names_it(tmp_path: Path) -> None:
+    part = str(tmp_path / "part.parquet")
+    write_prepared(part, SAMPLES[:-1])
+    with pytest.raises(TaskError, match=r"step 3: 1 of 8 samples.*\(3, 1\)") as caught:
+        read_batch(reference([part]))
+    assert caught.value.reason == "data_invalid"
+
+
+def test_numbers_stand_where_their_tokens_do() -> None:
+    batch = TrainingBatch(SAMPLES, GRPO, 3)
+    rows = [5, 0, 7]
+    micro_batch = batch.select(WHOLE, rows, CPU)
+    assert micro_batch.numbers.keys() == {"log_probs", "advantages"}
+    for place, row in enumerate(rows):
+        length = len(SAMPLES[row].response_tokens)
+        assert micro_batch.tokens.response_mask[place].sum() == length
+        assert micro_batch.tokens.response_ids[place, :length].tolist() == SAMPLES[row].response_tokens
+        for name in ("log_probs", "advantages"):
+            assert micro_batch.numbers[name][place, :length].tolist() == getattr(SAMPLES[row], name)
+            assert not micro_batch.numbers[name][place, length:].any()
+
+
+def test_whitening_is_over_all_tokens_of_the_step_that_are_in_the_loss() -> None:
+    samples = [*SAMPLES, sample(9, 0, 50, mask=False, reward=None, advantages=[1e6] * 50)]
+    batch = TrainingBatch(samples, WHITENED, 3)
+    tokens = torch.tensor([value for one in SAMPLES for value in one.advantages or []], dtype=torch.float64)
+    whitened = [
+        batch.select(WHOLE, [row], CPU).numbers["advantages"][0, : batch.lengths[row]].double()
+        for row in range(len(SAMPLES))
+    ]
+    torch.testing.assert_close(torch.cat(whitened), (tokens - tokens.mean()) / tokens.std(), rtol=1e-5, atol=1e-6)
+
+
+def test_masked_samples_cost_nothing_and_count_nothing() -> None:
+    samples = [*SAMPLES[:2], sample(8, 0, 500, mask=False, reward=None, advantages=None)]
+    batch = TrainingBatch(samples, GRPO, 3)
+    (block,) = batch.passes([0, 1, 2], 10_000, share_prompts=True)
+    assert sorted(row for run in block.runs for row in run) == [0, 1]
+    assert batch.normalizer([0, 1, 2], 500) == 3  # tokens of the two others
+    assert batch.passes([2], 10_000, share_prompts=True) == []
+
+
+def test_samples_in_the_loss_need_their_numbers() -> None:
+    with pytest.raises(TaskError, match="step 3: a sample has no advantages"):
+        TrainingBatch([*SAMPLES, sample(8, 0, 2, advantages=None)], GRPO, 3)
+    with pytest.raises(TaskError, match="step 3: a sample has no values"):
+        TrainingBatch([sample(7, 0, 1, values=[0.5]), sample(8, 0, 2)], GRPO, 3)
+    assert "values" in TrainingBatch([sample(7, 0, 1, values=[0.5])], GRPO, 3)
+
+
+@given(st.integers(1, 9), st.integers(-5, 5), st.integers(1, 100), st.integers(0, 3))
+def test_minibatches_hold_every_sample_once_in_an_order_from_seed_step_and_epoch(
+    size: int, seed: int, step: int, epoch: int
+) -> None:
+    batch = TrainingBatch(SAMPLES, GRPO, 3)
+    cut = batch.minibatches(size, seed, step, epoch)
+    assert cut == batch.minibatches(size, seed, step, epoch)
+    assert sorted(row for minibatch in cut for row in minibatch) == list(range(8))
+    assert all(len(minibatch) == size for minibatch in cut[:-1])
+    if size >= 8:
+        assert cut == [list(range(8))], "one update takes the canonical order"
+
+
+def test_other_seeds_steps_and_epochs_give_other_orders() -> None:
+    batch = TrainingBatch(SAMPLES, GRPO, 3)
+    places = [(seed, step, epoch) for seed in range(3) for step in range(1, 4) for epoch in range(3)]
+    assert len({str(batch.minibatches(2, *place)) for place in places}) == len(places)
+    assert batch.minibatches(None, 0, 1, 0) == [list(range(8))]
+
+
+def test_where_a_prompt_is_shared_the_responses_stand_alone() -> None:
+    batch = TrainingBatch(SAMPLES, GRPO, 3)
+    block = Block(prompts=[4, 0], runs=[[5, 0, 4]])
+    micro_batch = batch.select(block, block.runs[0], CPU)
+    assert isinstance(micro_batch.tokens, ResponseBatch)
+    assert micro_batch.tokens.prompts.tolist() == [0, 1, 0]
+    assert micro_batch.tokens.response_ids[0].tolist() == SAMPLES[5].response_tokens
+    assert torch.equal(micro_batch.numbers["advantages"], batch.select(WHOLE, block.runs[0], CPU).numbers["advantages"])

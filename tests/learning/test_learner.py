@@ -1,0 +1,398 @@
+"""The learning stage: versions, replay, failures, publication, export."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import BatchReference, ExportRequest, TaskKey, WeightsReference
+from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
+from rlhfless_functions.learning import learner as learner_module
+from rlhfless_functions.learning.learner import Learner
+from rlhfless_functions.learning.metrics import METRICS
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import (
+    AlgorithmSettings,
+    BatchSettings,
+    KlSettings,
+    LoraSettings,
+    ModelSettings,
+    OptimizerSettings,
+)
+from rlhfless_functions.weights import load_policy
+from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> ModelSettings:
+    return ModelSettings(source=str(tiny_model), dtype="float32")
+
+
+@pytest.fixture
+def job(tmp_path: Path, model: ModelSettings) -> Job:
+    return Job(tmp_path, model, AlgorithmSettings(kl=KlSettings(coefficient=0.01)))
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"algorithm": PPO},
+    "muon": {"optimizer": OptimizerSettings(name="muon", learning_rate=1e-3)},
+    "bfloat16": {"dtype": "bfloat16"},
+    "adapter with dropout": {"dtype": "bfloat16", "lora": LoraSettings(rank=2, dropout=0.2)},
+    "two epochs, one minibatch": {
+        "algorithm": AlgorithmSettings(epochs=2),
+        "batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
+    job.undisturbed(4)
+    for checkpoint_step in (0, 1, 2) if kind == "ppo" else (0, 2):
+        where = f"from-{checkpoint_step}"
+        learner = Learner()
+        for step in (3, 4):
+            learner.run(job.request(step, where, checkpoint_step), context())
+            assert_equal(job.published(step, where), job.published(step))
+
+
+def test_the_state_in_memory_is_used_where_it_fits_and_only_there(job: Job) -> None:
+    first, second = job.undisturbed(2)
+    assert "seconds/load" in first.metrics
+    assert "seconds/load" not in second.metrics
+    learner = Learner()
+    learner.run(job.request(1, "other"), context())
+    ahead = learner.run(job.request(1, "again"), context())
+    assert "seconds/load" in ahead.metrics, "it is at version 1, the step starts from 0"
+    assert_equal(job.published(1, "again"), job.published(1))
+    key = TaskKey(job_uid="another", step=2, stage="learning", part="learn", attempt=0)
+    anew = learner.run(job.request(2, "another", key=key), context())
+    assert "seconds/load" in anew.metrics, "its state is of another job"
+    assert_equal(job.published(2, "another"), job.published(2))
+
+
+@pytest.mark.parametrize("polls", [0, 1])
+def test_a_drained_step_publishes_nothing_and_is_taken_again_as_if_nothing_had_been(job: Job, polls: int) -> None:
+    job.undisturbed(2)
+    learner = Learner()
+    learner.run(job.request(1, "drained"), context())
+    with pytest.raises(TaskError, match="step 2 was broken off by a drain") as caught:
+        learner.run(job.request(2, "drained"), StoppedContext(polls))
+    assert caught.value.reason == "drained"
+    assert caught.value.retryable
+    assert not artifacts.exists(str(job.folder / "drained" / "weights-2"))
+    again = learner.run(job.request(2, "drained"), context())
+    assert "seconds/replay" in again.metrics
+    assert_equal(job.published(2, "drained"), job.published(2))
+
+
+def test_a_drain_ends_a_replay_too(job: Job) -> None:
+    job.undisturbed(3)
+    with pytest.raises(TaskError, match="step 3 was broken off"):
+        Learner().run(job.request(3, "drained"), StoppedContext(2))
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_last_good_weights(job: Job) -> None:
+    job.undisturbed(2)
+    poisoned = job.folder / "poisoned.parquet"
+    write_prepared(str(poisoned), _poisoned(2))
+    bad = job.request(2, "bad").model_copy(update={"batch": _with_parts(job.batch(2), poisoned)})
+    learner = Learner()
+    learner.run(job.request(1, "bad"), context())
+    with pytest.raises(TaskError, match=r"step 2: the policy's update failed.*lower optimizer.learningRate") as caught:
+        learner.run(bad, context())
+    assert caught.value.reason == "non_finite_loss"
+    assert not caught.value.retryable
+    assert sorted(path.name for path in (job.folder / "bad").iterdir()) == ["weights-1"]
+    learner.run(job.request(2, "bad"), context())
+    assert_equal(job.published(2, "bad"), job.published(2))
+
+
+def _poisoned(step: int) -> list[PreparedSample]:
+    samples = samples_of(step)
+    # The second of two minibatches, so that the first has changed the weights in memory already.
+    for sample in samples[-1:]:
+        sample.advantages = [float("inf")] * len(sample.response_tokens)
+    return samples
+
+
+def _with_parts(batch: BatchReference, part: Path) -> BatchReference:
+    return batch.model_copy(update={"parts": [str(part)]})
+
+
+def test_a_step_that_was_published_already_is_taken_again_and_publishes_nothing(job: Job) -> None:
+    job.undisturbed(2)
+    before = {path: path.stat().st_mtime_ns for path in (job.folder / "undisturbed").rglob("*")}
+    result = Learner().run(job.request(2), context())
+    assert result.weights == job.weights[2]
+    assert {path: path.stat().st_mtime_ns for path in (job.folder / "undisturbed").rglob("*")} == before
+
+
+def test_weights_that_cannot_be_written_are_an_error_and_the_next_attempt_is_not_harmed(job: Job) -> None:
+    job.undisturbed(2)
+    blocked = job.folder / "a-file"
+    blocked.write_text("")
+    learner = Learner()
+    learner.run(job.request(1, "other"), context())
+    with pytest.raises(TaskError, match="cannot be written") as caught:
+        learner.run(job.request(2, publish=str(blocked / "weights")), context())
+    assert caught.value.reason == "artifact_unwritable"
+    learner.run(job.request(2, "other"), context())
+    assert_equal(job.published(2, "other"), job.published(2))
+
+
+def test_the_parts_and_their_order_do_not_matter(job: Job) -> None:
+    job.undisturbed(1)
+    samples = samples_of(1)
+    parts = [str(job.folder / f"part-{number}.parquet") for number in range(3)]
+    for number, part in enumerate(parts):
+        write_prepared(part, samples[::-1][number::3])
+    batch = job.batch(1).model_copy(update={"parts": parts[::-1]})
+    Learner().run(job.request(1, "parts", batch=batch), context())
+    assert_equal(job.published(1, "parts"), job.published(1))
+
+
+def test_learning_makes_good_responses_likelier(tmp_path: Path, model: ModelSettings) -> None:
+    optimizer = OptimizerSettings(learning_rate=1e-2)
+    job = Job(tmp_path, model, AlgorithmSettings(clip_high=10.0), optimizer=optimizer)
+    good = [50 - token for token in range(6)]
+    samples = samples_of(1)
+    for sample in samples:
+        sample.response_tokens = good if sample.index else good[::-1]
+        length = len(good)
+        sample.versions = [VersionSpan(0, 0, length)]
+        sample.log_probs = sample.old_log_probs = [-4.0] * length
+        sample.reference_log_probs = sample.values = sample.returns = None
+        sample.advantages = [1.0 if sample.index else -1.0] * length
+    for step in range(1, 6):
+        write_prepared(str(tmp_path / "batches" / f"{step}.parquet"), samples)
+    job.undisturbed(5)
+
+    def log_prob(version: int) -> float:
+        policy = load_policy(model, job.weights[version])
+        ids = torch.tensor([samples[0].prompt_tokens + good])
+        logits = policy(input_ids=ids).logits[0, 2:-1].log_softmax(-1)
+        return logits[range(6), good].sum().item()
+
+    assert log_prob(5) > log_prob(0) + 1
+
+
+def test_what_is_published_is_a_hugging_face_folder_in_the_model_s_format(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS["bfloat16"])
+    (result,) = job.undisturbed(1)
+    assert result.weights == WeightsReference(version=1, uri=str(tmp_path / "undisturbed" / "weights-1"))
+    assert result.checkpoint == str(tmp_path / "undisturbed" / "checkpoint-1")
+    assert {tensor.dtype for tensor in job.published(1).values()} == {torch.bfloat16}
+    loaded = AutoModelForCausalLM.from_pretrained(result.weights.uri)
+    assert loaded.dtype == torch.bfloat16
+    assert AutoTokenizer.from_pretrained(result.weights.uri).eos_token == "<eos>"
+    master = load_file(tmp_path / "undisturbed" / "checkpoint-1" / "policy.safetensors")
+    assert {tensor.dtype for tensor in master.values()} == {torch.float32}
+
+
+def test_only_the_adapter_is_published(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS["adapter with dropout"])
+    (result,) = job.undisturbed(1)
+    folder = str(tmp_path / "undisturbed" / "weights-1")
+    assert result.weights == WeightsReference(version=1, uri=str(tiny_model), adapter=folder)
+    assert all("lora_" in name for name in job.published(1))
+    assert all("lora_" in name for name in load_file(tmp_path / "undisturbed" / "checkpoint-1" / "policy.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "adapter with dropout"])
+def test_a_version_s_bytes_are_told_beside_those_of_all_weights(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
+    (result,) = job.undisturbed(1)
+    files = [path for path in (tmp_path / "undisturbed" / "weights-1").iterdir() if path.name != "manifest.json"]
+    shipped, full = result.metrics["weights/bytes"], result.metrics["weights/full_bytes"]
+    assert shipped == sum(path.stat().st_size for path in files)
+    in_file = sum(tensor.numel() for tensor in load_file(tiny_model / "model.safetensors").values())
+    assert full == in_file * (4 if kind == "grpo" else 2)
+    tensors = sum(tensor.nbytes for tensor in job.published(1).values())
+    assert (tensors == full) == (kind == "grpo")
+
+
+def test_the_critic_is_published_beside_the_policy(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS["ppo"])
+    first, second = job.undisturbed(2)
+    assert first.critic == WeightsReference(version=1, uri=str(tmp_path / "undisturbed" / "critic-1"))
+    initial = {
+        f"weights-1/model.safetensors/{name}": tensor
+        for name, tensor in load_file(tiny_model / "model.safetensors").items()
+    }
+    published = {name: tensor for name, tensor in job.published(1).items() if name.startswith("weights")}
+    assert_equal(published, initial)  # the critic's warm-up
+    assert first.metrics["policy/learning_rate"] == 0
+    assert second.metrics["policy/learning_rate"] > 0
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_metrics_are_finite_numbers_under_documented_names(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
+    metrics = job.undisturbed(2)[-1].metrics
+    assert metrics.keys() <= METRICS.keys()
+    expected = {
+        "policy/loss", "policy/entropy", "policy/kl", "policy/clip_fraction_low", "policy/clip_fraction_high",
+        "policy/ratio_min", "policy/ratio_max", "policy/gradient_norm", "policy/learning_rate", "kl/reference",
+        "mismatch/mean_exp_abs", "mismatch/k3", "advantage/mean", "advantage/std", "lengths/mean", "lengths/max",
+        "tokens", "seconds", "seconds/train", "seconds/publish",
+    }  # fmt: skip
+    if kind == "ppo":
+        expected |= {"value/loss", "value/explained_variance", "value/clip_fraction", "value/gradient_norm"}
+    assert expected <= metrics.keys()
+    assert metrics["policy/updates"] == 2
+    assert metrics["batch/samples"] == 8
+    assert metrics["batch/zero_variance_groups"] == 0
+    assert metrics["lengths/max"] == max(len(sample.response_tokens) for sample in samples_of(2))
+
+
+def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> None:
+    made: set[str] = set()
+    job = job_of(tmp_path, tiny_model, **JOBS["ppo"])
+    for result in job.undisturbed(2):
+        made |= result.metrics.keys()
+    made |= Learner().run(job.request(2, "again"), context()).metrics.keys()
+    one_update = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
+    following = {"following": str(job.folder / "chunk-"), "batch_settings": one_update}
+    plain = Job(tmp_path / "followed", job.model, AlgorithmSettings(), pieces=2, **following)
+    made |= Learner().run(plain.request(1), context()).metrics.keys()
+    # A state wakes where it has left a device: test_learning_rest.py.
+    assert METRICS.keys() - made == {"seconds/wake"}
+    assert made <= METRICS.keys()
+
+
+def test_a_preloaded_model_is_not_loaded_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.undisturbed(1)
+    loads = []
+    load = learner_module.load_master_weights
+
+    def counted(*arguments: Any) -> Any:
+        loads.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(learner_module, "load_master_weights", counted)
+    monkeypatch.setattr("rlhfless_functions.learning.state.load_master_weights", counted)
+    learner = Learner()
+    learner.preload(job.model, job.initial)
+    learner.run(job.request(1, "preloaded"), context())
+    assert len(loads) == 1
+    assert_equal(job.published(1, "preloaded"), job.published(1))
+    learner = Learner()
+    learner.preload(job.model, job.weights[1])
+    learner.run(job.request(1, "other"), context())
+    assert len(loads) == 3, "the weights of version 1 are not where replay starts"
+
+
+def test_a_device_out_of_memory_is_told_with_what_to_do(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr(learner_module, "train_step", fail)
+    with pytest.raises(TaskError, match=r"step 1: tried to allocate 20 GiB\. Lower batch\.microbatchTokens") as caught:
+        Learner().run(job.request(1), context())
+    assert caught.value.reason == "out_of_memory"
+
+
+def test_replay_must_lead_from_the_checkpoint_to_the_step(job: Job) -> None:
+    job.undisturbed(3)
+    gap = job.request(4, replay=[job.batch(1), job.batch(3)])
+    wrong_base = job.request(3, base=job.weights[1])
+    for request, message in ((gap, r"replay: the batches of steps \[1, 3\]"), (wrong_base, "base: version 1")):
+        with pytest.raises(TaskError, match=message) as caught:
+            Learner().run(request, context())
+        assert caught.value.reason == "bad_request"
+    with pytest.raises(TaskError, match="publish_critic: needed with"):
+        Learner().run(job.request(1, publish_critic=str(job.folder / "critic")), context())
+
+
+def test_a_batch_that_cannot_be_read_does_not_cost_the_state_in_memory(job: Job) -> None:
+    job.undisturbed(2)
+    learner = Learner()
+    learner.run(job.request(1, "other"), context())
+    missing = job.batch(2).model_copy(update={"parts": [str(job.folder / "nowhere.parquet")]})
+    with pytest.raises(TaskError, match=r"nowhere\.parquet does not exist") as caught:
+        learner.run(job.request(2, "other", batch=missing), context())
+    assert caught.value.reason == "artifact_missing"
+    result = learner.run(job.request(2, "other"), context())
+    assert "seconds/load" not in result.metrics
+    assert_equal(job.published(2, "other"), job.published(2))
+
+
+def test_a_checkpoint_of_another_job_is_refused(job: Job, model: ModelSettings) -> None:
+    job.undisturbed(2)
+    muon = OptimizerSettings(name="muon", learning_rate=1e-3)
+    other_model = model.model_copy(update={"lora": LoraSettings(rank=2)})
+    for given in ({"optimizer": muon}, {"model": other_model}):
+        with pytest.raises(TaskError, match=r"checkpoint .* does not fit the job's model, algorithm") as caught:
+            Learner().run(job.request(2, "other", 1, **given), context())
+        assert caught.value.reason == "model_unloadable"
+
+
+def test_a_damaged_checkpoint_is_an_error(job: Job) -> None:
+    job.undisturbed(1)
+    file = job.folder / "undisturbed" / "checkpoint-1" / "policy.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(TaskError, match="corrupt"):
+        Learner().run(job.request(2, "other", 1), context())
+
+
+def export(job: Job, weights: WeightsReference) -> Path:
+    destination = job.folder / "export"
+    request = ExportRequest(
+        key=TaskKey(job_uid="job", step=weights.version, stage="learning", part="export", attempt=0),
+        result=str(job.folder / "export.json"),
+        model=job.model,
+        weights=weights,
+        destination=str(destination),
+        model_card="# How it was trained\n",
+    )
+    assert Learner().run(request, context()).uri == str(destination)
+    return destination
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "adapter with dropout"])
+def test_an_export_is_the_policy_as_a_plain_hugging_face_folder(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, **JOBS[kind])
+    job.undisturbed(2)
+    folder = export(job, job.weights[2])
+    exported = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(exported).__name__ == "Qwen3ForCausalLM"
+    assert exported.dtype == torch.bfloat16
+    assert (folder / "README.md").read_text() == "# How it was trained\n"
+    assert (folder / "generation_config.json").exists()
+    assert (
+        AutoTokenizer.from_pretrained(folder)("1+2")["input_ids"]
+        == AutoTokenizer.from_pretrained(tiny_model)("1+2")["input_ids"]
+    )
+    ids = torch.tensor([[5, 6, 7, 8]])
+    trained = load_policy(job.model, job.weights[2], torch.float32)
+    untrained = load_policy(job.model, job.initial, torch.float32)
+    with torch.no_grad():
+        expected, actual = trained(input_ids=ids).logits, exported.float()(input_ids=ids).logits
+        distance = (untrained(input_ids=ids).logits - expected).abs().max()
+    assert (actual - expected).abs().max() < 0.2 * distance
+    assert not list(folder.rglob("adapter*"))
+
+
+def test_an_export_can_be_the_adapter_alone(tmp_path: Path, tiny_model: Path) -> None:
+    lora = LoraSettings(rank=2, export="adapter")
+    job = Job(tmp_path, ModelSettings(source=str(tiny_model), dtype="float32", lora=lora), AlgorithmSettings())
+    job.undisturbed(2)
+    folder = export(job, job.weights[2])
+    assert not list(folder.glob("model*"))
+    assert (folder / "README.md").read_text() == "# How it was trained\n"
+    exported = AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+    trained = load_policy(job.model, job.weights[2], torch.float32)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(exported(input_ids=ids).logits, trained(input_ids=ids).logits)
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<eos>"

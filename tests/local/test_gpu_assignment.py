@@ -1,0 +1,92 @@
+"""What a job can have of a machine's GPUs."""
+
+from typing import Any
+
+import pytest
+
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus, within
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.requests import RequestBuilder
+
+
+def job(**spec: Any) -> RLHFJob:
+    document = {
+        "apiVersion": "rlhfless.io/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": "job"},
+        "spec": {
+            "model": {"source": "/m"},
+            "data": {"source": "/d.jsonl"},
+            "rewards": [{"name": "short", "length": {"bufferTokens": 3}}],
+            "algorithm": {"name": "grpo", "kl": {"coefficient": 0}},
+            "steps": 1,
+            **spec,
+        },
+    }
+    return RLHFJob.model_validate(document)
+
+
+def assignment(made: RLHFJob, *gpus: str) -> GpuAssignment:
+    return assign_gpus(made, RequestBuilder(made, JobFolder("folder"), "uid"), gpus)
+
+
+def test_on_a_machine_without_gpus_nothing_changes() -> None:
+    made = job(generation={"instances": {"max": 4}, "vllm": {"tensorParallelSize": 2}})
+    assert assignment(made) == GpuAssignment()
+    assert within(made, assignment(made)) == made
+
+
+def test_an_instance_has_as_many_gpus_as_it_says() -> None:
+    made = job(generation={"vllm": {"tensorParallelSize": 2}}, learning={"processes": 4})
+    assert assignment(made, "0", "1", "2", "3").per_instance == {"generation": 2, "preparation": 0, "learning": 4}
+
+
+def test_transformers_generates_on_one_gpu() -> None:
+    made = job(generation={"engine": "transformers", "vllm": {"tensorParallelSize": 2}})
+    assert assignment(made, "0").per_instance == {"generation": 1, "preparation": 0, "learning": 1}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}}},
+        {"algorithm": {"name": "ppo"}},
+        {"algorithm": {"name": "grpo", "kl": {"coefficient": 0}, "epochs": 2}},
+        {"rewards": [{"name": "judge", "model": {"source": "/reward"}}]},
+        {"preparation": {"pods": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}},
+    ],
+)
+def test_preparation_has_a_gpu_where_a_model_computes_in_it(spec: dict[str, Any]) -> None:
+    assert assignment(job(**spec), "0").per_instance == {"generation": 1, "preparation": 1, "learning": 1}
+
+
+def test_preparation_needs_no_gpu_for_memory_of_the_host() -> None:
+    limits = {"memory": "8Gi", "nvidia.com/gpu": 0}
+    made = job(preparation={"pods": {"resources": {"limits": limits}}})
+    assert assignment(made, "0").per_instance == {"generation": 1, "preparation": 0, "learning": 1}
+
+
+@pytest.mark.parametrize(("count", "turns"), [(1, True), (2, True), (3, True), (4, False), (8, False)])
+def test_stages_take_turns_where_they_do_not_all_fit(count: int, turns: bool) -> None:
+    made = job(algorithm={"name": "grpo", "kl": {"coefficient": 0.01}}, generation={"instances": {"max": 2}})
+    assert assignment(made, *map(str, range(count))).takes_turns == turns
+
+
+def test_there_are_no_more_actors_than_have_gpus() -> None:
+    made = job(generation={"instances": {"min": 3, "max": 8}, "vllm": {"tensorParallelSize": 2}})
+    instances = within(made, assignment(made, "0", "1", "2", "3")).spec.generation.instances
+    assert (instances.min, instances.max) == (2, 2)
+    assert within(made, assignment(made, *map(str, range(16)))) == made
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"generation": {"vllm": {"tensorParallelSize": 4}}}, "generation.vllm.tensorParallelSize is 4"),
+        ({"learning": {"processes": 8}}, "learning.processes is 8"),
+    ],
+)
+def test_an_instance_that_needs_more_than_there_are_is_refused(spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(TooFewGpusError, match=rf"{field}, and this machine has 2 GPUs \(5, 7\): lower it"):
+        assignment(job(**spec), "5", "7")

@@ -1,0 +1,116 @@
+"""The lower bound: below everything that anyone can do, by brute force, and reached where it can be."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits, Planner
+
+
+def bound(lengths, latency, seconds, **options):
+    lengths = np.array(lengths, dtype=float)
+    options = {"prefill_tokens": 0.0} | options
+    return lower_bound(lengths, np.full(len(lengths), 10.0), latency, seconds, **options)
+
+
+def least_steps(lengths, work, step, seconds):
+    """The least number of decode steps, by trying all: which samples are in each step is free, and so is their order.
+
+    A sample is done in time if the steps that it is in take no longer than `seconds` together.
+    """
+    subsets = [
+        chosen for size in range(1, len(lengths) + 1) for chosen in itertools.combinations(range(len(lengths)), size)
+    ]
+    best = math.inf
+
+    def search(first, left, spent, steps):
+        nonlocal best
+        if steps >= best:
+            return
+        if not any(left):
+            best = steps
+            return
+        for number in range(first, len(subsets)):
+            chosen = subsets[number]
+            if all(left[i] for i in chosen):
+                took = step + work * len(chosen)
+                if all(spent[i] + took <= seconds + 1e-9 for i in chosen):
+                    search(
+                        number,
+                        [count - (i in chosen) for i, count in enumerate(left)],
+                        [time + took * (i in chosen) for i, time in enumerate(spent)],
+                        steps + 1,
+                    )
+
+    search(0, list(lengths), [0.0] * len(lengths), 0)
+    return best
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.sampled_from([0.1, 0.5, 2.0]),
+    st.floats(1.0, 3.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_choice_of_steps_needs_fewer_than_the_bound(lengths, work, slack):
+    step = 1.0
+    seconds = (step + work) * max(lengths) * slack
+    steps = least_steps(lengths, work, step, seconds)
+    busy = step * steps + work * sum(lengths)
+    assert bound(lengths, LinearLatency(step, work), seconds) <= busy * (1 + 1e-9)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=12), st.floats(1.0001, 5), st.floats(0, 30))
+@settings(max_examples=80, deadline=None)
+def test_no_plan_costs_less_than_the_bound(lengths, ratio, start):
+    latency = LinearLatency(0.01, 2e-4, 1e-7, 1e-4)
+    samples = [SampleLoad(prompt, 0, 10, length) for prompt, length in enumerate(lengths)]
+    planner = Planner(samples, latency, Limits(max_instances=12), start)
+    plan = planner.within_deadline(start + (planner.least_seconds - start) * ratio)
+    found = bound(lengths, latency, plan.expected_seconds, start_seconds=start, prefill_tokens=10.0 * len(lengths))
+    assert found == pytest.approx(plan.lower_bound_instance_seconds)
+    assert found <= plan.expected_instance_seconds * (1 + 1e-9)
+
+
+def test_it_is_reached_by_equal_lengths():
+    latency = LinearLatency(0.01, 1e-4)
+    samples = [SampleLoad(prompt, 0, 10, 1000) for prompt in range(400)]
+    plan = Planner(samples, latency, Limits(max_instances=4)).weighted(0.0)
+    assert len(plan.shares) == 4
+    assert plan.lower_bound_instance_seconds == pytest.approx(plan.expected_instance_seconds, rel=1e-6)
+
+
+def test_it_is_nearly_reached_by_many_sorted_shares():
+    latency = LinearLatency(0.01, 1e-4)
+    lengths = np.linspace(200, 1000, 40_000)
+    samples = [SampleLoad(prompt, 0, 10, float(length)) for prompt, length in enumerate(lengths)]
+    plan = Planner(samples, latency, Limits(max_instances=512)).within_deadline(20.0)
+    assert plan.lower_bound_instance_seconds > 0.97 * plan.expected_instance_seconds
+
+
+def test_more_time_never_costs_more():
+    latency = LinearLatency(0.01, 1e-4, 1e-7, 1e-4)
+    costs = [bound([500, 900, 100], latency, seconds, start_seconds=2.0) for seconds in np.linspace(11.5, 40, 30)]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_what_nobody_can_do_costs_infinitely_much():
+    assert bound([1000], LinearLatency(0.01), 9.0) == math.inf
+    assert bound([1000], LinearLatency(0.01), 5.0, start_seconds=5.0) == math.inf
+
+
+def test_a_full_batch_bounds_the_steps():
+    latency = LinearLatency(0.01, 1e-6)
+    assert bound([100] * 64, latency, 1000.0, max_batch=16) == pytest.approx(0.01 * 400 + 1e-6 * 6400)
+
+
+def test_every_instance_that_is_needed_is_started():
+    latency = LinearLatency(0.01)
+    assert bound([1000] * 3, latency, 10.5, start_seconds=0.5, max_batch=1) == pytest.approx(3 * 10.5)

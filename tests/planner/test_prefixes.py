@@ -1,0 +1,91 @@
+"""Prefixes: what is shared, what is computed, and what is worth sending."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhfless_operator.planner.prefixes import Fetch, name_blocks, plan_prefixes, prefill_tokens
+
+token_lists = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=6)
+
+
+def trie_nodes(prompts, block):
+    """Tokens by walking a real trie of blocks."""
+    root, tokens = {}, 0
+    for prompt in prompts:
+        at, whole = root, max(0, (len(prompt) - 1) // block)
+        for k in range(whole):
+            piece = tuple(prompt[k * block : (k + 1) * block])
+            if piece not in at:
+                at[piece] = {}
+                tokens += block
+            at = at[piece]
+        tokens += len(prompt) - whole * block
+    return tokens
+
+
+def plan_for(actors, prefill=1.0, transfer=0.1, fixed=0.0):
+    return plan_prefixes(
+        {name: [name_blocks(each, 2) for each in prompts] for name, prompts in actors.items()},
+        block_tokens=2, prefill_token_seconds=prefill, transfer_token_seconds=transfer, transfer_seconds=fixed,
+    )  # fmt: skip
+
+
+@given(token_lists, st.integers(1, 4))
+def test_tokens_to_prefill_are_the_nodes_of_the_trie(prompts, block):
+    assert prefill_tokens([name_blocks(prompt, block) for prompt in prompts], block) == trie_nodes(prompts, block)
+
+
+def test_more_actors_never_mean_fewer_tokens():
+    """The paper's search assumes the contrary; prompts aX and aY refute it."""
+    together = prefill_tokens([name_blocks([1, 1, 2, 2, 3], 2), name_blocks([1, 1, 4, 4, 5], 2)], 2)
+    apart = sum(prefill_tokens([name_blocks(prompt, 2)], 2) for prompt in ([1, 1, 2, 2, 3], [1, 1, 4, 4, 5]))
+    assert (together, apart) == (8, 10)
+
+
+def test_the_last_token_is_always_computed():
+    assert name_blocks([1, 2, 3, 4], 2).rest == 2
+    assert name_blocks([], 2).rest == 0
+
+
+def test_a_long_shared_prefix_is_sent():
+    plan = plan_for({"a": [[*range(10), 77], [*range(10), 78]], "b": [[*range(10), 99]]})
+    (fetch,) = plan.fetches["b"]
+    assert (fetch.source, fetch.tokens) == ("a", 10)
+    assert plan.prefill_tokens == {"a": 12, "b": 1}
+    assert plan.saved_seconds == pytest.approx(10 * (1.0 - 0.1))
+
+
+def test_actors_that_need_the_same_prefixes_compute_as_much_as_each_other():
+    prompts = [[*range(20 * k, 20 * k + 20), 99] for k in range(4)]
+    plan = plan_for(dict.fromkeys("abcd", prompts))
+    assert set(plan.prefill_tokens.values()) == {20 + 4}
+    assert {name: len(fetches) for name, fetches in plan.fetches.items()} == dict.fromkeys("abcd", 3)
+
+
+def test_nothing_is_sent_where_computing_is_quicker():
+    actors = {"a": [[*range(10), 77]], "b": [[*range(10), 99]]}
+    assert plan_for(actors, transfer=2.0).fetches == {}
+    assert plan_for(actors, fixed=10.0).fetches == {}
+
+
+@given(st.lists(token_lists, min_size=1, max_size=4), st.floats(0, 2), st.floats(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed):
+    actors = {f"actor-{k}": prompts for k, prompts in enumerate(shares)}
+    plan = plan_for(actors, transfer=transfer, fixed=fixed)
+    assert plan.saved_seconds >= 0
+    for name, prompts in actors.items():
+        alone = trie_nodes(prompts, 2)
+        got = sum(fetch.tokens for fetch in plan.fetches.get(name, ()))
+        assert alone - got <= plan.prefill_tokens[name] <= alone
+        assert all(isinstance(fetch, Fetch) and fetch.source != name for fetch in plan.fetches.get(name, ()))
+    everything = trie_nodes(list(itertools.chain.from_iterable(shares)), 2)
+    assert sum(plan.prefill_tokens.values()) >= everything
+
+
+def test_a_block_without_tokens_is_named():
+    with pytest.raises(ValueError, match="block_tokens is 0"):
+        name_blocks([1], 0)

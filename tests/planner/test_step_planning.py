@@ -1,0 +1,87 @@
+"""A step as a whole: generation and training planned together."""
+
+import pytest
+
+from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.step_planning import Training, plan_step
+
+PROFILE = InstanceProfile(LinearLatency(0.010, 2e-5, 5e-8, 3e-5), 1, 10**6, 1.0, 2.0)
+SAMPLES = [SampleLoad(prompt, index, 100, 100 + 15 * prompt) for prompt in range(40) for index in range(4)]
+CLUSTER = 8
+
+
+def plan(weight, *, samples=SAMPLES, token_gpu_seconds=4e-4, **options):
+    return plan_step(
+        samples,
+        PROFILE,
+        Limits(1, CLUSTER, PROFILE.kv_tokens, 256),
+        Training(CLUSTER, token_gpu_seconds, 2.0, 0.5),
+        cost_weight=weight,
+        ready_seconds=2.0,
+        **options,
+    )
+
+
+def test_a_dearer_second_buys_a_shorter_step():
+    fast, even, cheap = (plan(weight) for weight in (0.0, 0.5, 1.0))
+    assert fast.expected_seconds <= even.expected_seconds <= cheap.expected_seconds
+    assert fast.expected_gpu_seconds >= even.expected_gpu_seconds >= cheap.expected_gpu_seconds
+    assert fast.time_price > even.time_price > cheap.time_price
+
+
+def test_every_sample_is_in_the_plan_once():
+    dealt = [(each.prompt, each.index) for share in plan(0.3).generation.shares for each in share.samples]
+    assert sorted(dealt) == sorted((each.prompt, each.index) for each in SAMPLES)
+
+
+def test_the_trainer_works_under_the_tail():
+    step = plan(0.3)
+    work = 4e-4 * sum(each.prompt_tokens + each.expected_tokens for each in SAMPLES)
+    afterwards = step.generation.expected_seconds - 1.0 + work / CLUSTER + 0.5
+    assert step.expected_seconds < afterwards
+
+
+def plan_apart(**training):
+    """A plan where preparation and learning have GPUs of their own."""
+    return plan_step(
+        SAMPLES,
+        PROFILE,
+        Limits(1, CLUSTER, PROFILE.kv_tokens, 256),
+        Training(1, 1e-5, 0.0, 0.0, own_gpus=1, **training),
+        cost_weight=0.3,
+        ready_seconds=2.0,
+    )
+
+
+def test_a_learner_that_follows_preparation_shortens_the_step_and_waits_for_nothing():
+    tokens = sum(each.prompt_tokens + each.expected_tokens for each in SAMPLES)
+    work = 2e-4 * tokens
+    afterwards = plan_apart(afterwards_seconds=work + 1.0)
+    followed = plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=2e-4)
+    assert afterwards.trainer.begin == pytest.approx(afterwards.expected_seconds - work - 1.0)
+    assert followed.expected_seconds < afterwards.expected_seconds
+    # It works from when it begins to the end without a break.
+    assert followed.trainer.begin == pytest.approx(followed.expected_seconds - work - 1.0)
+
+
+def test_a_learner_with_more_to_do_than_generation_begins_with_the_first_groups():
+    assert plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=1.0).trainer.begin > 0
+    assert plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=1.0).trainer.begin < 5
+
+
+def test_little_training_leaves_the_cheapest_generation():
+    step = plan(1.0, token_gpu_seconds=1e-9)
+    assert len(step.generation.shares) == 1
+
+
+def test_possible_runaways_are_foreseen_in_the_time():
+    calm = plan(0.0)
+    wary = plan(0.0, tail_tokens=2000.0, runaways=dict.fromkeys(range(40), 0.02))
+    assert calm.expected_seconds < 0.010 * 2000 < wary.expected_seconds
+
+
+def test_a_weight_out_of_range_is_named():
+    with pytest.raises(ValueError, match=r"cost_weight is -1: .* nearest is 0"):
+        plan(-1)

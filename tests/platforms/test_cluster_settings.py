@@ -1,0 +1,52 @@
+"""The operator's own settings, from environment variables."""
+
+import pytest
+
+from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, ClusterSettingsError, PoolSettings
+
+
+def test_the_image_is_all_that_must_be_given() -> None:
+    settings = ClusterSettings.from_environment({"RLHFLESS_FUNCTIONS_IMAGE": "registry/functions:1", "PATH": "/bin"})
+    assert settings == ClusterSettings(functions_image="registry/functions:1")
+    assert (settings.files, settings.artifacts, settings.namespaces) == ("/files", "/artifacts", ())
+
+
+def test_every_setting_survives_the_environment() -> None:
+    settings = ClusterSettings(
+        functions_image="f:1",
+        artifacts="s3://bucket/runs",
+        pods=PodsSpec(env={"A": "b"}, env_from=["s3"], shared_memory=2**30),
+        pools={"h100": PoolSettings(gpus=64, namespaces={"team-a": 16})},
+        namespaces=("a", "b"),
+        metrics_port=0,
+        admission_port=9443,
+        admission_certificate="/certificates",
+        admission_grace_seconds=30,
+        request_timeout=3600.0,
+        initial_scale=1,
+        operator_namespace="rlhfless",
+        egress="restricted",
+        egress_rules=[{"ports": [{"port": 443}]}],
+        ingress="http://127.0.0.1:8080",
+    )
+    assert ClusterSettings.from_environment(settings.to_environment()) == settings
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("RLHFLESS_FUNCTIONS_IMAGE", "", "RLHFLESS_FUNCTIONS_IMAGE: missing; set it"),
+        ("RLHFLESS_PODS", "volumes: []", "RLHFLESS_PODS: not JSON"),
+        ("RLHFLESS_PODS", '{"imgae": "x"}', r"RLHFLESS_PODS\.imgae: Extra inputs"),
+        ("RLHFLESS_POOLS", '{"h100": {"gpus": -1}}', r"RLHFLESS_POOLS\.h100\.gpus: .*greater than or equal to 0"),
+        ("RLHFLESS_METRICS_PORT", "ninety", "RLHFLESS_METRICS_PORT: 'ninety' is no whole number"),
+        ("RLHFLESS_LIVENESS_PORT", "70000", "RLHFLESS_LIVENESS_PORT: .*65535"),
+        ("RLHFLESS_ADMISSION_PORT", "https", "RLHFLESS_ADMISSION_PORT: 'https' is no whole number"),
+        ("RLHFLESS_ADMISSION_GRACE_SECONDS", "0", "RLHFLESS_ADMISSION_GRACE_SECONDS: .*greater than or equal to 1"),
+        ("RLHFLESS_REQUEST_TIMEOUT", "600", "RLHFLESS_REQUEST_TIMEOUT: .*such as 30s, 15m"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, text: str, message: str) -> None:
+    with pytest.raises(ClusterSettingsError, match=message):
+        ClusterSettings.from_environment({"RLHFLESS_FUNCTIONS_IMAGE": "f:1", variable: text})

@@ -1,0 +1,129 @@
+"""The local platform: real processes that come when they are wanted and go when they are not."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlhfless_functions.api import ExportRequest, Stage, TaskKey, WeightsReference
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
+from rlhfless_operator.platforms.local import LocalPlatform
+
+
+@asynccontextmanager
+async def platform(folder: Path, keep_alive: float) -> AsyncIterator[tuple[LocalPlatform, list[StateChange]]]:
+    changes: list[StateChange] = []
+    made = LocalPlatform(
+        keep_alive={"learning": keep_alive}, threads={}, log_path=folder / "log.jsonl", on_state=changes.append
+    )
+    try:
+        yield made, changes
+    finally:
+        await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def states_of(changes: list[StateChange], instance: str) -> list[str]:
+    return [change.state for change in changes if change.instance == instance]
+
+
+def in_state(changes: list[StateChange], state: str) -> set[str]:
+    newest = {change.instance: change.state for change in changes}
+    return {instance for instance, current in newest.items() if current == state}
+
+
+def an_export(source: str) -> ExportRequest:
+    stage: Stage = "learning"
+    return ExportRequest(
+        key=TaskKey(job_uid="u", step=1, stage=stage, part="export", attempt=0),
+        result=f"{source}-result.json",
+        model=ModelSettings(source=source, dtype="float32"),
+        weights=WeightsReference(version=0, uri=source),
+        destination=f"{source}-exported",
+        model_card="",
+    )
+
+
+async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_model: Path) -> None:
+    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    async with platform(tmp_path, keep_alive=0.0) as (local, changes):
+        await local.hold("learning", 2, preload)
+        await until(lambda: len(in_state(changes, "idle")) == 2)
+        await local.hold("learning", 1, preload)
+        await until(lambda: len(in_state(changes, "ended")) == 1)
+        assert len(in_state(changes, "idle")) == 1
+        ended = in_state(changes, "ended").pop()
+        assert states_of(changes, ended) == ["starting", "idle", "draining", "ended"]
+        children = psutil.Process().children(recursive=True)
+        assert {"learning-1", "learning-2"} & {child.name() for child in children}
+    assert in_state(changes, "ended") == {"learning-1", "learning-2"}
+    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+async def test_an_idle_instance_is_kept_for_as_long_as_was_asked(tmp_path: Path) -> None:
+    async with platform(tmp_path, keep_alive=0.3) as (local, changes):
+        await local.hold("learning", 1)
+        await until(lambda: bool(in_state(changes, "idle")))
+        for _ in range(5):
+            await local.hold("learning", 0)
+        await until(lambda: bool(in_state(changes, "ended")))
+        idle_since = next(change.at for change in changes if change.state == "idle")
+        draining = next(change.at for change in changes if change.state == "draining")
+        assert draining >= idle_since + 0.3
+
+
+async def test_the_first_request_names_the_fault_that_kept_an_instance_from_starting(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    preload = Preload(ModelSettings(source=missing), WeightsReference(version=0, uri=missing))
+    async with platform(tmp_path, keep_alive=0.0) as (local, _):
+        await local.hold("learning", 1, preload)
+        with pytest.raises(TaskFailedError, match="missing"):
+            async for _ in local.run(an_export(missing)):
+                pass
+
+
+async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with platform(tmp_path, keep_alive=0.0) as (local, _):
+        with pytest.raises(InstanceLostError, match="learning instances end before they are ready; see "):
+            async for _ in local.run(an_export("m")):
+                pass
+    assert "no torch here" in (tmp_path / "log.jsonl").read_text()
+
+
+def fork_server_process() -> psutil.Process:
+    """The running fork server; an earlier test's may still be a zombie, which has no command line to read."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "rlhfless_functions.serving.fork_server" in child.cmdline():
+                return child
+    raise AssertionError("no fork server runs")
+
+
+async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path) -> None:
+    async with platform(tmp_path, keep_alive=60.0) as (local, changes):
+        await local.hold("learning", 1)
+        await until(lambda: bool(in_state(changes, "idle")))
+        fork_server_process().kill()
+        await until(lambda: in_state(changes, "ended") == {"learning-1"})
+        request = an_export(str(tiny_model)).model_copy(
+            update={"destination": str(tmp_path / "out"), "result": str(tmp_path / "result.json")}
+        )
+        events = [event.event async for event in local.run(request)]
+    assert events[-1] == "done"
+    assert (tmp_path / "out" / "config.json").exists()

@@ -1,0 +1,132 @@
+"""Which local instance has which GPUs: they are nobody's twice, and who has to sleep is enough and no more."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.platforms.local_gpus import GpuAccount, visible_gpus
+
+STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
+
+
+def nvidia_smi(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose nvidia-smi is a shell script."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IEXEC)
+    return {"PATH": str(folder)}
+
+
+def test_the_driver_lists_the_gpus(tmp_path: Path) -> None:
+    assert visible_gpus(nvidia_smi(tmp_path, 'printf "0\\n1\\n"')) == ("0", "1")
+
+
+@pytest.mark.parametrize("script", ["echo 'No devices were found'; exit 6", "exit 9"])
+def test_a_machine_whose_driver_lists_none_has_none(tmp_path: Path, script: str) -> None:
+    assert visible_gpus(nvidia_smi(tmp_path, script)) == ()
+
+
+def test_a_machine_without_the_driver_has_no_gpus(tmp_path: Path) -> None:
+    assert visible_gpus({"PATH": str(tmp_path)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [("2,3", ("2", "3")), (" GPU-8932f937 , 1", ("GPU-8932f937", "1")), ("", ()), ("-1", ()), ("0,-1,2", ("0",))],
+)
+def test_what_the_user_lets_be_seen_counts(tmp_path: Path, variable: str, gpus: tuple[str, ...]) -> None:
+    environment = nvidia_smi(tmp_path, 'printf "0\\n1\\n2\\n3\\n"')
+    assert visible_gpus({**environment, "CUDA_VISIBLE_DEVICES": variable}) == gpus
+
+
+def test_a_fresh_instance_goes_where_the_fewest_sleep() -> None:
+    account = GpuAccount(["0", "1", "2"], {"generation": 1, "learning": 1})
+    account.settle("generation-1", "generation")
+    account.settle("generation-2", "generation")
+    account.sleep("generation-1")
+    account.settle("learning-3", "learning")
+    assert account.of("learning-3") == ("2",)
+    account.sleep("generation-2")
+    account.settle("learning-4", "learning")
+    assert account.of("learning-4") in [("0",), ("1",)]
+
+
+def test_an_instance_wakes_on_the_gpus_that_it_began_with() -> None:
+    account = GpuAccount(["0", "1"], {"generation": 1, "learning": 2})
+    account.settle("generation-1", "generation")
+    account.sleep("generation-1")
+    account.settle("learning-2", "learning")
+    assert not account.wake("generation-1")
+    assert account.displaced_by_waking("generation-1", idle=["learning-2"], leaving=[]) == ["learning-2"]
+    assert account.displaced_by_waking("generation-1", idle=[], leaving=["learning-2"]) == []
+    assert account.displaced_by_waking("generation-1", idle=[], leaving=[]) is None
+    account.leave("learning-2")
+    assert account.wake("generation-1")
+    assert account.of("generation-1") == ("0",)
+    assert not account.has_room("learning")
+
+
+def test_no_more_sleep_than_have_to() -> None:
+    account = GpuAccount(["0", "1", "2"], {"generation": 1, "learning": 2})
+    for number in (1, 2, 3):
+        account.settle(f"generation-{number}", "generation")
+    idle = ["generation-3", "generation-1", "generation-2"]
+    assert account.displaced_by_fresh("learning", idle, leaving=[]) == ["generation-3", "generation-1"]
+    assert account.displaced_by_fresh("learning", idle[1:], leaving=["generation-3"]) == ["generation-1"]
+    assert account.displaced_by_fresh("learning", idle[:1], leaving=[]) is None
+
+
+def test_without_gpus_there_is_room_for_everybody() -> None:
+    account = GpuAccount([], {"generation": 4})
+    assert not account.any
+    assert account.has_room("generation")
+    account.settle("generation-1", "generation")
+    assert account.of("generation-1") == ()
+    account.sleep("generation-1")
+    assert account.wake("generation-1")
+
+
+@given(
+    gpus=st.integers(1, 6),
+    per_instance=st.fixed_dictionaries({stage: st.integers(0, 3) for stage in STAGES}),
+    moves=st.lists(st.tuples(st.sampled_from(["settle", "sleep", "wake", "leave"]), st.integers(0, 30)), max_size=60),
+)
+def test_no_gpu_is_ever_used_by_two(gpus: int, per_instance: dict[Stage, int], moves: list[tuple[str, int]]) -> None:
+    names = [str(number) for number in range(gpus)]
+    account = GpuAccount(names, per_instance)
+    using: dict[str, tuple[str, ...]] = {}
+    asleep: dict[str, tuple[str, ...]] = {}
+    for number, (move, choice) in enumerate(moves):
+        stage = STAGES[choice % 3]
+        instance = f"{stage}-{number}"
+        if move == "settle" and account.has_room(stage):
+            account.settle(instance, stage)
+            using[instance] = account.of(instance)
+            assert len(using[instance]) == per_instance[stage]
+        elif move == "sleep" and using:
+            instance = sorted(using)[choice % len(using)]
+            account.sleep(instance)
+            asleep[instance] = using.pop(instance)
+        elif move == "wake" and asleep:
+            instance = sorted(asleep)[choice % len(asleep)]
+            if account.wake(instance):
+                assert account.of(instance) == asleep[instance]
+                using[instance] = asleep.pop(instance)
+        elif move == "leave" and using:
+            instance = sorted(using)[choice % len(using)]
+            account.leave(instance)
+            del using[instance]
+        used = [gpu for held in using.values() for gpu in held]
+        assert len(used) == len(set(used))
+        assert set(used) <= set(names)
+        for stage in STAGES:
+            assert account.has_room(stage) == (gpus - len(used) >= per_instance[stage])
+            displaced = account.displaced_by_fresh(stage, sorted(using), leaving=[])
+            enough = gpus >= per_instance[stage]
+            assert (displaced is not None) == enough
+            freed = sum(len(using[name]) for name in displaced or ())
+            assert not enough or gpus - len(used) + freed >= per_instance[stage]

@@ -1,0 +1,309 @@
+"""report.html, comparisons of runs and the model card."""
+
+import json
+import math
+import re
+import uuid
+from html.parser import HTMLParser
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhfless_functions.artifacts import exists, join, read_bytes, write_bytes
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.record import SampleRecord
+from rlhfless_operator.report import compare, model_card, write_comparison, write_report
+from rlhfless_operator.report.learning import smoothed
+from rlhfless_operator.report.samples import samples_section, shared_lines
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Outline(HTMLParser):
+    """Checks that every element is closed in order, and collects tags, attributes and text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def job(name: str = "tiny", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "rlhfless.io/v1alpha1",
+        "kind": "RLHFJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"source": "/home/someone/secret/model"},
+            "data": {"source": "/home/someone/secret/prompts.jsonl"},
+            "rewards": [{"name": "exact", "exactMatch": {}}],
+            "algorithm": {"name": "ppo"},
+            "steps": 4,
+            **spec,
+        },
+    }
+
+
+def metrics_line(step: int) -> dict[str, Any]:
+    account = {"starting": 0.5, "busy": 1.0, "idle": 0.25, "draining": 0.1, "cost": "0.000051"}
+    return {
+        "step": step,
+        "seconds": 2.0,
+        "stages": {"generation": 0.5, "preparation": 0.5, "learning": 0.9, "overhead": 0.1},
+        "metrics": {"reward": 0.4 + 0.1 * step, "kl/reference": 0.001 * step, "lengths/mean": 50.0, "odd/one": None},
+        "ledger": {"generation": account, "learning": account},
+        "plan": {"policy": "cost", "actors": 2, "expected_seconds": 0.5},
+        "evaluation": {"accuracy": 0.9} if step == 4 else None,
+    }
+
+
+def lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def write_run(folder: str, name: str = "tiny", **spec: Any) -> str:
+    """A finished run of four steps."""
+    write_bytes(join(folder, "job.yaml"), yaml.safe_dump(job(name, **spec)).encode())
+    steps = [{"step": 0, "evaluation": {"accuracy": 0.4}}, *(metrics_line(step) for step in range(1, 5))]
+    write_bytes(join(folder, "metrics.jsonl"), lines(steps))
+    spans = [
+        {"instance": "generation-a", "stage": "generation", "state": "starting", "start": 0.0, "end": 1.0},
+        {"instance": "generation-a", "stage": "generation", "state": "busy", "start": 1.0, "end": 3.0},
+        {"instance": "learning-b", "stage": "learning", "state": "busy", "start": 3.0, "end": 9.0},
+    ]
+    write_bytes(join(folder, "ledger.jsonl"), lines(spans))
+    samples = [
+        {"when": "before", "prompt": "Q:1+1", "response": "<script>alert(1)</script>", "reward": 0.0, "tokens": 9},
+        {"when": "after", "prompt": "Q:1+1", "response": "#2 & done", "reward": 1.0, "tokens": 5},
+    ]
+    write_bytes(join(folder, "samples.jsonl"), lines(samples))
+    summary = {"name": name, "algorithm": "ppo", "steps": 4, "seconds": 8.5, "gpu_seconds": 14.8, "cost": "0.000408"}
+    write_bytes(join(folder, "summary.json"), json.dumps({**summary, "currency": "CHF"}).encode())
+    return folder
+
+
+@pytest.fixture
+def memory() -> str:
+    return f"memory://reports-{uuid.uuid4().hex}"
+
+
+def test_the_report_is_written_beside_the_run_whatever_store_it_is_in(memory: str) -> None:
+    uri = write_report(write_run(memory))
+    assert uri == join(memory, "report.html")
+    assert b"<!doctype html>" in read_bytes(uri)
+
+
+def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(tmp_path: Path) -> None:
+    page = Outline(read_bytes(write_report(write_run(str(tmp_path)))).decode())
+    for part in ("0.400 → 0.900", "0.500 → 0.800", "0.00041 CHF", "KL to the reference", "Seconds of each step"):
+        assert part in page.text
+    for part in ("Cost of each step", "Instance-seconds by state", "generation", "exactMatch"):
+        assert part in page.text
+    assert "odd/one" not in page.text
+    styles = [attributes.get("class") for tag, attributes in page.tags if tag == "rect"]
+    assert {"fill starting", "fill busy"} <= set(styles)
+
+
+def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    text = read_bytes(write_report(write_run(str(tmp_path)))).decode()
+    page = Outline(text)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
+    assert not [name for _, attributes in page.tags for name in attributes if name in ("src", "href", "onload")]
+    assert "url(" not in text and "@import" not in text
+    assert "default-src 'none'" in text
+
+
+def test_what_models_write_is_text_and_never_markup(tmp_path: Path) -> None:
+    page = Outline(read_bytes(write_report(write_run(str(tmp_path)))).decode())
+    assert "<script>alert(1)</script>" in page.text
+    assert "#2 & done" in page.text
+
+
+def test_colours_follow_the_readers_scheme(tmp_path: Path) -> None:
+    text = read_bytes(write_report(write_run(str(tmp_path)))).decode()
+    assert "prefers-color-scheme: dark" in text
+    declared = set(re.findall(r"(--[a-z0-9]+):", text))
+    assert set(re.findall(r"var\((--[a-z0-9]+)\)", text)) <= declared
+
+
+def test_a_run_that_has_just_begun_has_a_report_too(memory: str) -> None:
+    write_bytes(join(memory, "job.yaml"), yaml.safe_dump(job()).encode())
+    page = Outline(read_bytes(write_report(memory)).decode())
+    assert "No step is finished yet." in page.text
+
+
+def test_an_interrupted_run_says_so_and_a_torn_last_line_is_no_harm(memory: str) -> None:
+    write_run(memory)
+    whole = read_bytes(join(memory, "metrics.jsonl"))
+    write_bytes(join(memory, "metrics.jsonl"), whole + b'{"step": 5, "secon')
+    status = {"phase": "Interrupted", "message": "run the job again to go on"}
+    write_bytes(join(memory, "status.json"), json.dumps(status).encode())
+    page = Outline(read_bytes(write_report(memory)).decode())
+    assert "Interrupted: run the job again to go on" in page.text
+
+
+def test_a_step_that_was_finished_twice_counts_once(memory: str) -> None:
+    write_run(memory)
+    again = json.dumps({**metrics_line(3), "metrics": {"reward": 0.123}}).encode() + b"\n"
+    write_bytes(join(memory, "metrics.jsonl"), read_bytes(join(memory, "metrics.jsonl")) + again)
+    assert re.search(r"│ ?steps +│ 4 ", compare([memory]))
+
+
+def test_a_damaged_file_is_named_with_its_line_and_nothing_is_written(memory: str) -> None:
+    write_run(memory)
+    write_bytes(join(memory, "ledger.jsonl"), b'{"instance": "a"}\n{"instance": "b"}\n')
+    with pytest.raises(ValueError, match=r"ledger\.jsonl, line 1: stage: .*required"):
+        write_report(memory)
+    assert not exists(join(memory, "report.html"))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "job.yaml"])
+def test_a_damaged_document_is_named(memory: str, name: str) -> None:
+    write_run(memory)
+    write_bytes(join(memory, name), b"{ not [ closed")
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        write_report(memory)
+
+
+def test_a_folder_without_a_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no run: it has no job\.yaml; give the folder"):
+        write_report(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_smoothing_keeps_constants_and_gaps() -> None:
+    assert smoothed([2.0] * 50) == [2.0] * 50
+    assert math.isnan(smoothed([1.0, math.nan] * 30)[1])
+
+
+def test_smoothing_evens_out_noise_and_leaves_a_short_run_alone() -> None:
+    assert smoothed([0.0, 1.0] * 3) == [0.0, 1.0] * 3
+    assert all(0.3 < value < 0.7 for value in smoothed([0.0, 1.0] * 40))
+
+
+# --- samples -----------------------------------------------------------------------------------------------------
+
+
+def test_what_all_prompts_begin_with_is_shown_once() -> None:
+    instruction = "Work out the sum and put the result after a hash sign.\n"
+    prompts = [f"{instruction}Q:1+{number}" for number in range(3)]
+    assert shared_lines(prompts) == instruction
+    records = [SampleRecord(when="after", prompt=prompt, response="#1", reward=None) for prompt in prompts]
+    text = Outline(samples_section(records)).text
+    assert text.count("Work out the sum") == 1
+    assert text.count("unscored") == 3
+
+
+def test_one_prompt_or_a_short_common_beginning_is_shown_whole() -> None:
+    assert shared_lines(["a\nb"]) == ""
+    assert shared_lines(["Q:\n1", "Q:\n2"]) == ""
+
+
+# --- comparison --------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_results_and_only_those_settings_that_differ(memory: str) -> None:
+    first = write_run(join(memory, "one"), "one", seed=1)
+    second = write_run(join(memory, "two"), "two", seed=2, sampling={"temperature": 0.7})
+    text = compare([first, second])
+    for part in ("one", "two", "accuracy after", "0.900", "0.00041 CHF", "sampling.temperature", "0.7", "▁"):
+        assert part in text
+    assert re.search(r"│ ?seed +│ 1 +│ 2 ", text)
+    assert "rewards" not in text
+
+
+def test_a_comparison_page_overlays_the_courses(memory: str) -> None:
+    folders = [write_run(join(memory, name), "same") for name in ("one", "two")]
+    page = Outline(read_bytes(write_comparison(folders, join(memory, "compare.html"))).decode())
+    assert "same (1)" in page.text and "same (2)" in page.text
+    drawn = [attributes["class"] for tag, attributes in page.tags if tag == "path"]
+    assert {"line c1", "line c2"} <= set(drawn)
+    assert "Differences" not in page.text
+
+
+# --- model card --------------------------------------------------------------------------------------------------
+
+SUMMARY = {
+    "steps": 4,
+    "seconds": 91.0,
+    "gpu_seconds": 300.4,
+    "cost": "0.0083",
+    "currency": "USD",
+    "reward_first": 0.42,
+    "reward_last": 0.88,
+    "accuracy_before": 0.415,
+    "accuracy_after": 0.899,
+}
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_the_card_says_how_the_model_was_trained() -> None:
+    card = model_card(RLHFJob.model_validate(job()), SUMMARY)
+    assert front_matter(card)["library_name"] == "transformers"
+    for part in (
+        "trained with PPO ([arXiv 1707.06347]",
+        "0.415 before, 0.899 after",
+        "0.420 in the first step, 0.880 in the last",
+        "0.0083 USD",
+        "gae, normalised by batch",
+        "exact (exact_match, weight 1)",
+        "adamw, learning rate 1e-06",
+        "AutoModelForCausalLM.from_pretrained",
+    ):
+        assert part in card
+
+
+def test_the_card_is_written_where_the_sources_run_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "discover", classmethod(lambda cls, **context: iter([])))
+    assert "by rlhfless.\n" in model_card(RLHFJob.model_validate(job()), SUMMARY)
+
+
+def test_the_card_does_not_tell_strangers_where_files_lay() -> None:
+    card = model_card(RLHFJob.model_validate(job()), SUMMARY)
+    assert "someone" not in card
+    assert "prompts.jsonl" in card
+    assert "base_model" not in front_matter(card)
+
+
+def test_the_card_names_a_base_model_of_the_hub_and_an_adapter() -> None:
+    for export, library, loader in (
+        ("adapter", "peft", "AutoPeftModelForCausalLM.from_pretrained"),
+        ("merged", "transformers", "AutoModelForCausalLM.from_pretrained"),
+    ):
+        model = {"source": "Qwen/Qwen3-0.6B", "lora": {"rank": 8, "export": export}}
+        card = model_card(RLHFJob.model_validate(job(model=model)), {})
+        assert front_matter(card)["base_model"] == "Qwen/Qwen3-0.6B"
+        assert front_matter(card)["library_name"] == library
+        assert loader in card
+        assert "LoRA, rank 8" in card
+        assert "Results" not in card
+
+
+def test_the_jobs_document_in_the_card_is_a_job() -> None:
+    card = model_card(RLHFJob.model_validate(job()), SUMMARY)
+    document = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert RLHFJob.model_validate(document).spec.algorithm.name == "ppo"

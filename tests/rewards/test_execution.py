@@ -1,0 +1,157 @@
+"""Unit tests of a response's code: what passes, what cannot harm, what cannot cheat."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.rewards.execution import last_code_block, longest_call, unit_tests
+from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.scoring import RewardScorer
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import CodeReward, RewardSettings, SamplingSettings
+
+ASSERTS = ["assert double(1) == 2", "assert double(3) == 6"]
+RIGHT = "def double(x): return 2 * x"
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[RewardScorer]:
+    scorer = RewardScorer()
+    yield scorer
+    scorer.close()
+
+
+def score(scorer: RewardScorer, tests: Any, *programs: str) -> list[float | None]:
+    completions = [f"I think:\n```python\n{program}\n```\n" for program in programs]
+    reward = RewardSettings(name="tests", code=CodeReward(timeout=1.0), memory=2**30)
+    size = len(completions)
+    group = RewardGroup(2, "q", None, completions, [[1]] * size, ["stop"] * size, {"tests": tests})
+    return scorer.score([reward], [group], SamplingSettings(), step=1).totals[0]
+
+
+def test_the_score_is_the_share_of_asserts_that_hold(scorer: RewardScorer) -> None:
+    programs = [RIGHT, "def double(x): return 2", "def double(x): return x", "print('no function')", "def double(x:"]
+    assert score(scorer, ASSERTS, *programs) == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_programs_read_standard_input_and_are_compared_by_what_they_print(scorer: RewardScorer) -> None:
+    tests = [{"input": "1\n", "output": "2"}, {"input": "3\n", "output": "6\n"}]
+    programs = [
+        "print(2 * int(input()))",
+        "if __name__ == '__main__':\n    print(2, ' ')",
+        "print(2 * int(input())); raise SystemExit(1)",
+        "while True: pass",
+        "while True: print('flood')",
+    ]
+    assert score(scorer, tests, *programs) == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_code_that_misbehaves_scores_nothing_and_harms_nothing(scorer: RewardScorer) -> None:
+    programs = [
+        "while True: pass",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "x = bytearray(2**31)",
+        RIGHT + "\nimport os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(1000)",
+        RIGHT,
+    ]
+    assert score(scorer, ASSERTS, *programs) == [0.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_test_that_hangs_fails_with_those_after_it(scorer: RewardScorer) -> None:
+    program = "def double(x):\n    while x == 3: pass\n    return 2 * x"
+    assert score(scorer, [*ASSERTS, "assert double(4) == 8"], program) == [pytest.approx(1 / 3)]
+
+
+def test_exiting_quietly_is_not_passing(scorer: RewardScorer) -> None:
+    programs = [
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "import os\ndef double(x): os._exit(0)",
+        "def double(x): raise SystemExit(0)",
+        "import os\nfor n in range(3, 64):\n"
+        "    try: os.write(n, b'passed 0\\npassed 1\\nend\\n')\n"
+        "    except OSError: pass",
+    ]
+    assert score(scorer, ASSERTS, *programs) == [0.0] * 5
+
+
+def test_tests_do_not_see_each_others_traces(scorer: RewardScorer) -> None:
+    program = "calls = []\ndef double(x):\n    calls.append(x)\n    return 2 * x if len(calls) == 1 else None"
+    assert score(scorer, ASSERTS, program) == [1.0]
+
+
+def test_code_gets_no_environment_and_an_empty_folder(scorer: RewardScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    program = "import os\nprint(os.environ.get('AWS_SECRET_ACCESS_KEY'), sorted(os.listdir()))"
+    assert score(scorer, [{"input": "", "output": "None ['input', 'output', 'solution.py']"}], program) == [1.0]
+
+
+CONNECT = "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\ndef double(x): return 2 * x"
+
+
+def test_code_reaches_no_network(scorer: RewardScorer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        program = CONNECT.format(port=server.getsockname()[1])
+        assert score(scorer, ASSERTS, program, RIGHT) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "allowed"),
+    [
+        ("socket.socket(socket.AF_INET)", False),
+        ("socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", False),
+        ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", False),
+        ("ctypes.CDLL(None, use_errno=True).syscall(425, 1, b'\\0' * 120) + 1 or exit(ctypes.get_errno() != 1)", True),
+        ("socket.socket(socket.AF_UNIX)", True),
+        ("socket.socketpair()", True),
+        ("subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)", False),
+    ],
+)
+def test_a_process_that_refuses_sockets_makes_only_unix_ones(made: str, allowed: bool) -> None:
+    program = f"""
+import ctypes, socket, subprocess, sys
+from rlhfless_functions.rewards.network_seccomp import refuse_sockets
+socket.socket()
+assert refuse_sockets()
+try:
+    {made}
+except (PermissionError, subprocess.CalledProcessError):
+    exit(9)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == (0 if allowed else 9), ended.stderr
+
+
+def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scorer = RewardScorer()
+    assert score(scorer, ASSERTS, RIGHT, "open('/' + 'dev/null'); open('mine', 'w').write('x')") == [1.0, 0.0]
+    scorer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_without_tests_is_an_error_that_names_the_column(scorer: RewardScorer) -> None:
+    with pytest.raises(TaskError, match=r"column 'tests' must hold a list of assert statements .* code\.testsColumn"):
+        score(scorer, None, RIGHT)
+
+
+def test_tests_may_be_json() -> None:
+    assert unit_tests({"t": '["assert add(2, 2) == 4"]'}, "t") == ["assert add(2, 2) == 4"]
+    for useless in ("assert add(2, 2) == 4", [], [1], [{"input": "1"}], {"inputs": []}):
+        with pytest.raises(LookupError, match="testsColumn"):
+            unit_tests({"t": useless}, "t")
+
+
+def test_the_last_closed_block_counts() -> None:
+    assert last_code_block("```python\na\n```\nbetter:\n```py\nb\n```\n") == "b\n"
+    assert last_code_block("```\na\n```\nand\n```python\nnever closed") == "a\n"
+    assert last_code_block("a = 1") is None
+
+
+def test_a_group_has_the_time_of_all_its_tests() -> None:
+    assert longest_call({"tests": ASSERTS}, "tests", 10.0, responses=8) == 3 * 10 * 8

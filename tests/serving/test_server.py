@@ -1,0 +1,364 @@
+"""An instance as its caller meets it: a real server on loopback around a function that does what the test says."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import (
+    ExportRequest,
+    ExportResult,
+    Message,
+    Progress,
+    Stage,
+    Started,
+    TaskKey,
+    WeightsReference,
+    parse_event,
+    parse_request,
+)
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.serving.server import Instance, InstanceServer, create_app
+from rlhfless_functions.settings import ModelSettings
+
+TOKEN = "the-jobs-own-token"
+
+
+@dataclass
+class Scripted:
+    """A function that works until it is released or stopped, then publishes."""
+
+    release: threading.Event = field(default_factory=threading.Event)
+    runs: int = 0
+    stopped_by: list[str | None] = field(default_factory=list)
+    fault: Exception | None = None
+    preloaded: list[WeightsReference] = field(default_factory=list)
+    unloadable: bool = False
+    sleeps: int = 0
+    sleep_fault: Exception | None = None
+    sleep_ends: threading.Event = field(default_factory=threading.Event)
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        if self.unloadable:
+            raise TaskError("model_unloadable", f"{weights.uri} has no weights")
+        self.preloaded.append(weights)
+
+    def run(self, request: ExportRequest, context: TaskContext) -> Message:
+        self.runs += 1
+        if self.fault is not None:
+            raise self.fault
+        context.emit(Progress(finished=0, running=1, waiting=0, tokens=7))
+        while not self.release.is_set() and context.stop_reason is None:
+            time.sleep(0.002)
+        self.stopped_by.append(context.stop_reason)
+        return ExportResult(uri=request.destination)
+
+    def sleep(self) -> None:
+        assert threading.current_thread().name.startswith("task"), "never beside a task"
+        self.sleeps += 1
+        if self.sleep_fault is not None:
+            raise self.sleep_fault
+        assert self.sleep_ends.wait(60)
+
+
+def request_for(tmp_path: Path, *, stage: Stage = "learning", part: str = "export", **changes: Any) -> bytes:
+    request = ExportRequest(
+        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
+        result=str(tmp_path / f"{part}.json"),
+        heartbeat_seconds=0.05,
+        model=ModelSettings(source="m"),
+        weights=WeightsReference(version=1, uri="w"),
+        destination="d",
+        model_card="",
+    )
+    return request.model_copy(update=changes).model_dump_json().encode()
+
+
+@dataclass
+class Client:
+    session: aiohttp.ClientSession
+    url: str
+    instance: Instance
+    running: "asyncio.Task[None]"
+
+    def run(self, body: bytes, token: str = TOKEN) -> Any:
+        return self.session.post(f"{self.url}/v1/run", data=body, headers={"authorization": f"Bearer {token}"})
+
+    def sleep(self, token: str = TOKEN) -> Any:
+        return self.session.post(f"{self.url}/v1/sleep", headers={"authorization": f"Bearer {token}"})
+
+    async def refused_sleep(self, token: str = TOKEN) -> tuple[int, str, bool]:
+        async with self.sleep(token) as response:
+            refusal = parse_event(await response.read())
+        return response.status, refusal.reason, refusal.retryable
+
+    async def events(self, body: bytes) -> list[Any]:
+        async with self.run(body) as response:
+            return [parse_event(line) async for line in response.content]
+
+    async def status(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(f"{self.url}{path}") as response:
+            return response.status, await response.text()
+
+
+@asynccontextmanager
+async def serving(function: Scripted, *, max_request_bytes: int = 10_000, start: bool = True) -> AsyncIterator[Client]:
+    instance = Instance("learning", function, name="pod-1", started_at=time.time())
+    app = create_app(instance, token=TOKEN, max_request_bytes=max_request_bytes)
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
+    server = InstanceServer(config, instance, listening.set_result)
+    running = asyncio.create_task(server.serve())
+    port = await listening
+    if start:
+        await instance.start(ModelSettings(source="m"), WeightsReference(version=3, uri="w"))
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Client(session, f"http://127.0.0.1:{port}", instance, running)
+    finally:
+        function.release.set()
+        function.sleep_ends.set()
+        server.should_exit = True
+        await running
+
+
+async def test_a_task_streams_started_progress_heartbeats_and_one_terminal_record(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        asyncio.get_running_loop().call_later(0.3, function.release.set)
+        kinds = [event.event for event in await client.events(request_for(tmp_path))]
+    assert (kinds[0], kinds[-1]) == ("started", "done")
+    # On a busy machine the first heartbeat may come before the function has begun.
+    assert sorted(set(kinds[1:-1])) == ["heartbeat", "progress"]
+    assert kinds.count("progress") == 1
+
+
+async def test_the_first_task_alone_reports_the_cold_start(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    async with serving(function) as client:
+        first, second = [(await client.events(request_for(tmp_path, part=part)))[0] for part in ("a", "b")]
+    assert first.instance == "pod-1"
+    assert first.cold_start.load >= 0
+    assert second.cold_start is None
+
+
+async def test_the_cold_start_counts_from_when_the_instance_was_asked_for(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    instance = Instance("learning", function, name="pod-1", started_at=time.time() - 100)
+    # With nothing to load an instance is ready before its server listens.
+    await instance.start(None, None)
+    instance.listening()
+    started, *_ = [parse_event(line) async for line in instance.stream(parse_request(request_for(tmp_path)))]
+    assert isinstance(started, Started)
+    assert started.cold_start is not None
+    assert started.cold_start.process >= 100
+
+
+async def test_equal_keys_do_the_work_once(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    async with serving(function) as client:
+        first = await client.events(request_for(tmp_path))
+        second = await client.events(request_for(tmp_path))
+    assert function.runs == 1
+    assert first[-1].result == second[-1].result == {"uri": "d"}
+
+
+async def test_closing_the_stream_cuts_the_task_and_frees_the_instance(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        async with client.run(request_for(tmp_path)) as response:
+            await response.content.readline()
+            assert json.loads((await client.status("/readyz"))[1])["busy"]
+        await client.instance.idle()
+        assert function.stopped_by == ["cut"]
+        assert not artifacts.exists(str(tmp_path / "export.json")), "a cut task has no result"
+        function.release.set()
+        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+
+
+async def test_draining_ends_the_task_with_a_terminal_record_and_takes_no_more(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        async with client.run(request_for(tmp_path)) as response:
+            await response.content.readline()
+            client.instance.drain()
+            lines = [parse_event(line) async for line in response.content]
+        assert lines[-1].event == "done"
+        assert function.stopped_by == ["drain"]
+        assert (await client.status("/readyz"))[0] == 503
+        async with client.run(request_for(tmp_path)) as response:
+            refusal = parse_event(await response.read())
+        assert (response.status, refusal.reason, refusal.retryable) == (503, "drained", True)
+
+
+@pytest.mark.parametrize("doing", ["nothing", "a task", "publishing what a cut left"])
+async def test_sigterm_ends_the_process_at_once_but_for_what_it_has_to_publish(tmp_path: Path, doing: str) -> None:
+    published, script = tmp_path / "published", Path(__file__).with_name("slow_instance.py")
+    command = [sys.executable, str(script), TOKEN, str(published)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(await process.stdout.readline())}/v1/run"
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession() as session:
+            if doing != "nothing":
+                async with session.post(url, data=request_for(tmp_path), headers=headers) as response:
+                    await response.content.readline()
+                    if doing == "a task":
+                        process.terminate()
+                        lines = [parse_event(line) async for line in response.content]
+                        assert lines[-1].event == "done", "the stream ends with its terminal record"
+                    else:
+                        response.close()
+                # A cut is noticed within milliseconds, and takes a second to publish.
+                await asyncio.sleep(0.2)
+            if doing != "a task":
+                process.terminate()
+            await asyncio.wait_for(process.wait(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert published.exists() == (doing != "nothing")
+
+
+async def test_one_task_at_a_time(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client, client.run(request_for(tmp_path)) as response:
+        await response.content.readline()
+        async with client.run(request_for(tmp_path, part="other")) as second:
+            refusal = parse_event(await second.read())
+        assert (second.status, refusal.reason) == (409, "busy")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "retryable"),
+    [
+        (TaskError("reward_failed", "reward 'x' raised"), "reward_failed", False),
+        (TaskError("drained", "going", retryable=True), "drained", True),
+        (artifacts.ArtifactMissingError("gone"), "artifact_missing", False),
+        (artifacts.ArtifactUnwritableError("the disk is full"), "artifact_unwritable", False),
+        (MemoryError("no room"), "out_of_memory", True),
+        (KeyError("surprise"), "internal", True),
+    ],
+)
+async def test_a_fault_becomes_a_failed_record(tmp_path: Path, fault: Exception, reason: str, retryable: bool) -> None:
+    async with serving(Scripted(fault=fault)) as client:
+        terminal = (await client.events(request_for(tmp_path)))[-1]
+        assert (terminal.event, terminal.reason, terminal.retryable) == ("failed", reason, retryable)
+        assert str(fault).strip("'") in terminal.message
+        metrics = (await client.status("/metrics"))[1]
+    assert f'rlhfless_tasks_total{{outcome="{reason}",task="export"}} 1.0' in metrics
+
+
+async def test_an_instance_whose_engine_is_lost_says_so_and_ends(tmp_path: Path) -> None:
+    function = Scripted(fault=TaskError("engine_lost", "the device fell off the bus", retryable=True))
+    async with serving(function) as client:
+        failed = (await client.events(request_for(tmp_path)))[-1]
+        assert (failed.reason, failed.retryable) == ("engine_lost", True)
+        await asyncio.wait_for(client.running, 60)
+
+
+async def test_requests_that_are_not_this_jobs_are_refused(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        for body, token, status, words in [
+            (request_for(tmp_path), "another token", 401, "bearer token"),
+            (request_for(tmp_path), "", 401, "bearer token"),
+            (b"{}", TOKEN, 422, "not a request"),
+            (b"not json", TOKEN, 422, "not a request"),
+            (request_for(tmp_path, protocol="2.0"), TOKEN, 400, "protocol version '2.0' is not supported"),
+            (request_for(tmp_path, stage="generation"), TOKEN, 422, "this is a learning instance"),
+            (request_for(tmp_path, model_card="x" * 20_000), TOKEN, 413, "longer than 10000 bytes"),
+        ]:
+            async with client.run(body, token) as response:
+                refusal = parse_event(await response.read())
+            assert (response.status, refusal.event) == (status, "failed")
+            assert words in refusal.message
+    assert function.runs == 0
+
+
+async def test_ready_only_when_the_model_is_loaded() -> None:
+    function = Scripted()
+    async with serving(function, start=False) as client:
+        assert (await client.status("/healthz"))[0] == 200
+        assert (await client.status("/readyz"))[0] == 503
+        await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
+        assert (await client.status("/readyz"))[0] == 200
+    assert [weights.version for weights in function.preloaded] == [4]
+
+
+async def test_an_instance_whose_model_cannot_be_loaded_is_ready_without_it() -> None:
+    async with serving(Scripted(unloadable=True), start=False) as client:
+        await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
+        assert (await client.status("/readyz"))[0] == 200
+
+
+async def test_a_sleep_is_answered_when_it_is_over_and_the_next_task_runs(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    function.sleep_ends.set()
+    async with serving(function) as client:
+        for _ in range(2):
+            async with client.sleep() as response:
+                assert response.status == 200
+                assert (await response.json())["seconds"] >= 0
+        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+        metrics = (await client.status("/metrics"))[1]
+    assert function.sleeps == 2
+    assert "rlhfless_sleep_seconds_count 2.0" in metrics
+
+
+async def test_while_a_sleep_is_under_way_everything_else_is_told_to_come_again(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    async with serving(function) as client:
+        asleep = asyncio.ensure_future(client.sleep().__aenter__())
+        while not function.sleeps:
+            await asyncio.sleep(0.002)
+        async with client.run(request_for(tmp_path)) as response:
+            refusal = parse_event(await response.read())
+        assert (response.status, refusal.reason, refusal.retryable) == (409, "busy", True)
+        assert await client.refused_sleep() == (409, "busy", True)
+        function.sleep_ends.set()
+        assert (await asleep).status == 200
+        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+    assert function.sleeps == 1
+
+
+async def test_what_is_at_work_going_away_or_another_jobs_does_not_sleep(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        assert await client.refused_sleep("another token") == (401, "bad_request", False)
+        async with client.run(request_for(tmp_path)) as response:
+            await response.content.readline()
+            assert await client.refused_sleep() == (409, "busy", True)
+        await client.instance.idle()
+        client.instance.drain()
+        assert await client.refused_sleep() == (503, "drained", True)
+    assert function.sleeps == 0
+
+
+async def test_an_instance_that_cannot_give_its_memory_back_says_so_and_ends(tmp_path: Path) -> None:
+    function = Scripted(sleep_fault=RuntimeError("the device fell off the bus"))
+    async with serving(function) as client:
+        async with client.sleep() as response:
+            failed = parse_event(await response.read())
+        assert (response.status, failed.reason, failed.retryable) == (500, "engine_lost", True)
+        assert "the device fell off the bus" in failed.message
+        await asyncio.wait_for(client.running, 60)
+    assert function.runs == 0

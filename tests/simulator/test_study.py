@@ -1,0 +1,121 @@
+"""The whole comparison: in parts, each kept as soon as it is there."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlhfless_operator.simulator import study as study_module
+from rlhfless_operator.simulator.limits import least_gpu_seconds, scenario_limits
+from rlhfless_operator.simulator.policies import POLICIES, with_ratio
+from rlhfless_operator.simulator.scenarios import SCENARIOS
+from rlhfless_operator.simulator.simulate import ablate, sweep_ratio
+from rlhfless_operator.simulator.steps import run_policy
+from rlhfless_operator.simulator.study import COMPARED, Part, parts, study
+from rlhfless_operator.simulator.tables import limit_table, option_table, sensitivity_tables, write_tables
+from rlhfless_operator.simulator.traces import generate
+from tests.simulator.small_scenario import SMALL
+
+
+def test_the_study_has_every_scenario_every_option_and_every_sensitivity() -> None:
+    names = {section: [part.name for part in parts([0], [0]) if part.section == section] for section in (
+        "scenarios", "options", "sensitivity"
+    )}  # fmt: skip
+    assert names["scenarios"] == list(SCENARIOS)
+    assert names["options"] == ["paper-3b-gsm8k-grpo"]
+    for words in ("cost_weight", "τ of paper", "τ of rlhfuse", "lengths.noise", "lengths.runaways", "startup_seconds"):
+        assert any(name.startswith(words) for name in names["sensitivity"]), words
+    assert set(COMPARED) <= set(POLICIES)
+
+
+def test_a_study_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs: list[str] = []
+
+    def fake(seeds: object, sweep_seeds: object) -> list[Part]:
+        def run(name: str) -> dict[str, object]:
+            runs.append(name)
+            if name == "b" and len(runs) == 2:
+                raise KeyboardInterrupt
+            return {"scenario": name, "policies": []}
+
+        return [Part("scenarios", name, lambda name=name: run(name)) for name in "abc"]
+
+    monkeypatch.setattr(study_module, "parts", fake)
+    file = tmp_path / "results.json"
+    with pytest.raises(KeyboardInterrupt):
+        study(file, [0])
+    seen: list[str] = []
+    found = study(file, [0], on_part=lambda part, result: seen.append(part.name))
+    assert runs == ["a", "b", "b", "c"], "what was there is not run again"
+    assert seen == ["a", "b", "c"]
+    assert json.loads(file.read_text()) == found
+
+
+def test_sections_can_be_had_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        study_module, "parts", lambda *seeds: [Part("scenarios", "a", dict), Part("sensitivity", "b", dict)]
+    )
+    assert study(None, [0], sections=["sensitivity"]) == {"sensitivity": {"b": {}}}
+
+
+def test_each_means_is_shown_alone_and_left_out() -> None:
+    names = [row["policy"] for row in ablate(SMALL, [0])["policies"]]
+    assert names[0] == "none"
+    assert sum(name.startswith("only") for name in names) == 4
+    assert sum(name.startswith("without") for name in names) == 4
+
+
+def test_a_rule_with_a_ratio_is_compared_at_several() -> None:
+    found = sweep_ratio(SMALL, "rlhfuse", [0.5, 0.9], [0])
+    assert [row["policy"] for row in found["policies"]] == ["static", "τ = 0.5", "τ = 0.9"]
+    with pytest.raises(ValueError, match="only paper and rlhfuse have a ratio"):
+        with_ratio("static", 0.5)
+    with pytest.raises(ValueError, match=r"ratio is 2"):
+        sweep_ratio(SMALL, "paper", [2.0], [0])
+
+
+def test_the_tables_replace_what_stands_between_their_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n<!-- scenarios -->\nold\n<!-- end of scenarios -->\nkept\n")
+    row = dict.fromkeys(("seconds", "seconds_std", "gpu_seconds", "gpu_seconds_std", "cost"), 1.0)
+    row |= {"policy": "static", "idle_share": 0.25, "lower_bound_share": 0.5}
+    ours = {**row, "policy": "rlhfless", "seconds": 0.5, "gpu_seconds": 0.4}
+    result = {"scenario": "somewhere", "policies": [row, ours]}
+    write_tables({"scenarios": {"somewhere": result}}, page)
+    text = page.read_text()
+    assert "old" not in text and text.endswith("<!-- end of scenarios -->\nkept\n")
+    assert "| rlhfless | 0.5 ± 1.0 | 0 ± 1 | 1.000 | 25% | 50% | 2.00× | 60% |" in text
+    options = option_table({"somewhere": result})
+    assert options.count("\n") == 4
+    swept = {**result, "field": "cost_weight", "value": 0.5}
+    found = sensitivity_tables({"cost_weight = 0.5": swept, "τ of paper": result})
+    assert "| λ | 0.5 |" in found and "| paper | rlhfless |" in found
+    with pytest.raises(ValueError, match="has no marks <!-- options -->"):
+        write_tables({"options": {}}, page)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_policy_does_better_than_anyone_could(seed: int) -> None:
+    trace = generate(SMALL.lengths, epochs=1, prompts=12, samples=4, seed=seed)
+    lengths = dict(enumerate(trace.response_tokens[0].tolist()))
+    for weight in (0.05, 0.5, 0.95):
+        for settings in POLICIES.values():
+            scenario = dataclasses.replace(SMALL, cost_weight=weight)
+            step = run_policy(scenario, settings, trace, seed)[0]
+            least = least_gpu_seconds(scenario, lengths, trace.prompt_tokens.tolist(), step.seconds)
+            assert least <= step.gpu_seconds * (1 + 1e-9), settings.name
+
+
+def test_the_limits_bind_in_both_directions() -> None:
+    trace = generate(SMALL.lengths, epochs=1, prompts=12, samples=4, seed=0)
+    lengths, prompts = dict(enumerate(trace.response_tokens[0].tolist())), trace.prompt_tokens.tolist()
+    assert math.isinf(least_gpu_seconds(SMALL, lengths, prompts, 3.0)), "weights alone take that long"
+    costs = [least_gpu_seconds(SMALL, lengths, prompts, seconds) for seconds in (11.0, 12.0, 15.0, 30.0)]
+    assert costs == sorted(costs, reverse=True) and math.isfinite(costs[-1])
+    found = scenario_limits(SMALL, [0], speed=1.01, saving=0.3)
+    assert found["most_saving"] > 0 and found["most_speed"] > 0
+    assert scenario_limits(SMALL, [0], speed=100.0, saving=0.999)["most_saving"] is None
+    assert scenario_limits(SMALL, [0], speed=100.0, saving=0.999)["most_speed"] is None
+    assert "| small | " in limit_table({"small": found})

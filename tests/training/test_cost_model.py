@@ -1,0 +1,109 @@
+"""What a job learns on the way, and what its plans make of it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhfless_functions.api import LearnResult, SampleTask, WeightsReference
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.warming import WINDOW
+from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.training.cost_model import CostModel
+from rlhfless_operator.training.generated import GenerationOutcome, Stretch
+from rlhfless_operator.training.preparation import PreparationOutcome
+
+MakeJob = Callable[..., Path]
+PROMPT_TOKENS = [5] * 12
+
+
+def experience_of(file: Path) -> CostModel:
+    return CostModel(load_job(file).spec)
+
+
+def test_a_history_keeps_the_newest_values_and_survives_a_restart() -> None:
+    history = History()
+    for value in range(WINDOW + 3):
+        history.add("a", float(value))
+    assert history.recent("a") == [float(value) for value in range(3, WINDOW + 3)]
+    assert (history.mean("b"), history.mean("b", 7.0)) == (0.0, 7.0)
+    restored = History()
+    restored.add("a", 99.0)
+    restored.restore(json.loads(json.dumps(history.state())))
+    assert restored.recent("a") == [*history.recent("a")[1:], 99.0]
+
+
+def test_a_start_is_timed_from_being_asked_for_until_ready(tiny_job: MakeJob) -> None:
+    cost_model = experience_of(tiny_job())
+    for instance, state, at in (
+        ("g-1", "starting", 1.0), ("g-2", "starting", 2.0), ("g-1", "idle", 4.0), ("g-1", "busy", 5.0),
+        ("g-2", "ended", 6.0), ("g-1", "idle", 9.0),
+    ):  # fmt: skip
+        cost_model.instance_changed(StateChange(instance, "generation", state, at))  # type: ignore[arg-type]
+    assert cost_model.history.recent("startup/generation") == [3.0]
+
+
+def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
+    first = experience_of(tiny_job())
+    outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])
+    outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
+    first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
+    first.measured({0: [8, 24]})
+    weights = WeightsReference(version=1, uri="w")
+    first.learned(LearnResult(weights=weights, metrics={"seconds": 3.0, "seconds/train": 2.0}))
+    assert first.history.mean("preparation/token") == pytest.approx(4.2 / 42)
+    assert first.restart_seconds(2) == 4.0
+
+    second = experience_of(tiny_job())
+    second.restore(json.loads(json.dumps(first.state())))
+    assert second.state() == first.state()
+    plans = [each.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True) for each in (first, second)]
+    assert plans[0].shares == plans[1].shares
+    assert plans[0].estimates[0].runaways > 0, "a truncated response is a runaway"
+
+
+def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:
+    cost_model = experience_of(tiny_job())
+    cost_model.measured({0: [4, 4], 1: [20, 20]})
+    plan = cost_model.plan([0, 1], 1, PROMPT_TOKENS, known=False)
+    assert plan.estimates[0] == plan.estimates[1]
+
+
+def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob) -> None:
+    cost_model = experience_of(tiny_job(planning={"policy": "cost"}))
+    bare = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True)
+    cost_model.history.add("learning", 10.0)
+    cost_model.history.add("preparation/token", 0.01)
+    whole = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True)
+    assert whole.expected_step_seconds > bare.expected_step_seconds + 10
+    dealt = [sample for share in whole.shares for sample in share]
+    assert sorted((sample.prompt, sample.index) for sample in dealt) == [(p, i) for p in range(3) for i in range(4)]
+    assert all(isinstance(sample, SampleTask) for sample in dealt)
+
+
+def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
+    cost_model = experience_of(tiny_job(planning={"policy": "cost"}))
+    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    assert math.isinf(plan.learning_begins), "nothing is known of learning"
+    metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
+    cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
+    assert cost_model.history.mean("learning") == pytest.approx(3.0)
+    assert cost_model.history.mean("learning/token") == pytest.approx(2.0 / 200)
+    assert cost_model.history.mean("learning/rest") == pytest.approx(1.0)
+    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    assert plan.learning_begins < plan.expected_step_seconds - 1.0
+    assert math.isinf(cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).learning_begins)
+
+
+def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
+    settings = {"planning": {"policy": "cost"}, "generation": {"instances": {"min": 1, "max": 8}}}
+    settings |= {"sampling": {"maxResponseTokens": 2000}}
+    numbers = []
+    for startup in (0.001, 1000.0):
+        cost_model = experience_of(tiny_job(**settings))
+        cost_model.history.add("startup/generation", startup)
+        numbers.append(len(cost_model.plan(list(range(12)), 8, PROMPT_TOKENS, known=True).shares))
+    assert numbers[0] > numbers[1] == 1

@@ -1,0 +1,65 @@
+"""The ledger: whatever the changes of state, the accounts add up to the instances' lifetimes."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhfless_operator.platforms.base import InstanceState, StateChange
+from rlhfless_operator.records.record import StageAccount
+from rlhfless_operator.training.ledger import Account, Ledger
+
+LIVING: list[InstanceState] = ["starting", "idle", "busy", "draining"]
+
+
+@given(
+    lives=st.lists(
+        st.lists(st.tuples(st.sampled_from(LIVING), st.floats(0, 100)), min_size=1, max_size=8), min_size=1, max_size=5
+    ),
+    closings=st.lists(st.floats(0, 900), max_size=4),
+)
+def test_accounts_add_up_to_lifetimes_however_often_they_are_closed(
+    lives: list[list[tuple[InstanceState, float]]], closings: list[float]
+) -> None:
+    happenings: list[tuple[float, StateChange | None]] = [(at, None) for at in closings]
+    lifetime = 0.0
+    for number, life in enumerate(lives):
+        at = 0.0
+        for state, seconds in life:
+            happenings.append((at, StateChange(f"i{number}", "generation", state, at)))
+            at += seconds
+        happenings.append((at, StateChange(f"i{number}", "generation", "ended", at)))
+        lifetime += at
+    ledger, total = Ledger(), Account()
+    for at, change in sorted(happenings, key=lambda happening: happening[0]):
+        if change is None:
+            total.add(ledger.close(at))
+        else:
+            ledger.observe(change)
+    total.add(ledger.close(1000.0))
+    assert total.total() == pytest.approx(lifetime)
+    assert sum(span.end - span.start for span in ledger.take_spans()) == pytest.approx(lifetime)
+    assert not ledger.instances()
+
+
+def test_seconds_and_money_are_kept_by_stage_and_state() -> None:
+    ledger = Ledger()
+    ledger.observe(StateChange("g", "generation", "starting", 0.0))
+    ledger.observe(StateChange("g", "generation", "busy", 2.0))
+    ledger.observe(StateChange("l", "learning", "idle", 5.0))
+    running = ledger.running(8.0)
+    assert running.total("generation", "busy") == 6.0
+    account = ledger.close(8.0)
+    assert (account.total("generation", "starting"), account.total("generation", "busy")) == (2.0, 6.0)
+    assert account.total(state="idle") == 3.0
+    assert account.cost(Decimal("3600")) == Decimal("11.000000")
+    assert account.by_stage(Decimal("3600"))["learning"] == StageAccount(idle=3.0, cost=Decimal("3.000000"))
+
+
+def test_an_instance_that_lives_on_is_charged_to_both_steps() -> None:
+    ledger = Ledger()
+    ledger.observe(StateChange("l", "learning", "busy", 0.0))
+    assert ledger.close(4.0).total() == 4.0
+    assert ledger.instances() == {("learning", "busy"): 1}
+    assert ledger.close(10.0).total("learning", "busy") == 6.0

@@ -1,0 +1,66 @@
+"""The live migration: which rule a job's document means, and what is expected of a response on the way."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.migration import Migration
+from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.training.migration import open_migration
+from rlhfless_operator.training.planning import plan_generation
+
+LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
+
+
+def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
+    spec = load_job(file).spec
+    predictor = LengthPredictor(default_tokens=10, longest=24)
+    plan = plan_generation(spec, [0, 1, 2, 3], 4, [5] * 12, predictor, LATENCY, History())
+    return open_migration(spec, plan, LATENCY, pause_seconds=pause_seconds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule", "numbers"),
+    [
+        ({"policy": "none"}, type(None), {}),
+        ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": 256}),
+        ({"policy": "threshold", "ratio": 0.0, "slots": 4}, ActorRatio, {"ratio": 0.0, "slots": 4}),
+        ({"policy": "global"}, GlobalRatio, {"ratio": 0.9, "samples": 16}),
+        ({"policy": "global", "ratio": 0.5}, GlobalRatio, {"ratio": 0.5}),
+        ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": 256, "period": 5.0}),
+        ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": True}),
+        ({"policy": "benefit", "hysteresis": 2.0}, Saving, {"hysteresis": 2.0, "kv_tokens": math.inf}),
+    ],
+)
+def test_each_policy_is_its_rule_with_the_numbers_of_the_document(
+    tiny_job: Callable[..., Path], settings: dict[str, Any], rule: type, numbers: dict[str, Any]
+) -> None:
+    found = migration_of(tiny_job(planning={"migration": settings}))._rule
+    assert isinstance(found, rule)
+    assert {name: getattr(found, name) for name in numbers} == numbers
+
+
+def test_a_step_is_worth_more_the_less_cost_weighs(tiny_job: Callable[..., Path]) -> None:
+    prices = [migration_of(tiny_job(planning={"lambda": weight}))._rule.time_price for weight in (0.0, 0.5, 1.0)]
+    assert prices[0] > prices[1] > prices[2] == 0
+
+
+def test_what_remains_is_conditioned_on_what_there_is_already(tiny_job: Callable[..., Path]) -> None:
+    migration = migration_of(tiny_job())
+    migration.assigned("a", {(0, 0): 5, (0, 1): 5})
+    migration.progressed("a", {(0, 0): 23})
+    migration.assess()
+    samples = migration.actors["a"].samples
+    assert samples[0, 0].remaining <= 1 < samples[0, 1].remaining
+
+
+def test_a_ratio_that_is_none_is_refused_with_its_field(tiny_job: Callable[..., Path]) -> None:
+    with pytest.raises(InvalidJobError, match=r"planning\.migration\.ratio"):
+        load_job(tiny_job(planning={"migration": {"policy": "global", "ratio": 1.5}}))

@@ -1,0 +1,149 @@
+"""Rehearsals: the whole loop with real processes and streams, on GPUs that are emulated."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.planner.roofline import GPUS, QWEN_3B
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
+from rlhfless_operator.training.driver import JobChangedError
+from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.tasks import StageFailedError
+
+MakeJob = Callable[..., Path]
+EPOCHS, PROMPTS, SAMPLES = 2, 16, 4
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
+
+@pytest.fixture
+def trace() -> Trace:
+    lengths = LengthStatistics(median=60, longest=300, prompt_median=40, runaways=0.03)
+    return generate(lengths, epochs=EPOCHS, prompts=PROMPTS, samples=SAMPLES, seed=0)
+
+
+@pytest.fixture
+def rehearsal_job(tmp_path: Path, trace: Trace) -> MakeJob:
+    """Makes a job file of two epochs on eight emulated GPUs, a hundred times as fast. Overrides go into `rehearsal`."""
+
+    def make(spec: dict[str, Any] | None = None, **overrides: Any) -> Path:
+        write_trace(tmp_path / "trace.parquet", trace)
+        (tmp_path / "train.jsonl").write_text('{"prompt": "not read"}\n')
+        document = {
+            "apiVersion": "rlhfless.io/v1alpha1",
+            "kind": "RLHFJob",
+            "metadata": {"name": "rehearsal"},
+            "spec": {
+                "model": {"source": "Qwen/Qwen2.5-3B"},
+                "data": {"source": "train.jsonl"},
+                "rewards": [{"name": "correct", "math": {}}],
+                "sampling": {"maxPromptTokens": 1024, "maxResponseTokens": 300},
+                "batch": {"promptsPerStep": PROMPTS // 2, "samplesPerPrompt": SAMPLES},
+                "steps": 2 * EPOCHS,
+                "generation": {"instances": {"min": 8, "max": 8}},
+                "planning": {"policy": "even"},
+                "artifacts": {"uri": str(tmp_path / "runs")},
+                "rehearsal": {
+                    "trace": "trace.parquet", "gpu": "L40S", "startup": "5s", "timeScale": 0.01, **overrides,
+                },
+                **(spec or {}),
+            },
+        }  # fmt: skip
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(document))
+        return file
+
+    return make
+
+
+def run_job(file: Path) -> dict[str, Any]:
+    job = load_job(file).resolve_paths(file.parent)
+    return asyncio.run(run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=1)))
+
+
+def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
+    rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[StepBatch] = []
+    commit = TrainingRun.commit
+
+    async def observe(run: TrainingRun, step: int, batch: StepBatch, *rest: Any) -> StepRecord:
+        batches.append(batch)
+        return await commit(run, step, batch, *rest)
+
+    monkeypatch.setattr(TrainingRun, "commit", observe)
+    summary = run_job(rehearsal_job())
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 2 * EPOCHS)
+    visits = dict.fromkeys(range(PROMPTS), 0)
+    for batch in batches:
+        assert batch.plan.actors == 8
+        for prompt, lengths in batch.lengths.items():
+            assert lengths == trace.response_tokens[visits[prompt], prompt].tolist()
+            visits[prompt] += 1
+    assert set(visits.values()) == {EPOCHS}
+    folder = tmp_path / "runs" / "rehearsal"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        assert record["ledger"]["generation"]["busy"] > 0
+        assert record["ledger"]["learning"]["busy"] > 0
+    assert "<html" in (folder / "report.html").read_text()
+    assert not (folder / "model").exists()
+
+
+def test_a_job_that_was_rehearsed_is_not_gone_on_with_as_a_real_one(rehearsal_job: MakeJob) -> None:
+    run_job(rehearsal_job(spec={"steps": 1}))
+    with pytest.raises(JobChangedError, match=r"spec\.rehearsal changed"):
+        run_job(rehearsal_job(spec={"steps": 2}, gpu="H100"))
+
+
+def test_what_is_emulated_is_what_the_job_names(rehearsal_job: MakeJob) -> None:
+    job = load_job(rehearsal_job(gpu="H100", gpus=2, model="Qwen2.5-7B", weightLoad="1.5s")).spec
+    emulation = emulation_of(load_job(rehearsal_job(gpu="L40S")))
+    other = emulation_of(load_job(rehearsal_job(gpu="H100", gpus=2, model="Qwen2.5-7B", weightLoad="1.5s")))
+    assert emulation is not None and other is not None and job.rehearsal is not None
+    assert emulation.step_seconds == pytest.approx(0.0095, rel=0.1)
+    # GRPO as written here has no reference policy and takes one update a step: nothing is asked of models.
+    assert emulation.preparation_token_seconds == 0
+    assert emulation.learning_token_seconds == pytest.approx(6 * QWEN_3B.parameters / (GPUS["L40S"].flops * 0.35))
+    assert other.step_seconds < emulation.step_seconds
+    assert (other.weight_load_seconds, other.startup_seconds) == (1.5, 5.0)
+
+
+def test_a_job_without_the_field_emulates_nothing(tiny_job: MakeJob) -> None:
+    assert emulation_of(load_job(tiny_job())) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "Llama-2-70B"}, r"gpus is 1: Llama-2-70B needs 138 GB .* use at least 4"),
+        ({"model": "nobody/model"}, r"rehearsal\.model is 'nobody/model', which is no folder here"),
+    ],
+)
+def test_gpus_that_cannot_be_emulated_are_named_before_anything_starts(
+    rehearsal_job: MakeJob, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_job(rehearsal_job(**changes))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_gpu_is_named_with_those_there_are(rehearsal_job: MakeJob) -> None:
+    with pytest.raises(InvalidJobError, match=r"spec\.rehearsal\.gpu.*L40S"):
+        load_job(rehearsal_job(gpu="B300"))
+
+
+def test_a_trace_whose_prompts_are_too_long_is_refused(rehearsal_job: MakeJob) -> None:
+    sampling = {"maxPromptTokens": 5, "maxResponseTokens": 300}
+    with pytest.raises(StageFailedError, match=r"more than sampling\.maxPromptTokens \(5\): raise it to"):
+        run_job(rehearsal_job(spec={"sampling": sampling}))

@@ -1,0 +1,63 @@
+"""The requests of a job."""
+
+import pytest
+
+from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.requests import RequestBuilder
+
+
+def job(**spec: object) -> RLHFJob:
+    base = {"model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"}, "steps": 1}
+    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
+    return RLHFJob.model_validate({**document, "spec": {**base, **spec}})
+
+
+def test_engines_are_told_that_they_rest_between_their_tasks() -> None:
+    made = job()
+    assert RequestBuilder(made, JobFolder("runs/job"), "uid", rests=True).engine.rests
+    assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.rests
+
+
+@pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
+def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall: str, heartbeat: float) -> None:
+    requests = RequestBuilder(job(limits={"stall": stall}), JobFolder("runs/job"), "uid")
+    samples = [SampleTask(prompt=0, index=0)]
+    batch = BatchReference(step=1, parts=["part"], samples=samples)
+    initial = requests.initial
+    made = [
+        requests.materialize("training", 0),
+        requests.generate(1, "training", initial, "actor-0000", 0, samples, "sink", [], {}, None),
+        requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
+        requests.learn(RLHFJobStatus(uid="uid"), batch, [], 1, checkpoint_due=True, attempt=0),
+        requests.export(initial, "card", 0),
+    ]
+    assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "minibatch", "steps"),
+    [
+        ({"name": "grpo"}, 4, []),
+        ({"name": "grpo"}, 2, [1, 2, 3]),
+        ({"name": "ppo"}, 4, []),
+        ({"name": "ppo", "critic": {"warmupSteps": 2}}, 4, [1, 2]),
+    ],
+)
+def test_preparation_computes_old_log_probs_where_learning_has_none_of_its_own(
+    algorithm: dict[str, object], minibatch: int, steps: list[int]
+) -> None:
+    """It has, in its one pass of a policy that learns; and without any a step would tell no mismatch."""
+    batch = {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": minibatch}
+    requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
+    samples = [SampleTask(prompt=0, index=0)]
+    asked = [
+        step
+        for step in (1, 2, 3)
+        if requests.prepare(
+            step, "training", requests.initial, None, "chunk", 0, samples, ["part"], {0: 1}
+        ).old_log_probs
+    ]
+    assert asked == steps

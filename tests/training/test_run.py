@@ -1,0 +1,239 @@
+"""Whole jobs on this machine: real processes, real streams, real training of a tiny model."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
+from rlhfless_operator.planner.migration import Actor, Move
+from rlhfless_operator.training import migration
+from rlhfless_operator.training.driver import JobChangedError
+from rlhfless_operator.training.lease import Lease, LeaseHeldError
+from tests.generation.engines.shares import save_model
+
+MakeJob = Callable[..., Path]
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
+
+def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
+    job = load_job(file).resolve_paths(file.parent)
+    root = f"{job.spec.artifacts.uri}/{job.metadata.name}"
+    return asyncio.run(run_locally(job, root, RunOptions(threads=threads)))
+
+
+def folder_of(file: Path) -> Path:
+    job = load_job(file)
+    return Path(job.spec.artifacts.uri) / job.metadata.name
+
+
+def final_weights(file: Path) -> dict[str, torch.Tensor]:
+    status = json.loads((folder_of(file) / "status.json").read_text())
+    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
+
+
+def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Version folders without a manifest, and temporary files."""
+    versions = [path for kind in ("weights", "critics", "checkpoints") for path in (folder / kind).glob("*")]
+    incomplete = [path for path in versions if not (path / "manifest.json").exists()]
+    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+
+
+def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
+    file = tiny_job(evaluation={"data": {"source": "train.jsonl"}, "samplesPerPrompt": 2})
+    summary = run_job(file)
+    folder = folder_of(file)
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    for name in ("steps", "seconds", "gpu_seconds", "cost", "reward_first", "reward_last"):
+        assert summary[name] is not None
+    assert {"accuracy_before", "accuracy_after"} <= summary.keys()
+    assert summary["phase"] == "Succeeded"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2, 3]
+    assert all(record["plan"]["actors"] == 2 for record in records[1:])
+    assert all(record["metrics"]["weights/bytes"] > 0 for record in records[1:])
+    assert all(record["metrics"]["weights/seconds"] > 0 for record in records[1:])
+    assert half_written(folder) == []
+    assert "<html" in (folder / "report.html").read_text()
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    trained = final_weights(file)
+    assert torch.equal(model.state_dict()["model.norm.weight"], trained["model.norm.weight"])
+    assert AutoTokenizer.from_pretrained(folder / "model").decode([2, 3]) == "01"
+    assert (folder / "model" / "generation_config.json").exists()
+    assert "grpo" in (folder / "model" / "README.md").read_text().lower()
+
+    with pytest.raises(JobFinishedError, match=r"finished all of its 3 steps"):
+        run_job(file)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("minibatch", [8, 16], ids=["old log-probs of preparation", "of learning"])
+def test_the_engine_agrees_with_the_trainer_in_every_step(
+    tiny_job: MakeJob, tiny_model: Path, tmp_path: Path, dtype: str, minibatch: int
+) -> None:
+    """On a model whose distributions really depend on the context, the critic's warm-up included."""
+    model = save_model(tmp_path / "model", tiny_model)
+    file = tiny_job(
+        model={"source": str(model), "dtype": dtype},
+        algorithm={"name": "ppo", "critic": {"warmupSteps": 1}, "kl": {"coefficient": 0.0}},
+        batch={"minibatchSamples": minibatch},
+    )
+    run_job(file)
+    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    gaps = {record["step"]: record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]}
+    assert gaps.keys() == {1, 2, 3}
+    assert all(1 <= gap < (1.01 if dtype == "float32" else 1.05) for gap in gaps.values())
+    assert "Engine against trainer" in (folder_of(file) / "report.html").read_text()
+
+
+def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob) -> None:
+    file = tiny_job(steps=2, generation={"keepAlive": "0s"})
+    summary = run_job(file)
+    spans = [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
+    charged = sum(span["end"] - span["start"] for span in spans)
+    assert summary["gpu_seconds"] == pytest.approx(charged, rel=1e-3)
+    by_instance: dict[str, list[tuple[float, float]]] = {}
+    for span in spans:
+        by_instance.setdefault(span["instance"], []).append((span["start"], span["end"]))
+    generation = [name for name in by_instance if name.startswith("generation")]
+    assert len(generation) >= 4, "two instances a step, ended with their shares"
+    for name, pieces in by_instance.items():
+        pieces.sort()
+        lifetime = pieces[-1][1] - pieces[0][0]
+        assert sum(end - start for start, end in pieces) == pytest.approx(lifetime, abs=1e-4), name
+    states = {span["state"] for span in spans}
+    assert {"starting", "busy", "draining"} <= states
+
+
+class Shuffle:
+    """Gathers all samples on one actor, then gives half of them to a new one, and so on."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        self.looks += 1
+        if len(actors) > 1:
+            return [Move(actor.name, tuple(actor.samples), actors[-1].name) for actor in actors[:-1]]
+        keys = tuple(actors[0].samples)
+        return [Move(actors[0].name, keys[::2], None)] if self.looks % 2 else []
+
+
+@pytest.mark.parametrize(
+    ("instances", "planning"),
+    [
+        (3, {"policy": "cost", "lambda": 0.0, "migration": {"policy": "benefit", "hysteresis": 0.0}}),
+        (4, {"policy": "even", "migration": {"policy": "threshold", "ratio": 0.25}}),
+        (3, {"policy": "even", "migration": {"policy": "global", "ratio": 0.25, "slots": 16}}),
+    ],
+)
+def test_the_plan_never_changes_what_is_learnt(tiny_job: MakeJob, instances: int, planning: dict[str, Any]) -> None:
+    baseline = tiny_job("one", steps=2, planning={"policy": "single"})
+    run_job(baseline)
+    file = tiny_job("other", steps=2, generation={"instances": {"min": 1, "max": instances}}, planning=planning)
+    run_job(file)
+    assert_equal_weights(final_weights(file), final_weights(baseline))
+
+
+def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline = tiny_job("one", steps=2, planning={"policy": "single"})
+    run_job(baseline)
+    monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())
+    file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": {"min": 3, "max": 3}})
+    run_job(file)
+    assert_equal_weights(final_weights(file), final_weights(baseline))
+    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
+    assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
+
+
+def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step has begun by then, with weights that nobody knows of."""
+    undisturbed = tiny_job("undisturbed", steps=4)
+    run_job(undisturbed)
+    file = tiny_job("disturbed", steps=4)
+    folder = folder_of(file)
+    write_json = artifacts.write_json
+
+    def refuse_the_second_step(uri: str, value: Any) -> None:
+        if uri.endswith("progress/step-000002.json"):
+            deadline = time.monotonic() + 120
+            while not list((folder / "rollouts" / "step-000003").rglob("*.parquet")) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise artifacts.ArtifactUnwritableError("the disk is full")
+        write_json(uri, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifacts, "write_json", refuse_the_second_step)
+        with pytest.raises(artifacts.ArtifactError, match="the disk is full"):
+            run_job(file)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["phase"], status["step"], status["message"]) == ("Failed", 1, "the disk is full")
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+    assert (folder / "rollouts" / "step-000003").exists()
+    assert run_job(file)["steps"] == 4
+    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+
+
+def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
+    straight = tiny_job("straight", steps=3)
+    run_job(straight)
+    file = tiny_job("prolonged", steps=2)
+    run_job(file)
+    file = tiny_job("prolonged", steps=3)
+    assert run_job(file)["steps"] == 3
+    assert_equal_weights(final_weights(file), final_weights(straight))
+    exported = load_file(folder_of(file) / "model" / "model.safetensors")
+    assert torch.equal(exported["model.norm.weight"], final_weights(file)["model.norm.weight"])
+
+
+def test_a_job_that_changed_is_refused(tiny_job: MakeJob) -> None:
+    run_job(tiny_job(steps=1))
+    file = tiny_job(steps=2, sampling={"temperature": 0.7})
+    with pytest.raises(JobChangedError, match=r"spec\.sampling changed since this job was begun"):
+        run_job(file)
+
+
+def test_two_drivers_on_one_job(tiny_job: MakeJob) -> None:
+    file = tiny_job()
+    held = Lease.acquire(str(folder_of(file)))
+    with pytest.raises(LeaseHeldError, match="is driven by process"):
+        run_job(file)
+    held.release()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo", "reinforce_plus_plus"])
+def test_other_algorithms_go_through_the_same_loop(tiny_job: MakeJob, algorithm: str) -> None:
+    file = tiny_job(steps=2, algorithm={"name": algorithm, "kl": {"coefficient": 0.0}})
+    summary = run_job(file)
+    assert summary["steps"] == 2
+    assert summary["algorithm"] == algorithm
+
+
+def test_lora_ships_adapters_alone(tiny_job: MakeJob, tiny_model: Path) -> None:
+    file = tiny_job(steps=2, model={"lora": {"rank": 4}})
+    run_job(file)
+    status = json.loads((folder_of(file) / "status.json").read_text())
+    assert status["weights"]["adapter"]
+    assert status["weights"]["uri"] == str(tiny_model)
+    AutoModelForCausalLM.from_pretrained(folder_of(file) / "model")

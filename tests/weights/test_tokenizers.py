@@ -1,0 +1,54 @@
+"""Tokenizers: they fit the model, and go where it goes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights import load_policy, load_tokenizer, publish_weights
+from tests.weights.random_models import random_model, settings_of, version
+from tests.weights.random_models import tiny as tiny  # A fixture.
+
+
+def resized(tiny_model: Path, folder: Path, vocabulary: int) -> Path:
+    config = AutoConfig.from_pretrained(tiny_model)
+    config.vocab_size = vocabulary
+    random_model(config, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / name, folder)
+    return folder
+
+
+def test_a_tokenizer_with_tokens_that_the_model_lacks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = resized(tiny_model, tmp_path / "small", 40)
+    with pytest.raises(TaskError, match=r"vocabulary mismatch: .*ids up to 63, .*40 rows; give model\.tokenizer") as it:
+        load_tokenizer(settings_of(folder), version(folder))
+    assert it.value.reason == "model_unloadable"
+
+
+def test_a_padded_embedding_is_fine(tiny_model: Path, tmp_path: Path) -> None:
+    folder = resized(tiny_model, tmp_path / "large", 128)
+    assert len(load_tokenizer(settings_of(folder), version(folder))) == 64
+
+
+def test_the_tokenizer_may_be_elsewhere(tiny_model: Path, tmp_path: Path) -> None:
+    folder = random_model(AutoConfig.from_pretrained(tiny_model), tmp_path / "bare")
+    with pytest.raises(TaskError, match=r"/bare cannot be loaded .*give model\.tokenizer"):
+        load_tokenizer(settings_of(folder), version(folder))
+    assert len(load_tokenizer(settings_of(folder, tokenizer=str(tiny_model)), version(folder))) == 64
+
+
+def test_the_jobs_chat_template_is_used_and_published(tiny: ModelSettings, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
+    (tmp_path / "chat.jinja").write_text(template)
+    for given in (template, str(tmp_path / "chat.jinja")):
+        chat = tiny.model_copy(update={"chat_template": given})
+        tokenizer = load_tokenizer(chat, version(tiny.source))
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "1+1"}], tokenize=False) == "1+1="
+    publish_weights(str(tmp_path / "1"), load_policy(tiny, version(tiny.source)), tokenizer)
+    assert AutoTokenizer.from_pretrained(tmp_path / "1").chat_template == template
+    with pytest.raises(TaskError, match=r"nothing\.jinja does not exist"):
+        load_tokenizer(tiny.model_copy(update={"chat_template": "nothing.jinja"}), version(tiny.source))
