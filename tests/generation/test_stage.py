@@ -112,7 +112,7 @@ def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., Genera
 def test_an_instance_that_rests_between_requests_answers_the_same(
     make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
 ) -> None:
-    settings = EngineSettings(name="transformers", rests=True)
+    settings = EngineSettings(name="transformers", sleeps=True)
     generator = Generator(settings=settings)
     generator.rest()
     assert generator.engine is None, "nothing was chosen, and nothing was made"
