@@ -46,9 +46,10 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) -k "not transformers"
 
-lint: $(STAMP) ## check style and formatting with ruff
+lint: $(STAMP) ## check style and formatting with ruff, and which way imports point with import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(STAMP) ## check the operator package with mypy --strict
 	$(BIN)/mypy
@@ -74,4 +75,4 @@ lock: ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage dist build

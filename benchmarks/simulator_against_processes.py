@@ -130,7 +130,7 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
         )
 
     def observed_generate(*arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
-        _, shares, _, outcome, *_ = arguments
+        _, shares, outcome, *_ = arguments
         # Rules remember what they have seen: the simulator's has to begin where the driver's does.
         step = ObservedStep(shares, copy.deepcopy(named["migration"]), outcome)
         steps.append(step)

@@ -16,7 +16,7 @@ from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.stream import open_session, run_task
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
 
 _STALL_SECONDS = 120.0
 _PROMPTS = 4
@@ -46,7 +46,9 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
     async with open_session() as session:
         await ask(requests.materialize("training", 0))
         sink = f"{folder.rollouts(1, 'training')}/a-share"
-        request = requests.generate(1, "training", requests.initial, "a-share", 0, samples, sink, [], {}, None)
+        request = requests.generate(
+            1, "training", requests.initial, None, ActorAttempt("a-share", 0, samples, sink, [], {})
+        )
         share = await ask(request)
         visits = dict.fromkeys(range(_PROMPTS), 0)
         parts = share["parts"]

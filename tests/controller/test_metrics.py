@@ -19,7 +19,6 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.run import TrainingRun
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 from tests.controller.operator_harness import small_job
 
@@ -72,11 +71,8 @@ async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **sp
 
         return MeteredPlatform(EmulatedPlatform(emulation, both), meter, lambda: ready.append(None))
 
-    def on_open(run: TrainingRun) -> None:
-        meter.attach(run)
-
     try:
-        return await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), on_open=on_open)
+        return await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), on_open=meter.attach)
     finally:
         meter.detach()
         assert len(ready) <= 1, "it is opened once"

@@ -4,7 +4,6 @@ from rlhfless_operator.planner.lengths import PredictionReport
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.report.planning import charts
 from rlhfless_operator.report.run import Run
-from rlhfless_operator.training.rollout import prediction_metrics
 
 
 def run_of(*metrics: dict[str, float]) -> Run:
@@ -35,7 +34,7 @@ def test_a_run_without_plans_has_no_such_section() -> None:
 
 def test_what_a_prediction_does_not_define_is_no_metric() -> None:
     report = PredictionReport(4, 1, rank_correlation=None, prompt_rank_correlation=0.5, relative_error=0.3, bias=-0.1)
-    assert prediction_metrics(report) == {
+    assert report.metrics() == {
         "prediction/seen_share": 0.25,
         "prediction/prompt_rank_correlation": 0.5,
         "prediction/relative_error": 0.3,

@@ -20,7 +20,7 @@ MakeJob = Callable[..., Path]
 PROMPT_TOKENS = [5] * 12
 
 
-def experience_of(file: Path) -> CostModel:
+def cost_model_of(file: Path) -> CostModel:
     return CostModel(load_job(file).spec)
 
 
@@ -37,7 +37,7 @@ def test_a_history_keeps_the_newest_values_and_survives_a_restart() -> None:
 
 
 def test_a_start_is_timed_from_being_asked_for_until_ready(tiny_job: MakeJob) -> None:
-    cost_model = experience_of(tiny_job())
+    cost_model = cost_model_of(tiny_job())
     for instance, state, at in (
         ("g-1", "starting", 1.0), ("g-2", "starting", 2.0), ("g-1", "idle", 4.0), ("g-1", "busy", 5.0),
         ("g-2", "ended", 6.0), ("g-1", "idle", 9.0),
@@ -47,7 +47,7 @@ def test_a_start_is_timed_from_being_asked_for_until_ready(tiny_job: MakeJob) ->
 
 
 def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
-    first = experience_of(tiny_job())
+    first = cost_model_of(tiny_job())
     outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])
     outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
     first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
@@ -57,7 +57,7 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     assert first.history.mean("preparation/token") == pytest.approx(4.2 / 42)
     assert first.restart_seconds(2) == 4.0
 
-    second = experience_of(tiny_job())
+    second = cost_model_of(tiny_job())
     second.restore(json.loads(json.dumps(first.state())))
     assert second.state() == first.state()
     plans = [each.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True) for each in (first, second)]
@@ -66,14 +66,14 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
 
 
 def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:
-    cost_model = experience_of(tiny_job())
+    cost_model = cost_model_of(tiny_job())
     cost_model.measured({0: [4, 4], 1: [20, 20]})
     plan = cost_model.plan([0, 1], 1, PROMPT_TOKENS, known=False)
     assert plan.estimates[0] == plan.estimates[1]
 
 
 def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob) -> None:
-    cost_model = experience_of(tiny_job(planning={"policy": "cost"}))
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
     bare = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True)
     cost_model.history.add("learning", 10.0)
     cost_model.history.add("preparation/token", 0.01)
@@ -85,7 +85,7 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
 
 
 def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
-    cost_model = experience_of(tiny_job(planning={"policy": "cost"}))
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
     assert math.isinf(plan.learning_begins), "nothing is known of learning"
     metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
@@ -103,7 +103,7 @@ def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
     settings |= {"sampling": {"maxResponseTokens": 2000}}
     numbers = []
     for startup in (0.001, 1000.0):
-        cost_model = experience_of(tiny_job(**settings))
+        cost_model = cost_model_of(tiny_job(**settings))
         cost_model.history.add("startup/generation", startup)
         numbers.append(len(cost_model.plan(list(range(12)), 8, PROMPT_TOKENS, known=True).shares))
     assert numbers[0] > numbers[1] == 1

@@ -29,9 +29,10 @@ from rlhfless_functions.api import (
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.migration import Actor, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
-from rlhfless_operator.training import generation
+from rlhfless_operator.training import moves
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
+from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.tasks import StageFailedError
 
 Key = tuple[int, int]
@@ -41,7 +42,7 @@ Key = tuple[int, int]
 def every_look_is_quick() -> Iterator[None]:
     """On a busy machine a look at the rule takes long, and the next one would come after the end."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generation, "_LOOK_SHARE", math.inf)
+        patched.setattr(moves, "_LOOK_SHARE", math.inf)
         yield
 
 
@@ -127,21 +128,19 @@ class RandomMoves:
         return moves if self.chance.random() < 0.5 else [Move(source.name, tuple(keys), moves[0].destination)]
 
 
-def make_request(
-    part: str, attempt: int, samples: list[SampleTask], sink: str, resume_from: list[str], known_until: dict[str, str]
-) -> GenerationRequest:
+def make_request(attempt: ActorAttempt) -> GenerationRequest:
     return GenerationRequest(
-        key=TaskKey(job_uid="u", step=3, stage="generation", part=part, attempt=attempt),
-        result=f"{sink}/result.json",
+        key=TaskKey(job_uid="u", step=3, stage="generation", part=attempt.actor, attempt=attempt.number),
+        result=f"{attempt.sink}/result.json",
         model=ModelSettings(source="m"),
         weights=WeightsReference(version=2, uri="w"),
         prompts="p",
-        samples=samples,
+        samples=attempt.samples,
         sampling=SamplingSettings(),
         seed=0,
-        sink=sink,
-        resume_from=resume_from,
-        known_until=known_until,
+        sink=attempt.sink,
+        resume_from=attempt.resume_from,
+        known_until=attempt.known_until,
     )
 
 
@@ -160,6 +159,7 @@ def settings_of(**changes: object) -> GenerationSettings:
         "driver": 1,
         "retries": 3,
         "prompt_tokens": lambda prompt: 5,
+        "make_request": make_request,
         "look_seconds": 0.0,
         **changes,
     }
@@ -184,7 +184,6 @@ async def run_stage(
         async for group in generate(
             platform,
             shares,
-            make_request,
             outcome,
             settings_of(**changes),
             migration=migration_of(rule),

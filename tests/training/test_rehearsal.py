@@ -17,7 +17,7 @@ from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.rehearsal import emulation_of
-from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.tasks import StageFailedError
 
 MakeJob = Callable[..., Path]
@@ -75,13 +75,13 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
     rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[StepBatch] = []
-    commit = TrainingRun.commit
+    commit = StepJournal.commit
 
-    async def observe(run: TrainingRun, step: int, batch: StepBatch, *rest: Any) -> StepRecord:
+    async def observe(journal: StepJournal, step: int, batch: StepBatch, *rest: Any) -> StepRecord:
         batches.append(batch)
-        return await commit(run, step, batch, *rest)
+        return await commit(journal, step, batch, *rest)
 
-    monkeypatch.setattr(TrainingRun, "commit", observe)
+    monkeypatch.setattr(StepJournal, "commit", observe)
     summary = run_job(rehearsal_job())
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 2 * EPOCHS)
     visits = dict.fromkeys(range(PROMPTS), 0)

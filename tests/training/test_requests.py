@@ -6,7 +6,7 @@ from rlhfless_functions.api import BatchReference, SampleTask
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
 
 
 def job(**spec: object) -> RLHFJob:
@@ -29,7 +29,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
     initial = requests.initial
     made = [
         requests.materialize("training", 0),
-        requests.generate(1, "training", initial, "actor-0000", 0, samples, "sink", [], {}, None),
+        requests.generate(1, "training", initial, None, ActorAttempt("actor-0000", 0, samples, "sink", [], {})),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", 0),

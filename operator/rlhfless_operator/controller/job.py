@@ -42,7 +42,8 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import begun_with, drive
-from rlhfless_operator.training.run import TrainingRun, read_status
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal, read_status
 
 _logger = logging.getLogger(__name__)
 
@@ -221,12 +222,12 @@ class Supervisor:
             self._platform = self._context.make_platform(resource, job, folder.root, both, tell)
             return MeteredPlatform(self._platform, self._meter, lambda: publisher.found_services(resource.generation))
 
-        def on_open(run: TrainingRun) -> None:
-            self._meter.attach(run)
-            publisher.mirror(run.status)
-            publisher.driven_by(run.lease.number)
-            run.on_status = publisher.mirror
-            after = f" after step {run.status.step}" if run.status.step else ""
+        def on_open(run: TrainingRun, journal: StepJournal) -> None:
+            self._meter.attach(run, journal)
+            publisher.mirror(journal.status)
+            publisher.driven_by(run.driver)
+            journal.on_status = publisher.mirror
+            after = f" after step {journal.status.step}" if journal.status.step else ""
             publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
 
         def note(text: str) -> None:

@@ -24,6 +24,7 @@ from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import Phase
 from rlhfless_operator.training.ledger import STAGES, Ledger
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal
 
 _JOB = ("namespace", "job")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -141,14 +142,14 @@ class JobMeter:
     """Every instance of the job since this operator began; never closed."""
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response tokens of the samples so far of each step that is not counted yet."""
-    _run: TrainingRun | None = None
+    _driven: tuple[TrainingRun, StepJournal] | None = None
     _price: Decimal = Decimal(0)
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
 
-    def attach(self, run: TrainingRun) -> None:
+    def attach(self, run: TrainingRun, journal: StepJournal) -> None:
         """A driver has the job; what it finishes from now on is counted."""
-        self._run, self._counted_step = run, run.status.step
+        self._driven, self._counted_step = (run, journal), journal.status.step
         self._price = run.spec.prices.instance_hour
         # From 0 on: what a series begins with, Prometheus takes for no increase.
         for stage in STAGES:
@@ -158,7 +159,7 @@ class JobMeter:
     def detach(self) -> None:
         """The driver has ended."""
         self.update(time.monotonic())
-        self._run = None
+        self._driven = None
         self.metrics.actors.labels(self.namespace, self.job, "wanted").set(0)
 
     def observe(self, change: StateChange) -> None:
@@ -178,7 +179,7 @@ class JobMeter:
         Args:
             now: monotonic seconds.
         """
-        metrics, labels, run, price = self.metrics, (self.namespace, self.job), self._run, self._price
+        metrics, labels, price = self.metrics, (self.namespace, self.job), self._price
         # Pods that are still terminating cost something after their driver has ended.
         total = self.ledger.running(now)
         for stage in STAGES:
@@ -188,17 +189,18 @@ class JobMeter:
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
         metrics.actors.labels(*labels, "ready").set(ready)
-        if run is None:
+        if self._driven is None:
             return
+        run, journal = self._driven
         wanted = run.progress.actors if run.progress.stage_name in ("generation", "evaluation") else 0
         metrics.actors.labels(*labels, "wanted").set(wanted)
-        if run.total_steps:
-            metrics.job_steps.labels(*labels).set(run.total_steps)
-        for record in run.records:
+        if run.prompts.total_steps:
+            metrics.job_steps.labels(*labels).set(run.prompts.total_steps)
+        for record in journal.records:
             if record.step > self._counted_step:
                 self._count_step(record, float(price))
-        if run.records:
-            self._show(run, float(price))
+        if journal.records:
+            self._show(journal, run.prompts.total_steps)
 
     def _count_step(self, record: StepRecord, price: float) -> None:
         metrics, labels = self.metrics, (self.namespace, self.job)
@@ -216,17 +218,17 @@ class JobMeter:
             for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
                 metrics.response_tokens.labels(*labels, statistic).set(tokens)
 
-    def _show(self, run: TrainingRun, price: float) -> None:
+    def _show(self, journal: StepJournal, total_steps: int) -> None:
         metrics, labels = self.metrics, (self.namespace, self.job)
-        figures = training_figures(run.records[-1])
+        figures = training_figures(journal.records[-1])
         for name, value in figures.items():
             metrics.training.labels(*labels, name).set(value)
-        if run.status.reward is not None:
-            metrics.reward.labels(*labels).set(run.status.reward)
-        accuracies = [record.accuracy for record in run.records if record.accuracy is not None]
+        if journal.status.reward is not None:
+            metrics.reward.labels(*labels).set(journal.status.reward)
+        accuracies = [record.accuracy for record in journal.records if record.accuracy is not None]
         if accuracies:
             metrics.accuracy.labels(*labels).set(accuracies[-1])
-        forecast = forecast_cost(float(run.status.cost), run.records, run.total_steps)
+        forecast = forecast_cost(float(journal.status.cost), journal.records, total_steps)
         metrics.forecast.labels(*labels).set(forecast)
 
     def _count(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:

@@ -27,7 +27,8 @@ from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.run import TrainingRun, read_status
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal, read_status
 
 _REFRESH_SECONDS = 0.25
 
@@ -105,16 +106,16 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     with TrainingView(job.metadata.name, job.spec.steps or 0, after=shown) as view:
         watching: list[asyncio.Task[None]] = []
 
-        def watch(run: TrainingRun) -> None:
+        def watch(run: TrainingRun, journal: StepJournal) -> None:
             if emulation is not None:
                 view.say(
                     f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
                 )
             if assignment.gpus:
                 view.say(_gpu_line(job, assignment))
-            if run.status.step:
-                view.say(f"{job.metadata.name}: going on after step {run.status.step}")
-            watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
+            if journal.status.step:
+                view.say(f"{job.metadata.name}: going on after step {journal.status.step}")
+            watching.append(asyncio.get_running_loop().create_task(_watch(run, journal, view)))
 
         try:
             progress = LiveProgress(on_note=view.say)
@@ -132,7 +133,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     return summary
 
 
-def view_state(run: TrainingRun) -> ViewState:
+def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
     """What there is to see of a run now."""
     now = time.monotonic()
     progress = run.progress
@@ -140,25 +141,25 @@ def view_state(run: TrainingRun) -> ViewState:
     generating = progress.stage_name == "generation"
     return ViewState(
         job=run.job.metadata.name,
-        steps=run.total_steps,
+        steps=run.prompts.total_steps,
         stage=progress.stage_name,
         done=progress.finished if generating else 0,
         wanted=progress.samples if generating else 0,
-        seconds=run.status.seconds + now - run.committed_at,
-        cost=run.status.cost + run.ledger.running(now).cost(price),
+        seconds=journal.status.seconds + now - journal.committed_at,
+        cost=journal.status.cost + journal.ledger.running(now).cost(price),
         currency=run.spec.prices.currency,
-        instances={(stage, state): count for (stage, state), count in run.ledger.instances().items()},
-        records=tuple(run.records),
+        instances={(stage, state): count for (stage, state), count in journal.ledger.instances().items()},
+        records=tuple(journal.records),
     )
 
 
-async def _watch(run: TrainingRun, view: TrainingView) -> None:
+async def _watch(run: TrainingRun, journal: StepJournal, view: TrainingView) -> None:
     try:
         while True:
-            view.update(view_state(run))
+            view.update(view_state(run, journal))
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
-        view.update(view_state(run))
+        view.update(view_state(run, journal))
 
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:

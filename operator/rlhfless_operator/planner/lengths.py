@@ -102,6 +102,17 @@ class PredictionReport:
     bias: float | None
     """Sum of the predicted over the sum of the actual lengths, minus 1: positive is too long."""
 
+    def metrics(self) -> dict[str, float]:
+        """As metrics of a step; what is not defined is left out."""
+        numbers = {
+            "seen_share": self.seen / self.prompts if self.prompts else None,
+            "rank_correlation": self.rank_correlation,
+            "prompt_rank_correlation": self.prompt_rank_correlation,
+            "relative_error": self.relative_error,
+            "bias": self.bias,
+        }
+        return {f"prediction/{name}": value for name, value in numbers.items() if value is not None}
+
 
 class LengthPredictor:
     """Per-prompt moving averages of response lengths.

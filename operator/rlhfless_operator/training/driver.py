@@ -20,7 +20,8 @@ from rlhfless_operator.records.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.garbage import remove_remains
 from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
-from rlhfless_operator.training.run import TrainingRun, committed_records, new_uid, read_status
+from rlhfless_operator.training.run import TrainingRun, open_run
+from rlhfless_operator.training.step_journal import StepJournal, committed_records, new_uid, read_status
 from rlhfless_operator.training.summary import summarize
 from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
 
@@ -57,7 +58,7 @@ async def drive(
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
     *,
-    on_open: Callable[[TrainingRun], None] = lambda run: None,
+    on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
@@ -78,40 +79,40 @@ async def drive(
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
-        run = TrainingRun(job, folder, lease, status, make_platform, progress, takes_turns=takes_turns)
-        on_open(run)
+        run, journal = open_run(job, folder, lease, status, make_platform, progress, takes_turns=takes_turns)
+        on_open(run, journal)
         try:
-            run.tracking = await asyncio.to_thread(_open_tracking, run)
-            await _train_under_lease(run)
+            journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)
+            await _train_under_lease(run, journal)
         except (asyncio.CancelledError, KeyboardInterrupt):
-            await _leave(run, "Interrupted", "stopped by its user; run it again to go on")
+            await _leave(journal, "Interrupted", "stopped by its user; run it again to go on")
             raise
         except (UserError, artifacts.ArtifactError, ValueError) as error:
             if not _may_pass(error):
-                await _leave(run, "Failed", str(error))
+                await _leave(journal, "Failed", str(error))
                 raise
-            await _leave(run, "Interrupted", str(error))
+            await _leave(journal, "Interrupted", str(error))
             raise StoreUnavailableError(str(error)) from error
         finally:
             await run.capacity.close()
             await run.platform.close()
-            await asyncio.to_thread(run.tracking.close, run.status.phase)
-            await _write_summary(run)
-        return summarize(job, run.status, run.records)
+            await asyncio.to_thread(journal.tracking.close, journal.status.phase)
+            await _write_summary(job, folder, journal)
+        return summarize(job, journal.status, journal.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
         with contextlib.suppress(artifacts.ArtifactError):
             await asyncio.to_thread(lease.release)
 
 
-async def _train_under_lease(run: TrainingRun) -> None:
+async def _train_under_lease(run: TrainingRun, journal: StepJournal) -> None:
     async def keep_lease() -> None:
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            run.heed_writes()
+            journal.heed_writes()
             try:
-                await asyncio.to_thread(run.lease.renew)
+                await asyncio.to_thread(journal.lease.renew)
             except artifacts.ArtifactError as error:
                 if not error.retryable or time.monotonic() - renewed > LEASE_SECONDS:
                     raise
@@ -120,21 +121,21 @@ async def _train_under_lease(run: TrainingRun) -> None:
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            keeper = tasks.create_task(keep_lease())
-            await _train_in_time(run)
-            keeper.cancel()
+            renewal = tasks.create_task(keep_lease())
+            await _train_in_time(run, journal)
+            renewal.cancel()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 
 
-async def _train_in_time(run: TrainingRun) -> None:
+async def _train_in_time(run: TrainingRun, journal: StepJournal) -> None:
     deadline = run.spec.active_deadline
     if deadline is None:
-        await train(run)
+        await train(run, journal)
         return
     try:
-        async with asyncio.timeout(max(0.0, deadline - run.status.seconds)) as time_left:
-            await train(run)
+        async with asyncio.timeout(max(0.0, deadline - journal.status.seconds)) as time_left:
+            await train(run, journal)
     except TimeoutError:
         if not time_left.expired():
             raise
@@ -143,9 +144,9 @@ async def _train_in_time(run: TrainingRun) -> None:
         ) from None
 
 
-def _open_tracking(run: TrainingRun) -> Tracking:
-    records = committed_records(run.folder, run.status)
-    return open_tracking(run.job, run.folder.root, run.status.uid, run.lease.number, records, run.progress.note)
+def _open_tracking(run: TrainingRun, journal: StepJournal) -> Tracking:
+    records = committed_records(run.folder, journal.status)
+    return open_tracking(run.job, run.folder.root, journal.status.uid, run.driver, records, run.progress.note)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -153,18 +154,18 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, StoreUnavailableError) or (isinstance(error, artifacts.ArtifactError) and error.retryable)
 
 
-async def _leave(run: TrainingRun, phase: Phase, message: str) -> None:
+async def _leave(journal: StepJournal, phase: Phase, message: str) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
-        await run.leave(phase, message)
+        await journal.leave(phase, message)
 
 
-async def _write_summary(run: TrainingRun) -> None:
+async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
         # A summary of what is not written down would tell too much.
-        await run.written()
-        await asyncio.to_thread(run.lease.check)
-        summary = summarize(run.job, run.status, run.records)
-        await asyncio.to_thread(artifacts.write_json, run.folder.file("summary.json"), summary)
+        await journal.written()
+        await asyncio.to_thread(journal.lease.check)
+        summary = summarize(job, journal.status, journal.records)
+        await asyncio.to_thread(artifacts.write_json, folder.file("summary.json"), summary)
 
 
 def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:

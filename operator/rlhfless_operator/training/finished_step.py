@@ -1,9 +1,10 @@
-"""A job's status after one more step: a pure function of the one before and of what the step came to."""
+"""The record of a finished step, and the job's status after it: pure functions of what the step came to."""
 
 from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions.api import LearnResult, WeightsReference
+from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
@@ -13,6 +14,50 @@ from rlhfless_operator.records.status import (
     WeightsStatus,
 )
 from rlhfless_operator.training.ledger import Account
+
+
+def record_of(
+    step: int,
+    seconds: float,
+    account: Account,
+    batch: StepBatch | None,
+    learned: LearnResult | None,
+    evaluation: dict[str, float] | None,
+    *,
+    instance_hour: Decimal,
+    finished_at: float,
+) -> StepRecord:
+    """What `metrics.jsonl` says of a step.
+
+    Args:
+        step: its number; 0 is the evaluation before the first.
+        seconds: how long it took.
+        account: what its instances did.
+        batch: how its rollout went; None for step 0.
+        learned: what the learner made; None for step 0.
+        evaluation: results after it, where it was evaluated.
+        instance_hour: price of an hour of an instance.
+        finished_at: Unix time.
+    """
+    stages = dict(batch.seconds) if batch else {}
+    if learned:
+        stages["learning"] = learned.metrics.get("learning/beyond_preparation", learned.metrics.get("seconds", 0.0))
+    stages["overhead"] = max(0.0, seconds - sum(stages.values()))
+    metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
+    bound = metrics.get("planning/lower_bound_instance_seconds")
+    # An evaluation's generation is in the account, too.
+    if bound is not None and evaluation is None and (held := account.total("generation")):
+        metrics["planning/lower_bound_share"] = bound / held
+    return StepRecord(
+        step=step,
+        seconds=seconds,
+        stages=stages,
+        metrics=metrics,
+        ledger={**account.by_stage(instance_hour)},
+        plan=batch.plan.model_dump() if batch else None,
+        evaluation=evaluation,
+        finished_at=finished_at,
+    )
 
 
 def status_after(

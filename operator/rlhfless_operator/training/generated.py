@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Samples, SampleTask
+from rlhfless_functions.api import Done, Samples, SampleTask
 from rlhfless_operator.planner.migration import Key
 
 
@@ -55,6 +55,11 @@ class GenerationOutcome:
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request went on with them."""
+
+    def done(self, event: Done) -> None:
+        """A request has come to its end."""
+        self.prefixes.update(event.result.get("shared_prefixes", {}))
+        self.weights_seconds = max(self.weights_seconds, event.result.get("weights_seconds", 0.0))
 
 
 class Completion:

@@ -1,6 +1,7 @@
 """The requests of one job: pure functions from the job and its status to the wire contract."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlhfless_functions.api import (
     BatchReference,
@@ -26,6 +27,24 @@ _HEARTBEAT_SECONDS = 5.0
 
 _PIECES = 6
 """More wait less for the last groups of each, fewer pad less and have larger passes."""
+
+
+@dataclass(frozen=True)
+class ActorAttempt:
+    """What an actor asks of an instance, once."""
+
+    actor: str
+    """Its name."""
+    number: int
+    """How many attempts it had before."""
+    samples: list[SampleTask]
+    """What it has left, in the order of admission."""
+    sink: str
+    """Folder that its rollout parts go to."""
+    resume_from: list[str]
+    """Sinks and parts in which earlier requests may have left something of its samples."""
+    known_until: dict[str, str]
+    """The newest part of each of these sinks that was announced."""
 
 
 class RequestBuilder:
@@ -112,34 +131,29 @@ class RequestBuilder:
         step: int,
         purpose: Purpose,
         weights: WeightsReference,
-        part: str,
-        attempt: int,
-        samples: list[SampleTask],
-        sink: str,
-        resume_from: list[str],
-        known_until: dict[str, str],
         sharing: PrefixSharing | None,
+        attempt: ActorAttempt,
     ) -> GenerationRequest:
-        """Generate an actor's share; `sharing` is what the step's actors share."""
+        """Generate what an actor has left; `sharing` is what the step's actors share."""
         folder = self._folder.prefixes(step, purpose)
         return GenerationRequest(
-            key=self._key(step, "generation", part, attempt),
-            result=join(sink, "result.json"),
+            key=self._key(step, "generation", attempt.actor, attempt.number),
+            result=join(attempt.sink, "result.json"),
             heartbeat_seconds=self._heartbeat,
             purpose=purpose,
             model=self._spec.model,
             weights=weights,
             prompts=self._folder.data(purpose),
-            samples=samples,
+            samples=attempt.samples,
             sampling=self._spec.sampling,
             seed=self._spec.seed,
-            sink=sink,
-            resume_from=resume_from,
-            known_until=known_until,
+            sink=attempt.sink,
+            resume_from=attempt.resume_from,
+            known_until=attempt.known_until,
             flush_seconds=self._spec.generation.flush,
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
             engine=self.engine,
-            shared_prefixes=sharing.of(part, samples, folder) if sharing is not None else None,
+            shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
         )
 
     def prepare(
@@ -232,6 +246,10 @@ class RequestBuilder:
             destination=self._folder.export,
             model_card=model_card,
         )
+
+    def newest(self, status: RLHFJobStatus) -> tuple[WeightsReference, WeightsReference | None]:
+        """The newest weights of the policy, and of the critic where one is trained."""
+        return self.weights(status.weights), self.weights(status.critic) if status.critic else None
 
     def weights(self, status: WeightsStatus | None) -> WeightsReference:
         """The reference of a version that the status names; the model as given if it names none."""

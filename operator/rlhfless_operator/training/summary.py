@@ -5,8 +5,6 @@ from typing import Any
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.report import model_card
-from rlhfless_operator.training.run import TrainingRun
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
@@ -32,8 +30,3 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
     if evaluations:
         summary |= {"accuracy_before": evaluations[0], "accuracy_after": evaluations[-1]}
     return summary
-
-
-def model_card_of(run: TrainingRun) -> str:
-    """README.md of the trained model."""
-    return model_card(run.job, summarize(run.job, run.status, run.records))

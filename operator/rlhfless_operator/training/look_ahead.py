@@ -1,0 +1,21 @@
+"""While a step is learnt: plan what is generated next, and have its instances ready in time."""
+
+from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.training.evaluation import evaluation_due
+from rlhfless_operator.training.run import TrainingRun
+
+
+def look_ahead(run: TrainingRun, step: int) -> None:
+    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation."""
+    evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
+    if evaluation is not None and evaluation_due(run.spec, step, total_steps):
+        prompts = list(range(run.prompts.open("evaluation")))
+        plan = run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
+    elif step < total_steps:
+        batch = run.spec.batch
+        plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
+    else:
+        return
+    # The next weights are not there yet; into a model that is loaded they are swapped at once.
+    preload = Preload(run.spec.model, run.requests.initial, run.requests.engine)
+    run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.time_price)

@@ -1,0 +1,44 @@
+"""Plans of a job's steps. The next one is made while the learner works."""
+
+from collections.abc import Sequence
+
+from rlhfless_functions.api import Purpose
+from rlhfless_operator.training.cost_model import CostModel
+from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.prompts import Prompts
+
+
+class StepPlans:
+    """Plans what is generated, from what the cost model knows by then.
+
+    Args:
+        cost_model: of the job.
+        prompts: of the job.
+        follows: whether learning may begin before a training batch is complete.
+    """
+
+    def __init__(self, cost_model: CostModel, prompts: Prompts, *, follows: bool) -> None:
+        self._cost_model = cost_model
+        self._prompts = prompts
+        self._follows = follows
+        self._ahead: tuple[list[int], GenerationPlan] | None = None
+
+    def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
+        """The plan for these prompts; the one that was made ahead, where it is theirs."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and purpose == "training" and ahead[0] == prompts:
+            return ahead[1]
+        training = purpose == "training"
+        return self._cost_model.plan(
+            prompts,
+            samples_per_prompt,
+            self._prompts.tokens(purpose),
+            known=training,
+            follows=training and self._follows,
+        )
+
+    def plan_ahead(self, prompts: list[int], samples_per_prompt: int) -> GenerationPlan:
+        """The plan of the next training step, kept until it is asked for."""
+        plan = self.plan(prompts, samples_per_prompt, "training")
+        self._ahead = prompts, plan
+        return plan

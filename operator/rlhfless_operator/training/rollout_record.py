@@ -1,0 +1,62 @@
+"""How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
+
+from itertools import groupby
+
+from rlhfless_operator.planner.lengths import PredictionReport, assess
+from rlhfless_operator.records.journal import PlanRecord, StepBatch, mean_metrics
+from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.rollout import Rollout
+from rlhfless_operator.training.run import TrainingRun
+
+
+def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
+    """Learn the speed of the instances from a rollout, and say how it went.
+
+    It takes time that no instance should wait for: call it while the learner works.
+    """
+    prompt_tokens = run.prompts.tokens("training")
+    run.cost_model.generated(rollout.generated, rollout.prepared, prompt_tokens)
+    bound = run.cost_model.lower_bound(rollout.generated, prompt_tokens, rollout.seconds["generation"])
+    by_prompt = groupby(sorted(rollout.generated.lengths.items()), key=lambda sample: sample[0][0])
+    lengths = {prompt: [tokens for _, tokens in samples] for prompt, samples in by_prompt}
+    plan = rollout.plan
+    prepared = mean_metrics(rollout.prepared.sums)
+    report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
+    predicted = report.metrics()
+    return StepBatch(
+        batch=rollout.batch,
+        cursor=run.prompts.cursor.state(),
+        lengths=lengths,
+        metrics=prepared | _metrics(rollout, bound) | predicted,
+        plan=_plan_record(plan, report),
+        seconds=rollout.seconds,
+    )
+
+
+def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
+    generated = rollout.generated
+    return {
+        "dynamic_sampling/replaced_groups": float(rollout.replaced_groups),
+        "generation/lost_instances": float(generated.lost),
+        "generation/cuts": float(generated.cuts),
+        "generation/moved_samples": float(generated.moved),
+        **{f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()},
+        "weights/seconds": generated.weights_seconds,
+        "generation/seconds": rollout.seconds["generation"],
+        "planning/expected_seconds": rollout.plan.expected_generation_seconds,
+        "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
+        **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
+    }
+
+
+def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
+    return PlanRecord(
+        policy=plan.plan.policy,
+        actors=len(plan.shares),
+        expected_seconds=plan.plan.expected_seconds,
+        expected_instance_seconds=plan.plan.expected_instance_seconds,
+        cheapest_instance_seconds=plan.plan.cheapest_instance_seconds,
+        lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
+        rank_correlation=report.rank_correlation,
+        relative_error=report.relative_error,
+    )

@@ -1,0 +1,239 @@
+"""What a driver has done, as the job's folder tells it: status, records, accounts, and the batches that were learnt.
+
+What is written down is what a later driver goes on from. This one goes on at once. A step that was not written down is
+taken again by the next driver, and comes to the same bits.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import BatchReference, LearnResult, Stage
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
+from rlhfless_operator.records.record import StepRecord, read_records
+from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.finished_step import record_of, status_after
+from rlhfless_operator.training.garbage import remove_garbage
+from rlhfless_operator.training.lease import Lease, LeaseLostError
+from rlhfless_operator.training.ledger import Ledger
+from rlhfless_operator.training.tracking import Tracking
+from rlhfless_operator.training.write_behind import WriteBehind
+
+
+class StepJournal:
+    """The status and the records of one job, kept by the driver that has its lease.
+
+    Args:
+        spec: the job's.
+        folder: where it is written.
+        lease: the fence of every write.
+        status: as the last driver left it.
+    """
+
+    def __init__(self, spec: RLHFJobSpec, folder: JobFolder, lease: Lease, status: RLHFJobStatus) -> None:
+        self._spec = spec
+        self._folder = folder
+        self.lease = lease
+        self.status = status
+        self.records: list[StepRecord] = []
+        """Of the finished steps."""
+        self.ledger = Ledger()
+        self.tracking = Tracking({})
+        self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
+        """Told of every status once it is written."""
+        self.committed_at = time.monotonic()
+        """When the last step was finished, in monotonic seconds."""
+        self._clock_offset = status.seconds - self.committed_at
+        self._behind = WriteBehind()
+        self._published = status
+        self._metrics = JsonLines(folder.file("metrics.jsonl"), [])
+        self._spans = JsonLines(folder.file("ledger.jsonl"), [])
+        self._batches: dict[int, bytes] = {}
+        """What was learnt from since the newest checkpoint, by step: compressed, since a thousand jobs have it here."""
+
+    def read_records(self) -> None:
+        """Read what earlier drivers wrote of the steps that are done."""
+        self.records = committed_records(self._folder, self.status)
+        self._metrics = JsonLines(
+            self._folder.file("metrics.jsonl"), [record.model_dump(mode="json") for record in self.records]
+        )
+        spans = self._folder.file("ledger.jsonl")
+        self._spans = JsonLines(spans, read_lines(spans))
+
+    # --- the status ---
+
+    async def update_status(self, **changes: Any) -> None:
+        """Write the status, once all that came before is written; the lease is the fence.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        self._status_is(self.status.model_copy(update=changes))
+        await self.written()
+
+    def enter(self, stage: Stage) -> None:
+        """Say which stage begins."""
+        self._status_is(self.status.model_copy(update={"stage": stage}))
+
+    async def written(self) -> None:
+        """Wait until everything is written down.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self._behind.done()
+
+    async def leave(self, phase: Phase, message: str) -> None:
+        """Write this driver's last status. Where a write has failed, what came after it is not so.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        try:
+            await self.written()
+        except (LeaseLostError, artifacts.ArtifactError):
+            self._behind = WriteBehind()
+            self.status = self._published
+            self.records = [record for record in self.records if record.step <= self.status.step]
+        await self.update_status(phase=phase, message=message)
+
+    def heed_writes(self) -> None:
+        """Raise the error of a write that failed since, if there is one."""
+        self._behind.heed()
+
+    # --- batches ---
+
+    def keep_batch(self, step: int, batch: StepBatch) -> None:
+        """Write down a step's batch, which a later driver learns from."""
+        self._batches[step] = _compressed(batch.batch)
+        content = batch.model_dump(mode="json")
+        self._behind.add(lambda: self._under_lease(artifacts.write_json, self._folder.result("batch", step), content))
+
+    def batches_since_checkpoint(self, step: int) -> list[BatchReference]:
+        """What the steps between the newest checkpoint and `step` learnt from."""
+        return [self._batch_of(earlier) for earlier in range(self.checkpoint_step + 1, step)]
+
+    @property
+    def checkpoint_step(self) -> int:
+        """Step of the newest checkpoint; 0 where there is none."""
+        return self.status.checkpoint.step if self.status.checkpoint else 0
+
+    def _batch_of(self, step: int) -> BatchReference:
+        if step not in self._batches:
+            recorded = StepBatch.model_validate(artifacts.read_json(self._folder.result("batch", step)))
+            self._batches[step] = _compressed(recorded.batch)
+        return BatchReference.model_validate_json(zlib.decompress(self._batches[step]))
+
+    # --- finished steps ---
+
+    async def commit(
+        self,
+        step: int,
+        batch: StepBatch | None,
+        learned: LearnResult | None,
+        evaluation: dict[str, float] | None,
+        position: Callable[[], dict[str, Any]],
+    ) -> StepRecord:
+        """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done.
+
+        Returns before that is written, but not before the step before is.
+
+        Args:
+            position: what a later driver goes on from, besides the status.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self.written()
+        now = time.monotonic()
+        seconds, self.committed_at = now - self.committed_at, now
+        account = self.ledger.close(now)
+        price = self._spec.prices.instance_hour
+        record = record_of(
+            step, seconds, account, batch, learned, evaluation, instance_hour=price, finished_at=time.time()
+        )
+        keep_best = self._spec.checkpoints.best
+        status = status_after(self.status, record, account, learned, instance_hour=price, keep_best=keep_best)
+        self.records.append(record)
+        self._write_records(record, position())
+        self._status_is(status)
+        self._behind.add(lambda: self._conclude(record, status))
+        if status.checkpoint is not None:
+            self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
+        return record
+
+    def _status_is(self, status: RLHFJobStatus) -> None:
+        self.status = status
+        content = status.model_dump_json(by_alias=True).encode()
+
+        async def publish() -> None:
+            await self._under_lease(artifacts.write_bytes, self._folder.file("status.json"), content)
+            self._published = status
+            self.on_status(status)
+
+        self._behind.add(publish)
+
+    def _write_records(self, record: StepRecord, position: dict[str, Any]) -> None:
+        offset = self._clock_offset
+        spans = [
+            {
+                "instance": f"{span.instance}@{self.lease.number}",
+                "stage": span.stage,
+                "state": span.state,
+                "start": round(span.start + offset, 6),
+                "end": round(span.end + offset, 6),
+            }
+            for span in self.ledger.take_spans()
+        ]
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            # Beside each other, since a store takes its time for each file.
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+                asyncio.to_thread(artifacts.write_json, self._folder.progress(record.step), position),
+            )
+
+        self._behind.add(write)
+
+    async def _conclude(self, record: StepRecord, status: RLHFJobStatus) -> None:
+        self.tracking.log(record)
+        # What can't be removed now is found again after the next step.
+        with contextlib.suppress(artifacts.ArtifactError):
+            await asyncio.to_thread(remove_garbage, self._folder, status, self._spec.checkpoints.keep)
+
+    async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
+        def fenced() -> None:
+            self.lease.check()
+            write(*arguments)
+
+        await asyncio.to_thread(fenced)
+
+
+def read_status(folder: JobFolder) -> RLHFJobStatus | None:
+    """The status in a job's folder; None where no driver has been."""
+    uri = folder.file("status.json")
+    return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
+
+
+def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:
+    """The records of the steps that the status says are done."""
+    records = read_records(folder.file("metrics.jsonl"), StepRecord)
+    return [record for record in records if record.step <= status.step]
+
+
+def new_uid() -> str:
+    """A fresh incarnation's id."""
+    return uuid.uuid4().hex
+
+
+def _compressed(batch: BatchReference) -> bytes:
+    return zlib.compress(batch.model_dump_json().encode(), level=1)
