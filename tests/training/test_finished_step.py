@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import LearnResult, WeightsReference
+from rlhfless_functions.api import STAGES, LearnResult, WeightsReference
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
@@ -17,7 +17,7 @@ from rlhfless_operator.records.status import (
     WeightsStatus,
 )
 from rlhfless_operator.training.finished_step import status_after
-from rlhfless_operator.training.ledger import CHARGED_STATES, STAGES, Account
+from rlhfless_operator.training.ledger import CHARGED_STATES, Account
 
 HOUR = Decimal("7.20")
 BEFORE = RLHFJobStatus(

@@ -1,6 +1,6 @@
 """What requests, results and events have in common: their base, their references, and the version of the contract."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,6 +8,8 @@ PROTOCOL = "1.0"
 """Version of this contract, MAJOR.MINOR. Fields may be added in a minor version; readers ignore unknown ones."""
 
 Stage = Literal["generation", "preparation", "learning"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order of a step."""
 Purpose = Literal["training", "evaluation"]
 FinishReason = Literal["stop", "truncated", "cut"]
 """`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rlhfless_functions.api import Stage
 from rlhfless_functions.settings import Money, Settings
 
 Phase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed", "Interrupted"]
@@ -53,7 +54,7 @@ class RLHFJobStatus(Settings):
     """For display: Pending, Running, Suspended, Succeeded, Failed or Interrupted."""
     uid: str = ""
     """Unique id of this incarnation of the job; starting over makes a new one."""
-    stage: Literal["generation", "preparation", "learning", "evaluation", "export"] | None = None
+    stage: Literal[Stage, "evaluation", "export"] | None = None
     """What the job is doing."""
     step: int = 0
     """Steps that are finished."""

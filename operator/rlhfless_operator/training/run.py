@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, LearnResult, Purpose, Stage
+from rlhfless_functions.api import STAGES, BatchReference, LearnResult, Purpose, Stage
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -17,7 +17,7 @@ from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
-from rlhfless_operator.training.capacity import STAGES, Capacity
+from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.finished_step import status_after
