@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.outcome import outcome_of, pause_before_restart
 from rlhfless_operator.controller.resource import JobResource, expiry, next_action, resolved, root_of
@@ -17,7 +18,6 @@ from rlhfless_operator.job.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.platforms.base import PlatformUnavailableError
-from rlhfless_operator.records.status import WeightsStatus
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.tasks import StageFailedError
@@ -113,7 +113,9 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 def test_a_status_survives_the_way_to_the_server_and_back() -> None:
     whole = status(
-        "Running", weights=WeightsStatus(version=1, uri="w"), conditions=[Condition(type="Progressing", status="True")]
+        "Running",
+        weights=WeightsReference(version=1, uri="w"),
+        conditions=[Condition(type="Progressing", status="True")],
     )
     assert read_resource_status(dump_resource_status(whole)) == whole
 
