@@ -44,20 +44,20 @@ def test_an_unfinished_job_is_driven(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_finished_job_rests_until_its_document_changes(phase: str) -> None:
-    assert next_action(resource(), status(phase)) == "rest"
+def test_a_finished_job_is_left_alone_until_its_document_changes(phase: str) -> None:
+    assert next_action(resource(), status(phase)) == "none"
     assert next_action(resource(generation=2), status(phase)) == "drive"
 
 
 def test_suspension_comes_first_and_is_done_once() -> None:
     for phase in ("Pending", "Running", "Interrupted", "Failed"):
         assert next_action(resource(suspend=True), status(phase)) == "suspend"
-    assert next_action(resource(suspend=True, generation=9), status("Suspended")) == "rest"
-    assert next_action(resource(suspend=True, generation=9), status("Succeeded")) == "rest"
+    assert next_action(resource(suspend=True, generation=9), status("Suspended")) == "none"
+    assert next_action(resource(suspend=True, generation=9), status("Succeeded")) == "none"
 
 
 def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
-    assert next_action(resource(deleted=True), status("Running")) == "rest"
+    assert next_action(resource(deleted=True), status("Running")) == "none"
 
 
 def test_a_finished_job_expires() -> None:
@@ -70,9 +70,9 @@ def test_a_finished_job_expires() -> None:
 
 def test_a_taken_folder_is_tried_again_once_the_job_may_adopt_it() -> None:
     taken = status("Failed", reason=Reason.FOLDER_TAKEN)
-    assert next_action(resource(), taken) == "rest"
+    assert next_action(resource(), taken) == "none"
     assert next_action(resource(adopt=True), taken) == "drive"
-    assert next_action(resource(adopt=True), status("Failed", reason=Reason.TRAINING_FAILED)) == "rest"
+    assert next_action(resource(adopt=True), status("Failed", reason=Reason.TRAINING_FAILED)) == "none"
 
 
 @pytest.mark.parametrize(

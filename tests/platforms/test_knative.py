@@ -68,8 +68,8 @@ async def test_of_the_surplus_the_pods_that_are_kept_outlive_the_others(world: W
         async with job.running("work=600") as (worked, _):
             await asyncio.sleep(1.0)
             await job.platform.hold("generation", 0)
-        (rested,) = first - {worked}
-        await until(lambda: job.states(rested)[-1] in ("draining", "ended"))
+        (other,) = first - {worked}
+        await until(lambda: job.states(other)[-1] in ("draining", "ended"))
         assert job.states(worked)[-1] == "idle"
 
 
