@@ -6,12 +6,14 @@ import importlib.util
 import signal
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Stage
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_clock, format_money
 from rlhfless_operator.job.spec import RLHFJob
@@ -103,29 +105,17 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
     with TrainingView(job.metadata.name, job.spec.steps or 0, after=shown) as view:
-        watching: list[asyncio.Task[None]] = []
+        async with _watching(view) as watch:
 
-        def watch(run: TrainingRun) -> None:
-            if emulation is not None:
-                view.say(
-                    f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
-                )
-            if assignment.gpus:
-                view.say(_gpu_line(job, assignment))
-            if run.status.step:
-                view.say(f"{job.metadata.name}: going on after step {run.status.step}")
-            watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
+            def opened(run: TrainingRun) -> None:
+                for line in _opening_lines(run, assignment, emulation):
+                    view.say(line)
+                watch(run)
 
-        try:
             progress = LiveProgress(on_note=view.say)
             summary = await drive(
-                job, folder, make_platform, progress, on_open=watch, takes_turns=assignment.takes_turns
+                job, folder, make_platform, progress, on_open=opened, takes_turns=assignment.takes_turns
             )
-        finally:
-            for task in watching:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
         report = await asyncio.to_thread(write_report, root)
         for line in _closing_lines(job, root, report, summary):
             view.say(line)
@@ -152,6 +142,19 @@ def view_state(run: TrainingRun) -> ViewState:
     )
 
 
+@contextlib.asynccontextmanager
+async def _watching(view: TrainingView) -> AsyncIterator[Callable[[TrainingRun], None]]:
+    """Gives what begins to show a run; at the end it is shown once more."""
+    watching: list[asyncio.Task[None]] = []
+    try:
+        yield lambda run: watching.append(asyncio.get_running_loop().create_task(_watch(run, view)))
+    finally:
+        for task in watching:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
 async def _watch(run: TrainingRun, view: TrainingView) -> None:
     try:
         while True:
@@ -159,6 +162,16 @@ async def _watch(run: TrainingRun, view: TrainingView) -> None:
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
         view.update(view_state(run))
+
+
+def _opening_lines(run: TrainingRun, assignment: GpuAssignment, emulation: EmulationSettings | None) -> Iterator[str]:
+    name = run.job.metadata.name
+    if emulation is not None:
+        yield f"{name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
+    if assignment.gpus:
+        yield _gpu_line(run.job, assignment)
+    if run.status.step:
+        yield f"{name}: going on after step {run.status.step}"
 
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
