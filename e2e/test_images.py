@@ -8,6 +8,7 @@ from typing import Any
 from harness.images import Images
 from harness.kubectl import Kubectl
 from harness.storage import USER, Storage
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.job.pods import PodsSpec, VolumeSpec
 from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -35,7 +36,7 @@ def test_every_function_does_its_task_in_a_restricted_pod(kubectl: Kubectl, stor
     token = secrets.token_urlsafe(16)
     job = manifests.JobIdentity(kubectl.namespace, JOB, uid="", api_version="", kind="")
     root = f"/artifacts/{JOB}"
-    functions = [manifests.StageFunction(job, stage, PODS, root) for stage in manifests.STAGES]
+    functions = [manifests.StageFunction(job, stage, PODS, root) for stage in STAGES]
     settings = ClusterSettings(functions_image=images.functions)
     kubectl.apply(
         *(

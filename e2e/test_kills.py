@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import KEPT, STAGES, Jobs, finish_as, in_stage, short
+from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
+from rlhfless_functions.api import STAGES
 
 VICTIMS = ("operator", "generation", "preparation", "learning", "activator", "api-server")
 

@@ -8,8 +8,9 @@ import pytest
 
 from harness.chart import Chart
 from harness.images import Images
-from harness.jobs import KEPT, STAGES, Jobs, PodCounts, short
+from harness.jobs import KEPT, Jobs, PodCounts, short
 from harness.kubectl import Kubectl
+from rlhfless_functions.api import STAGES
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import pytest
 
 from harness.chart import Chart
 from harness.images import Images
-from harness.jobs import KEPT, STAGES, Jobs, finish_as, in_stage, short
+from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
 from harness.kubectl import Kubectl
 from harness.object_store import BUCKET, NAME, ObjectStore
 from harness.storage import Storage
+from rlhfless_functions.api import STAGES
 
 OUTAGE_SECONDS = 10
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import STAGES, Jobs, short, steps_of, weights_of
+from harness.jobs import Jobs, short, steps_of, weights_of
 from harness.kubectl import Kubectl
 from harness.storage import Storage
+from rlhfless_functions.api import STAGES
 
 STEPS = 4
 GRACE_SECONDS = 10

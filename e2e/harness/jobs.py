@@ -19,7 +19,6 @@ from harness.storage import Storage
 QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
 STEPS = 3
 """Of a short job."""
-STAGES = ("generation", "preparation", "learning")
 KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
 """Pods stay from step to step, so that a test does not wait for them to start."""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.outcome import outcome_of, pause_before_restart
 from rlhfless_operator.controller.resource import JobResource, expiry, next_action, resolved, root_of
@@ -17,7 +18,6 @@ from rlhfless_operator.job.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.platforms.base import PlatformUnavailableError
-from rlhfless_operator.records.status import WeightsStatus
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.tasks import StageFailedError
@@ -44,20 +44,20 @@ def test_an_unfinished_job_is_driven(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_finished_job_rests_until_its_document_changes(phase: str) -> None:
-    assert next_action(resource(), status(phase)) == "rest"
+def test_a_finished_job_is_left_alone_until_its_document_changes(phase: str) -> None:
+    assert next_action(resource(), status(phase)) == "none"
     assert next_action(resource(generation=2), status(phase)) == "drive"
 
 
 def test_suspension_comes_first_and_is_done_once() -> None:
     for phase in ("Pending", "Running", "Interrupted", "Failed"):
         assert next_action(resource(suspend=True), status(phase)) == "suspend"
-    assert next_action(resource(suspend=True, generation=9), status("Suspended")) == "rest"
-    assert next_action(resource(suspend=True, generation=9), status("Succeeded")) == "rest"
+    assert next_action(resource(suspend=True, generation=9), status("Suspended")) == "none"
+    assert next_action(resource(suspend=True, generation=9), status("Succeeded")) == "none"
 
 
 def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
-    assert next_action(resource(deleted=True), status("Running")) == "rest"
+    assert next_action(resource(deleted=True), status("Running")) == "none"
 
 
 def test_a_finished_job_expires() -> None:
@@ -70,9 +70,9 @@ def test_a_finished_job_expires() -> None:
 
 def test_a_taken_folder_is_tried_again_once_the_job_may_adopt_it() -> None:
     taken = status("Failed", reason=Reason.FOLDER_TAKEN)
-    assert next_action(resource(), taken) == "rest"
+    assert next_action(resource(), taken) == "none"
     assert next_action(resource(adopt=True), taken) == "drive"
-    assert next_action(resource(adopt=True), status("Failed", reason=Reason.TRAINING_FAILED)) == "rest"
+    assert next_action(resource(adopt=True), status("Failed", reason=Reason.TRAINING_FAILED)) == "none"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,9 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 def test_a_status_survives_the_way_to_the_server_and_back() -> None:
     whole = status(
-        "Running", weights=WeightsStatus(version=1, uri="w"), conditions=[Condition(type="Progressing", status="True")]
+        "Running",
+        weights=WeightsReference(version=1, uri="w"),
+        conditions=[Condition(type="Progressing", status="True")],
     )
     assert read_resource_status(dump_resource_status(whole)) == whole
 

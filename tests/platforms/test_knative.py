@@ -10,7 +10,7 @@ from rlhfless_functions.api import Done, WeightsReference
 from rlhfless_functions.serving.preload import read_pointer
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms import knative
+from rlhfless_operator.platforms import dispatch
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import DELETION_COST
@@ -68,8 +68,8 @@ async def test_of_the_surplus_the_pods_that_are_kept_outlive_the_others(world: W
         async with job.running("work=600") as (worked, _):
             await asyncio.sleep(1.0)
             await job.platform.hold("generation", 0)
-        (rested,) = first - {worked}
-        await until(lambda: job.states(rested)[-1] in ("draining", "ended"))
+        (other,) = first - {worked}
+        await until(lambda: job.states(other)[-1] in ("draining", "ended"))
         assert job.states(worked)[-1] == "idle"
 
 
@@ -193,7 +193,7 @@ async def test_words_of_proxies_are_not_the_functions(world: World) -> None:
 
 
 async def test_an_activator_that_stays_away_is_a_loss(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knative, "_TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "_TROUBLE_SECONDS", 0.5)
     async with world.job() as job:
         world.knative.down = True
         with pytest.raises(InstanceLostError, match="no healthy upstream"):
@@ -210,7 +210,7 @@ async def test_what_a_function_says_is_handed_on(world: World) -> None:
 async def test_a_request_that_queues_while_a_pod_idles_is_sent_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knative, "_REROUTE_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "_REROUTE_SECONDS", 0.5)
     async with world.job() as job:
         await job.platform.hold("generation", 1)
         (instance,) = await job.until(1, "idle")
@@ -256,7 +256,7 @@ async def test_no_first_line_names_what_is_wrong(world: World) -> None:
 
 
 async def test_pods_that_will_never_start_are_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knative, "_HOPELESS_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "_HOPELESS_SECONDS", 0.5)
     world.knative.pod_status = NO_IMAGE
     async with world.job(start_timeout=3600.0) as job:
         with pytest.raises(

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.platforms.local_gpus import GpuAccount, visible_gpus
-
-STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
 
 
 def nvidia_smi(folder: Path, script: str) -> dict[str, str]:

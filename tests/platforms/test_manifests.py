@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -206,7 +207,7 @@ def test_threads_are_the_pods_cores(resources: dict[str, Any] | None, threads: i
     assert manifests.threads_of(spec) == threads
 
 
-@given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?", fullmatch=True), st.sampled_from(manifests.STAGES))
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?", fullmatch=True), st.sampled_from(STAGES))
 def test_a_services_name_is_one_that_kubernetes_takes(job: str, stage: Any) -> None:
     name = manifests.service_name(job, stage)
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
@@ -230,7 +231,7 @@ def test_the_same_job_makes_the_same_manifest(pods: PodsSpec) -> None:
 
 
 @needs_cluster("the manifests are not shown to a cluster")
-@pytest.mark.parametrize("stage", manifests.STAGES)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("pods", [{}, ON_ANY_CLUSTER], ids=["nothing", "everything"])
 def test_a_real_cluster_takes_them(stage: Any, pods: dict[str, Any]) -> None:
     from rlhfless_operator.controller.main import connect

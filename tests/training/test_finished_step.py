@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import LearnResult, WeightsReference
+from rlhfless_functions.api import STAGES, LearnResult, WeightsReference
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
     CheckpointStatus,
     RLHFJobStatus,
     StepStatus,
-    WeightsStatus,
 )
 from rlhfless_operator.training.finished_step import status_after
-from rlhfless_operator.training.ledger import CHARGED_STATES, STAGES, Account
+from rlhfless_operator.training.ledger import CHARGED_STATES, Account
 
 HOUR = Decimal("7.20")
 BEFORE = RLHFJobStatus(
@@ -27,10 +26,10 @@ BEFORE = RLHFJobStatus(
     step=4,
     steps=9,
     prompts=1000,
-    weights=WeightsStatus(version=4, uri="/runs/chat/weights/step-4"),
-    critic=WeightsStatus(version=4, uri="/runs/chat/critics/step-4"),
+    weights=WeightsReference(version=4, uri="/runs/chat/weights/step-4"),
+    critic=WeightsReference(version=4, uri="/runs/chat/critics/step-4"),
     checkpoint=CheckpointStatus(step=4, uri="/runs/chat/checkpoints/step-4"),
-    best=WeightsStatus(version=2, uri="/runs/chat/weights/step-2"),
+    best=WeightsReference(version=2, uri="/runs/chat/weights/step-2"),
     best_evaluation=0.5,
     reward=0.25,
     actors=3,
@@ -68,8 +67,8 @@ def test_a_step_adds_its_time_and_money_and_replaces_what_is_newest() -> None:
     assert after(BEFORE, record(), learned(critic=critic)) == BEFORE.model_copy(
         update={
             "step": 5,
-            "weights": WeightsStatus(version=5, uri="/runs/chat/weights/step-5"),
-            "critic": WeightsStatus(version=5, uri="/runs/chat/critics/step-5"),
+            "weights": WeightsReference(version=5, uri="/runs/chat/weights/step-5"),
+            "critic": WeightsReference(version=5, uri="/runs/chat/critics/step-5"),
             "reward": 0.75,
             "actors": 2,
             "seconds": 140.0,
@@ -98,7 +97,7 @@ def test_the_evaluation_before_the_first_step_costs_and_trains_nothing() -> None
 def test_the_weights_of_an_adapter_name_it() -> None:
     adapted = WeightsReference(version=5, uri="/models/base", adapter="/runs/chat/weights/step-5")
     status = after(BEFORE, record(), learned(weights=adapted))
-    assert status.weights == WeightsStatus(version=5, uri="/models/base", adapter="/runs/chat/weights/step-5")
+    assert status.weights == WeightsReference(version=5, uri="/models/base", adapter="/runs/chat/weights/step-5")
 
 
 def test_a_step_in_which_nothing_could_be_scored_has_no_reward() -> None:
@@ -139,12 +138,12 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(
         evaluation = None if accuracy is None else {"accuracy": accuracy}
         status = after(status, record(step, evaluation=evaluation), learned(step) if step else None, keep_best=True)
     assert status.best_evaluation == best
-    kept = None if version is None else WeightsStatus(version=version, uri=f"/runs/chat/weights/step-{version}")
+    kept = None if version is None else WeightsReference(version=version, uri=f"/runs/chat/weights/step-{version}")
     assert status.best == kept
 
 
 def test_no_weights_are_kept_where_none_are_better_than_the_model_as_given() -> None:
-    status = RLHFJobStatus(weights=WeightsStatus(version=0, uri="/models/base"))
+    status = RLHFJobStatus(weights=WeightsReference(version=0, uri="/models/base"))
     status = after(status, record(0, evaluation={"accuracy": 0.5}), None, keep_best=True)
     status = after(status, record(1, evaluation={"accuracy": 0.4}), learned(1), keep_best=True)
     assert (status.best, status.best_evaluation) == (None, 0.5)

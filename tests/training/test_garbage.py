@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import Purpose
+from rlhfless_functions.api import Purpose, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus, WeightsStatus
+from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus
 from rlhfless_operator.training.garbage import remove_garbage, remove_remains
 
 STEPS = range(1, 9)
@@ -33,10 +33,10 @@ def filled(root: Path) -> JobFolder:
 def status_of(folder: JobFolder, *, best: int | None = None) -> RLHFJobStatus:
     return RLHFJobStatus(
         step=7,
-        weights=WeightsStatus(version=7, uri=folder.weights(7)),
-        critic=WeightsStatus(version=7, uri=folder.critic(7)),
+        weights=WeightsReference(version=7, uri=folder.weights(7)),
+        critic=WeightsReference(version=7, uri=folder.critic(7)),
         checkpoint=CheckpointStatus(step=6, uri=folder.checkpoint(6)),
-        best=WeightsStatus(version=best, uri=folder.weights(best)) if best else None,
+        best=WeightsReference(version=best, uri=folder.weights(best)) if best else None,
     )
 
 

@@ -24,6 +24,7 @@ from rlhfless_functions.api.events import (
 )
 from rlhfless_functions.api.messages import (
     PROTOCOL,
+    STAGES,
     FinishReason,
     Message,
     Purpose,
@@ -60,6 +61,7 @@ from rlhfless_functions.api.results import (
 
 __all__ = [
     "PROTOCOL",
+    "STAGES",
     "BaseRequest",
     "BatchReference",
     "ColdStart",

@@ -1,13 +1,15 @@
 """What requests, results and events have in common: their base, their references, and the version of the contract."""
 
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 PROTOCOL = "1.0"
 """Version of this contract, MAJOR.MINOR. Fields may be added in a minor version; readers ignore unknown ones."""
 
 Stage = Literal["generation", "preparation", "learning"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order of a step."""
 Purpose = Literal["training", "evaluation"]
 FinishReason = Literal["stop", "truncated", "cut"]
 """`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished."""
@@ -41,14 +43,16 @@ class TaskKey(Message):
 
 
 class WeightsReference(Message):
-    """An immutable set of weights, named by the step that made it."""
+    """An immutable set of weights, named by the step that made it: a Hugging Face folder, and with LoRA the peft folder
+    of the adapter to it."""
 
-    version: int = Field(ge=0)
-    """Step after which the weights were published; 0 is the model as given."""
+    # The status of a job has references too, and the CRD has never bounded them there.
+    version: Annotated[int, Field(ge=0), WithJsonSchema({"type": "integer"})]
+    """Step that made it; 0 is the model as given."""
     uri: str
-    """Hugging Face folder of the weights, or of the backbone where there is an adapter."""
+    """Its folder."""
     adapter: str | None = None
-    """peft folder of the adapter, where LoRA is trained."""
+    """Folder of its adapter, where LoRA is trained."""
 
 
 class SampleTask(Message):

@@ -88,7 +88,7 @@ class Handlers:
 
 
 def _wants_attention(body: kopf.Body, **_: Any) -> bool:
-    return next_action(JobResource.of(body), read_resource_status(body.get("status"))) != "rest"
+    return next_action(JobResource.of(body), read_resource_status(body.get("status"))) != "none"
 
 
 async def _notice_when(stopped: kopf.DaemonStopped, supervisor: Supervisor) -> None:

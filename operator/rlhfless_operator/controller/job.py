@@ -1,4 +1,4 @@
-"""One job's supervisor: from its resource's creation to its rest, whatever happens to it on the way.
+"""One job's supervisor: from its resource's creation until nothing is left to do, whatever happens to it on the way.
 
 It runs the very driver that `rlhfless run` runs. The truth of the training is in the job's folder; here the resource's
 status is kept in step with it, and the user's wishes (suspend, delete, another document) are carried to the driver.
@@ -122,7 +122,7 @@ class Supervisor:
                     await self._enter(conditions.suspended(), self.resource)
                 case "expire":
                     await self._expire()
-                case "rest":
+                case "none":
                     await self._wait()
 
     # --- driving ---

@@ -11,6 +11,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.controller.figures import (
     CHARGED,
     RESPONSE_TOKENS,
@@ -22,7 +23,7 @@ from rlhfless_operator.controller.figures import (
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import Phase
-from rlhfless_operator.training.ledger import STAGES, Ledger
+from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal
 

@@ -22,7 +22,7 @@ ADOPT = "rlhfless.io/adopt"
 NO_RESTART_FIELDS = ("suspend", "backoffLimit", "ttlAfterFinished")
 """Parts of the spec that a running driver does not read, so that changing them does not disturb it."""
 
-Action = Literal["drive", "suspend", "expire", "rest"]
+Action = Literal["drive", "suspend", "expire", "none"]
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class JobResource:
 def next_action(resource: JobResource, status: ResourceStatus) -> Action:
     """What is to be done about a job: drive it, let go of it, delete it once its time is over, or nothing."""
     if resource.deleted:
-        return "rest"
+        return "none"
     if resource.suspended and status.phase not in ("Suspended", "Succeeded"):
         return "suspend"
     if resource.suspended or (status.settled and status.observed_generation == resource.generation):
         if status.phase == "Failed" and status.reason == Reason.FOLDER_TAKEN and resource.adopt:
             return "drive"
-        return "expire" if status.settled and resource.time_to_live is not None else "rest"
+        return "expire" if status.settled and resource.time_to_live is not None else "none"
     return "drive"
 
 

@@ -5,7 +5,6 @@ import json
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
@@ -107,17 +106,16 @@ class Transport:
         timeout_seconds: float,
     ) -> aiohttp.ClientResponse:
         self._on_request(verb)
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        parameters: list[tuple[str, str]] = list(query.items())
-        await self._api.update_params_for_auth(headers, parameters, ["BearerToken"], path, method, body)
-        url = f"{self._api.configuration.host}{path}"
-        answer = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+        method, url, headers, sent, _ = await self._api.param_serialize(
             method,
-            f"{url}?{urlencode(parameters)}" if parameters else url,
-            headers=headers,
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,
-            _request_timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=10),
+            auth_settings=["BearerToken"],
         )
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=10)
+        answer = await self._api.call_api(method, url, headers, sent, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         if response.status >= 400:
             raise error_of(response.status, await response.read())

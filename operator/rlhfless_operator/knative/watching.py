@@ -5,6 +5,7 @@ import json
 import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -69,14 +70,7 @@ async def follow(
             version = listing.resource_version
             pause = _FIRST_PAUSE_SECONDS
             while True:
-                query = {
-                    "watch": "true",
-                    "allowWatchBookmarks": "true",
-                    "resourceVersion": version,
-                    "timeoutSeconds": str(_SERVER_SECONDS),
-                }
-                lines = open_lines(query, _SERVER_SECONDS + _GRACE_SECONDS)
-                try:
+                async with aclosing(open_lines(_watching_from(version), _SERVER_SECONDS + _GRACE_SECONDS)) as lines:
                     async for line in lines:
                         change = json.loads(line)
                         content = change["object"]
@@ -85,8 +79,6 @@ async def follow(
                         version = content["metadata"]["resourceVersion"]
                         if change["type"] != "BOOKMARK":
                             yield _take(known, change["type"], read(content))
-                finally:
-                    await lines.aclose()
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)
         except (ForbiddenError, NotFoundError):
             if not synced:
@@ -96,6 +88,15 @@ async def follow(
             logger.info("a watch was interrupted, and begins anew: %s", error)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _watching_from(version: str) -> dict[str, str]:
+    return {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": version,
+        "timeoutSeconds": str(_SERVER_SECONDS),
+    }
 
 
 def _take(known: dict[str, Object], change: str, item: Object) -> WatchEvent[Object]:

@@ -6,12 +6,14 @@ import importlib.util
 import signal
 import tempfile
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Stage
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_clock, format_money
 from rlhfless_operator.job.spec import RLHFJob
@@ -104,29 +106,17 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
     with TrainingView(job.metadata.name, job.spec.steps or 0, after=shown) as view:
-        watching: list[asyncio.Task[None]] = []
+        async with _watching(view) as watch:
 
-        def watch(run: TrainingRun, journal: StepJournal) -> None:
-            if emulation is not None:
-                view.say(
-                    f"{job.metadata.name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
-                )
-            if assignment.gpus:
-                view.say(_gpu_line(job, assignment))
-            if journal.status.step:
-                view.say(f"{job.metadata.name}: going on after step {journal.status.step}")
-            watching.append(asyncio.get_running_loop().create_task(_watch(run, journal, view)))
+            def opened(run: TrainingRun, journal: StepJournal) -> None:
+                for line in _opening_lines(job, journal.status.step, assignment, emulation):
+                    view.say(line)
+                watch(run, journal)
 
-        try:
             progress = LiveProgress(on_note=view.say)
             summary = await drive(
-                job, folder, make_platform, progress, on_open=watch, takes_turns=assignment.takes_turns
+                job, folder, make_platform, progress, on_open=opened, takes_turns=assignment.takes_turns
             )
-        finally:
-            for task in watching:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
         report = await asyncio.to_thread(write_report, root)
         for line in _closing_lines(job, root, report, summary):
             view.say(line)
@@ -153,6 +143,19 @@ def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
     )
 
 
+@contextlib.asynccontextmanager
+async def _watching(view: TrainingView) -> AsyncIterator[Callable[[TrainingRun, StepJournal], None]]:
+    """Gives what begins to show a run; at the end it is shown once more."""
+    watching: list[asyncio.Task[None]] = []
+    try:
+        yield lambda run, journal: watching.append(asyncio.create_task(_watch(run, journal, view)))
+    finally:
+        for task in watching:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
 async def _watch(run: TrainingRun, journal: StepJournal, view: TrainingView) -> None:
     try:
         while True:
@@ -160,6 +163,18 @@ async def _watch(run: TrainingRun, journal: StepJournal, view: TrainingView) -> 
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
         view.update(view_state(run, journal))
+
+
+def _opening_lines(
+    job: RLHFJob, step: int, assignment: GpuAssignment, emulation: EmulationSettings | None
+) -> Iterator[str]:
+    name = job.metadata.name
+    if emulation is not None:
+        yield f"{name}: a rehearsal on emulated GPUs, {1 / emulation.time_scale:g} times as fast"
+    if assignment.gpus:
+        yield _gpu_line(job, assignment)
+    if step:
+        yield f"{name}: going on after step {step}"
 
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:

@@ -17,13 +17,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent, sparkline
 from rlhfless_operator.records.record import StepRecord
 
 RECENT = 8
 """Steps whose mean time and cost the forecast assumes for those to come."""
 
-_STAGES = ("generation", "preparation", "learning")
 _STATE_STYLES = {"starting": "yellow", "busy": "green", "idle": "dim", "draining": "magenta"}
 
 
@@ -163,9 +163,9 @@ class TrainingView:
 
 def _heading(state: ViewState) -> Text:
     text = Text.assemble((state.job, "bold"), "  ", f"step {min(state.finished + 1, state.steps)}/{state.steps}")
-    if state.stage in _STAGES:
-        for stage in _STAGES:
-            text.append("  " if stage == _STAGES[0] else " → ", style="dim")
+    if state.stage in STAGES:
+        for stage in STAGES:
+            text.append("  " if stage == STAGES[0] else " → ", style="dim")
             text.append(stage, style="bold cyan" if stage == state.stage else "dim")
     elif state.stage:
         text.append(f"  {state.stage}", style="bold cyan")
@@ -198,7 +198,7 @@ def _rows(state: ViewState, width: int) -> Iterator[tuple[str, Text]]:
 
 def _instances(counts: Mapping[tuple[str, str], int]) -> Text:
     text = Text()
-    for stage in _STAGES:
+    for stage in STAGES:
         present = [(state, counts.get((stage, state), 0)) for state in _STATE_STYLES]
         present = [(state, count) for state, count in present if count]
         if not present:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -20,6 +19,7 @@ from rlhfless_operator.platforms.base import (
     TaskFailedError,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.dispatch import deliver
 from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
 from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodView, PodWatch
@@ -27,16 +27,6 @@ from rlhfless_operator.platforms.stage_pods import StagePods
 from rlhfless_operator.platforms.stage_scaler import StageScaler
 from rlhfless_operator.platforms.stream import open_session, run_task
 
-_REROUTE_SECONDS = 15.0
-"""A request that no pod has taken for this long, while a pod has been idle for as long, is sent anew: with several
-activators it may queue at one that has no pod to give."""
-_TROUBLE_SECONDS = 60.0
-"""How long requests may be refused on their way, as while an activator restarts, before the work counts as lost."""
-_HOPELESS_SECONDS = 30.0
-"""How long all pods of a stage may fail to start before the work counts as lost."""
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 1.0
-_LOOK_SECONDS = 1.0
 _PUBLISHED_POLL_SECONDS = 0.02
 _DIRECT_SECONDS = 2.0
 """For a pod to answer when it is asked directly."""
@@ -46,10 +36,6 @@ _NEWS_SECONDS = 2.0
 """For the watch to tell of a pod that said something, or what has become of one whose stream broke."""
 _CLOSING_SECONDS = 10.0
 _SYNC_SECONDS = 30.0
-
-
-class _PodsFailError(InstanceLostError):
-    """All pods of a stage fail to start."""
 
 
 class KnativePlatform:
@@ -221,117 +207,58 @@ class KnativePlatform:
 
     # --- requests ---
 
-    async def _send(self, request: RunRequest, book: StagePods, scaler: StageScaler) -> AsyncGenerator[Event, None]:
-        """The events of the first attempt that a pod takes. Until then it is sent again whenever it is refused on its
-        way: Knative takes a pod for free whose stream has ended, though it still publishes, and sends requests to it.
-
-        Raises:
-            InstanceLostError: no pod takes it, or the one that did is lost.
-            TaskFailedError: the task failed.
-        """
+    def _send(self, request: RunRequest, book: StagePods, scaler: StageScaler) -> AsyncGenerator[Event, None]:
+        """The events of the first attempt that a pod takes; see `deliver`."""
         assert self._session is not None, "open() comes first"
-        endpoint = self._endpoints[request.key.stage]
-        begun = time.monotonic()
-        refused_since: float | None = None
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            left = begun + self._settings.start_timeout - time.monotonic()
-            events = run_task(
-                self._session,
+        session, endpoint = self._session, self._endpoints[request.key.stage]
+
+        def attempt(start_seconds: float) -> AsyncGenerator[Event, None]:
+            return run_task(
+                session,
                 endpoint.url,
                 self._token,
                 request,
                 stall_seconds=self._stall_seconds,
-                start_seconds=max(left, 0.001),
+                start_seconds=start_seconds,
                 host=endpoint.host,
             )
-            first: Event | None = None
-            try:
-                async with aclosing(events):
-                    first = await self._first_event(events, book)
-                    if first is not None:
-                        yield first
-                        async for event in events:
-                            yield event
-                        return
-                    refused_since = None
-            except TaskFailedError as error:
-                if first is not None or error.reason not in ("busy", "drained"):
-                    raise
-                refused_since = None
-            except InstanceSilentError as error:
-                if first is not None:
-                    raise
-                problem = scaler.problem or "its pods show nothing wrong"
-                seconds = self._settings.start_timeout
-                raise InstanceLostError(f"no {book.stage} pod took the work within {seconds:g} s: {problem}") from error
-            except InstanceLostError as error:
-                if first is not None or isinstance(error, _PodsFailError):
-                    raise
-                refused_since = refused_since or time.monotonic()
-                if time.monotonic() > refused_since + _TROUBLE_SECONDS:
-                    problem = scaler.problem
-                    raise InstanceLostError(f"{error}{'; ' if problem else ''}{problem}") from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    async def _first_event(self, events: AsyncGenerator[Event, None], book: StagePods) -> Event | None:
-        """The first event; None if the request should be sent anew.
-
-        Raises:
-            InstanceLostError: from the stream.
-            _PodsFailError: no pod will take it.
-        """
-        sent = time.monotonic()
-        hopeless_since: float | None = None
-        waiting: asyncio.Task[Event] = asyncio.ensure_future(anext(events))
-        try:
-            while not waiting.done():
-                await asyncio.wait([waiting], timeout=_LOOK_SECONDS)
-                now = time.monotonic()
-                if waiting.done():
-                    break
-                if now > sent + _REROUTE_SECONDS and book.idle_for(now) > _REROUTE_SECONDS:
-                    return None
-                hopeless_since = (hopeless_since or now) if book.hopeless() else None
-                if hopeless_since is not None and now > hopeless_since + _HOPELESS_SECONDS:
-                    raise _PodsFailError(f"the {book.stage} pods don't start: {book.problem()}")
-            return waiting.result()
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+        return deliver(attempt, book, lambda: scaler.problem, self._settings.start_timeout)
 
     async def _published(self, book: StagePods, scaler: StageScaler, instance: str) -> None:
         """Wait until a task that was cut has published what it had, by asking its pod directly. Where pods can't be
         asked, nobody waits: the pod refuses other requests until it is done."""
-        assert self._session is not None
         if time.monotonic() < self._indirect_until:
             return
-        timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
         begun = time.monotonic()
         while instance in book.names:
-            now = time.monotonic()
+            waited = time.monotonic() - begun
             view = book.view(instance)
             if view is None or view.ip is None:
                 # A line may come before the watch has told of the pod that says it.
-                if now > begun + _NEWS_SECONDS:
+                if waited > _NEWS_SECONDS:
                     return
-            else:
-                try:
-                    async with self._session.get(f"http://{view.ip}:{PORT}/readyz", timeout=timeout) as response:
-                        answer: Any = await response.json(content_type=None)
-                except TimeoutError:
-                    self._indirect_until = now + _INDIRECT_SECONDS
-                    return
-                except (aiohttp.ClientError, OSError, ValueError):
-                    return
-                if not isinstance(answer, dict) or not answer.get("busy"):
-                    return
-                if now > begun + self._stall_seconds:
-                    await scaler.remove_pod(instance)
-                    return
+            elif not await self._says_busy(view.ip):
+                return
+            elif waited > self._stall_seconds:
+                await scaler.remove_pod(instance)
+                return
             await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
+
+    async def _says_busy(self, ip: str) -> bool:
+        """Whether a pod says that it is at work; False too where it can't be asked."""
+        assert self._session is not None
+        begun = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
+        try:
+            async with self._session.get(f"http://{ip}:{PORT}/readyz", timeout=timeout) as response:
+                answer: Any = await response.json(content_type=None)
+        except TimeoutError:
+            self._indirect_until = begun + _INDIRECT_SECONDS
+            return False
+        except (aiohttp.ClientError, OSError, ValueError):
+            return False
+        return isinstance(answer, dict) and bool(answer.get("busy"))
 
     async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
         """The error, with what has become of the pod."""

@@ -19,7 +19,6 @@ from rlhfless_operator.platforms.egress import egress_rules
 
 Manifest = dict[str, Any]
 
-STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "rlhfless"
 JOB_LABEL = "rlhfless.io/job"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self, cast, get_args
+from typing import Any, Protocol, Self
 
 from pydantic import Field
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesModel, KubernetesObject
 from rlhfless_operator.knative.models import Condition
 from rlhfless_operator.platforms.manifests import DELETION_COST, JOB_LABEL, MANAGED_BY, MANAGER, STAGE_LABEL
@@ -92,7 +92,7 @@ class JobListener(Protocol):
 def view_of(pod: Pod) -> PodView | None:
     """The pod as a platform looks at it; None where it is no function's."""
     stage = pod.metadata.labels.get(STAGE_LABEL)
-    if stage not in get_args(Stage) or pod.metadata.creation_timestamp is None:
+    if stage not in STAGES or pod.metadata.creation_timestamp is None:
         return None
     conditions = {condition.type: condition for condition in pod.status.conditions}
     ready = conditions.get("Ready")
@@ -101,7 +101,7 @@ def view_of(pod: Pod) -> PodView | None:
     return PodView(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
-        stage=cast("Stage", stage),
+        stage=stage,
         created=pod.metadata.creation_timestamp,
         ip=pod.status.pod_ip,
         ready=ready is not None and ready.status == "True",

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_functions.api import STAGES, Event, RunRequest, Stage
 from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
 from rlhfless_operator.platforms.base import Platform, Preload
 
@@ -155,8 +155,7 @@ class SharedPlatform:
 
     def granted(self, grants: Mapping[str, int]) -> None:
         """The pool was divided anew."""
-        stages: tuple[Stage, ...] = ("generation", "preparation", "learning")
-        self._granted = {stage: grants[stage] for stage in stages if stage in grants}
+        self._granted = {stage: grants[stage] for stage in STAGES if stage in grants}
         self._changed.set()
         if any(self._applied.get(stage) != count for stage, count in self._granted.items()):
             self._spawn(self._apply())

@@ -5,21 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.settings import Money, Settings
 
 Phase = Literal["Pending", "Running", "Suspended", "Succeeded", "Failed", "Interrupted"]
 RECENT_STEPS = 20
-
-
-class WeightsStatus(Settings):
-    """A published weights version."""
-
-    version: int
-    """Step that made it; 0 is the model as given."""
-    uri: str
-    """Its folder."""
-    adapter: str | None = None
-    """Folder of its adapter, where LoRA is trained."""
 
 
 class CheckpointStatus(Settings):
@@ -53,7 +43,7 @@ class RLHFJobStatus(Settings):
     """For display: Pending, Running, Suspended, Succeeded, Failed or Interrupted."""
     uid: str = ""
     """Unique id of this incarnation of the job; starting over makes a new one."""
-    stage: Literal["generation", "preparation", "learning", "evaluation", "export"] | None = None
+    stage: Literal[Stage, "evaluation", "export"] | None = None
     """What the job is doing."""
     step: int = 0
     """Steps that are finished."""
@@ -61,13 +51,13 @@ class RLHFJobStatus(Settings):
     """Steps of the whole job."""
     prompts: int = 0
     """Prompts of the training data, after the over-long ones were dropped."""
-    weights: WeightsStatus | None = None
+    weights: WeightsReference | None = None
     """The newest weights."""
-    critic: WeightsStatus | None = None
+    critic: WeightsReference | None = None
     """The newest critic."""
     checkpoint: CheckpointStatus | None = None
     """The newest checkpoint; the batches of the steps since are kept."""
-    best: WeightsStatus | None = None
+    best: WeightsReference | None = None
     """The weights with the best evaluation."""
     best_evaluation: float | None = None
     """The best evaluation's mean reward."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import ticks
 
-STAGE_ORDER = ("generation", "preparation", "learning")
 MOST_SPANS = 800
 """Most rectangles of one lane; with more spans, a lane is cut into that many slices."""
 
@@ -38,7 +38,7 @@ def lanes(spans: Sequence[SpanRecord]) -> list[Lane]:
             rows[stage].append(list(life))
         else:
             free.extend(life)
-    known = [stage for stage in STAGE_ORDER if stage in rows]
+    known = [stage for stage in STAGES if stage in rows]
     stages = known + sorted(set(rows) - set(known))
     return [Lane(stage, number, tuple(row)) for stage in stages for number, row in enumerate(rows[stage], start=1)]
 

@@ -5,10 +5,11 @@ from decimal import Decimal
 from html import escape
 from statistics import median
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_money, format_percent
 from rlhfless_operator.records.record import StageAccount
 from rlhfless_operator.report.charts import Series, share_bar, stacked_bars
-from rlhfless_operator.report.gantt import STAGE_ORDER, gantt, lanes, window
+from rlhfless_operator.report.gantt import gantt, lanes, window
 from rlhfless_operator.report.run import Run
 
 STATES = ("starting", "busy", "idle", "draining")
@@ -93,7 +94,7 @@ def cost(run: Run) -> str:
 def stage_accounts(run: Run) -> dict[str, StageAccount]:
     """The whole run's account of each stage, in the order of a step."""
     names = {stage for record in run.records for stage in record.ledger}
-    ordered = [stage for stage in STAGE_ORDER if stage in names] + sorted(names.difference(STAGE_ORDER))
+    ordered = [stage for stage in STAGES if stage in names] + sorted(names.difference(STAGES))
     return {
         stage: _sum([record.ledger[stage] for record in run.records if stage in record.ledger]) for stage in ordered
     }

@@ -17,7 +17,9 @@ from rlhfless_operator.planner.devices import (
     learning_token_seconds,
     preparation_token_seconds,
 )
+from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.simulator.command import GPU_HOUR
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
@@ -86,27 +88,16 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         ValueError: naming what can't be forecast, and the nearest that can.
     """
     spec, rehearsal = job.spec, job.spec.rehearsal
-    gpu = question.gpu or (rehearsal.gpu if rehearsal else None)
-    if gpu is None:
-        raise ValueError("gpu is missing: give --gpu, one of A100, H100, H200, L40S")
-    gpus = question.gpus
-    if gpus is None:
-        gpus = rehearsal.gpus if rehearsal else 1
-    startup = question.startup_seconds
-    if startup is None:
-        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
+    hardware = _hardware(job, question)
+    gpu, gpus = hardware.gpu, hardware.gpus
     named = question.model or (rehearsal.model if rehearsal else None)
     shape = find_shape(named or spec.model.source, "model" if named else "model.source")
-    instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
+    instance = find_profile(shape, gpu, gpus, startup_seconds=hardware.startup_seconds)
     price, priced_by = _price(job, question, gpu, gpus)
     longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
-    requests = RequestBuilder(job, JobFolder(""), "")
-    tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
-    passes = requests.has_reference + (requests.updates_per_step > 1) + requests.has_critic
-    preparation = tokens * preparation_token_seconds(shape, gpu, gpus, passes)
-    learning = tokens * learning_token_seconds(shape, gpu, gpus, 1 + requests.has_critic) * requests.algorithm.epochs
+    preparation, learning = _seconds_after_generation(job, samples, shape, hardware)
     instances = spec.generation.instances
     kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
     forecast = Forecast(
@@ -122,7 +113,7 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         "gpu": gpu,
         "gpus": gpus,
         "measured": is_measured(shape, gpu, gpus),
-        "startup_seconds": startup,
+        "startup_seconds": hardware.startup_seconds,
         "lengths": told,
         "currency": spec.prices.currency,
         "instance_hour": f"{price:f}",
@@ -135,6 +126,42 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
         "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
     }
+
+
+@dataclass(frozen=True)
+class _Hardware:
+    """What an instance is."""
+
+    gpu: str
+    gpus: int
+    startup_seconds: float
+
+
+def _hardware(job: RLHFJob, question: Question) -> _Hardware:
+    rehearsal = job.spec.rehearsal
+    gpu = question.gpu or (rehearsal.gpu if rehearsal else None)
+    if gpu is None:
+        raise ValueError("gpu is missing: give --gpu, one of A100, H100, H200, L40S")
+    gpus = question.gpus
+    if gpus is None:
+        gpus = rehearsal.gpus if rehearsal else 1
+    startup = question.startup_seconds
+    if startup is None:
+        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
+    return _Hardware(gpu, gpus, startup)
+
+
+def _seconds_after_generation(
+    job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, hardware: _Hardware
+) -> tuple[float, float]:
+    """Seconds of preparation and of learning, without the optimizer's step."""
+    requests = RequestBuilder(job, JobFolder(""), "")
+    tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
+    passes = requests.has_reference + (requests.updates_per_step > 1) + requests.has_critic
+    models = 1 + requests.has_critic
+    preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, passes)
+    learning = tokens * learning_token_seconds(shape, hardware.gpu, hardware.gpus, models) * requests.algorithm.epochs
+    return preparation, learning
 
 
 def _price(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Decimal, str]:

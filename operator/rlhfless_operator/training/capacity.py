@@ -6,12 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.warming import keep_alive, wake_time
 from rlhfless_operator.platforms.base import Platform, Preload
-
-STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
 
 
 @dataclass

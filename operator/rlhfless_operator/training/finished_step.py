@@ -3,7 +3,7 @@
 from decimal import Decimal
 from typing import Any
 
-from rlhfless_functions.api import LearnResult, WeightsReference
+from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import (
@@ -11,7 +11,6 @@ from rlhfless_operator.records.status import (
     CheckpointStatus,
     RLHFJobStatus,
     StepStatus,
-    WeightsStatus,
 )
 from rlhfless_operator.training.ledger import Account
 
@@ -90,8 +89,8 @@ def status_after(
         reward, actors = record.metrics.get("reward"), record.plan["actors"]
         brief = StepStatus(step=record.step, reward=reward, seconds=record.seconds, actors=actors, cost=cost)
         changes |= {
-            "weights": _weights_status(learned.weights),
-            "critic": _weights_status(learned.critic),
+            "weights": learned.weights,
+            "critic": learned.critic,
             "reward": reward,
             "actors": actors,
             "recent_steps": [*before.recent_steps, brief][-RECENT_STEPS:],
@@ -101,13 +100,7 @@ def status_after(
     best = before.best_evaluation
     if keep_best and record.evaluation is not None and (best is None or record.evaluation["accuracy"] > best):
         changes |= {
-            "best": _weights_status(learned.weights) if learned else None,
+            "best": learned.weights if learned else None,
             "best_evaluation": record.evaluation["accuracy"],
         }
     return before.model_copy(update=changes)
-
-
-def _weights_status(weights: WeightsReference | None) -> WeightsStatus | None:
-    if weights is None:
-        return None
-    return WeightsStatus(version=weights.version, uri=weights.uri, adapter=weights.adapter)

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.records.record import StageAccount
 
 ChargedState = Literal["starting", "busy", "idle", "draining"]
 CHARGED_STATES: tuple[ChargedState, ...] = ("starting", "busy", "idle", "draining")
-STAGES: tuple[Stage, ...] = ("generation", "preparation", "learning")
 
 
 @dataclass(frozen=True)

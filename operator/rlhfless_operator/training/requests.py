@@ -20,7 +20,7 @@ from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.status import RLHFJobStatus, WeightsStatus
+from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
 _HEARTBEAT_SECONDS = 5.0
@@ -249,13 +249,11 @@ class RequestBuilder:
 
     def newest(self, status: RLHFJobStatus) -> tuple[WeightsReference, WeightsReference | None]:
         """The newest weights of the policy, and of the critic where one is trained."""
-        return self.weights(status.weights), self.weights(status.critic) if status.critic else None
+        return self.weights(status.weights), status.critic
 
-    def weights(self, status: WeightsStatus | None) -> WeightsReference:
-        """The reference of a version that the status names; the model as given if it names none."""
-        if status is None:
-            return self.initial
-        return WeightsReference(version=status.version, uri=status.uri, adapter=status.adapter)
+    def weights(self, newest: WeightsReference | None) -> WeightsReference:
+        """The weights that the status names; the model as given if it names none."""
+        return newest or self.initial
 
     def _policy_is_frozen(self, step: int) -> bool:
         """Whether the critic alone learns, so that learning passes no batch through the policy."""

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.capacity import STAGES, Capacity
+from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
