@@ -2,7 +2,7 @@
 
 Keys and values are reused in whole blocks, so a prompt is a chain of blocks, each named by a hash of everything up to
 its end. Equal names are equal prefixes: the trie is the set of names, and the tokens to prefill are its nodes. The
-policy sees names and counts, never tokens.
+planner sees names and counts, never tokens.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ Block = int
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """A prompt as the prefix policy sees it."""
+    """A prompt as the planner sees it."""
 
     blocks: tuple[Block, ...]
     """Names of its whole blocks, first to last."""
