@@ -24,7 +24,8 @@ from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.pieces import FollowedBatch, whole_in_pieces
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
-from rlhfless_functions.learning.step import StepReport, train_step, train_step_in_pieces
+from rlhfless_functions.learning.step import train_step, train_step_in_pieces
+from rlhfless_functions.learning.step_report import StepReport
 from rlhfless_functions.learning.team import Team
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.task import TaskContext, TaskError
