@@ -48,10 +48,10 @@ from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
-from rlhfless_functions.weights.source import store_errors
 
 _EXAMPLE_PROMPTS = 8
 

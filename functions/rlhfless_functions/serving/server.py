@@ -43,6 +43,7 @@ from rlhfless_functions.api import (
     dump_event,
     parse_request,
 )
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 
@@ -210,10 +211,9 @@ class Instance:
         logger.info("task started", extra={"fields": fields})
         terminal: Done | Failed
         try:
-            terminal = Done(result=self._result(request, context))
+            with store_errors():
+                terminal = Done(result=self._result(request, context))
         except TaskError as error:
-            terminal = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
-        except artifacts.ArtifactError as error:
             terminal = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
         except MemoryError as error:
             terminal = Failed(reason="out_of_memory", message=f"out of memory: {error}", retryable=True)
