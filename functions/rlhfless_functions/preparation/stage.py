@@ -30,7 +30,8 @@ from rlhfless_functions.api import (
 from rlhfless_functions.data import rollouts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
-from rlhfless_functions.data.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
+from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
+from rlhfless_functions.data.rollouts import PreparedSample, Rollout
 from rlhfless_functions.data.traces import trace_rows, write_trace_rows
 from rlhfless_functions.model.forward import (
     RaggedBatch,
@@ -247,7 +248,7 @@ def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[
     if sum(map(len, by_row.values())) != len(samples):
         raise TaskError("bad_request", "samples: those of one prompt must stand together")
     try:
-        prompts = rollouts.read_prompts(request.prompts, rows=by_row)
+        prompts = read_prompts(request.prompts, rows=by_row)
     except IndexError as error:
         raise TaskError("bad_request", f"samples: {error}") from error
     return [_Group(prompt, by_row[prompt.row]) for prompt in prompts]

@@ -21,7 +21,7 @@ from rlhfless_functions.api import (
     Stage,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import Prompt, publish_prompts
+from rlhfless_functions.data.prompts import Prompt, publish_prompts
 from rlhfless_functions.data.traces import TraceLengths
 from rlhfless_functions.generation.engines.replay import ReplayEngine, read_lengths
 from rlhfless_functions.generation.stage import Generator
