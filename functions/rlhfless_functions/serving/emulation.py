@@ -27,7 +27,7 @@ from rlhfless_functions.generation.engines.replay import ReplayEngine, read_leng
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
-from rlhfless_functions.serving.server import Function
+from rlhfless_functions.serving.function import Function
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
