@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlhfless_functions.api import FinishReason, WeightsReference
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 
 
@@ -190,3 +191,32 @@ class Engine(Protocol):
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
         """
+
+
+def check_prompt(task: SequenceTask) -> None:
+    """Refuse a prompt that nothing can follow.
+
+    Raises:
+        TaskError: `data_invalid`, naming it.
+    """
+    if not task.prompt_tokens:
+        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+
+
+def check_room(longest: int, budget: int) -> None:
+    """Refuse a share whose longest sequence the KV cache could not hold, even alone.
+
+    Args:
+        longest: tokens that it can have, prompt and response.
+        budget: tokens that the cache has room for.
+
+    Raises:
+        TaskError: `bad_request`.
+    """
+    if longest > budget:
+        raise TaskError(
+            "bad_request",
+            f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+            f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+            " lower sampling.maxResponseTokens",
+        )

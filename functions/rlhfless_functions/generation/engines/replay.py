@@ -15,7 +15,14 @@ import numpy as np
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
-from rlhfless_functions.generation.engines.base import ComputedTokens, EngineRun, SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
+    EngineRun,
+    SequenceResult,
+    SequenceTask,
+    check_prompt,
+    check_room,
+)
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
@@ -94,13 +101,7 @@ class ReplayEngine:
             raise TaskError("model_unloadable", "no weights are loaded")
         budget = min(self._emulation.kv_tokens, kv_budget_tokens or self._emulation.kv_tokens)
         longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
-        if longest > budget:
-            raise TaskError(
-                "bad_request",
-                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
-                " lower sampling.maxResponseTokens",
-            )
+        check_room(longest, budget)
         if not self._emulation.prefix_cache:
             self._cached, self._cached_prompts = {}, set()
         elif self._run is not None:
@@ -132,8 +133,7 @@ def read_lengths(emulation: EmulationSettings) -> TraceLengths:
 
 def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) -> int:
     """Length of a response: at least one token, and one more than it has already."""
-    if not task.prompt_tokens:
-        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+    check_prompt(task)
     if task.prompt >= len(lengths.prompt_tokens):
         raise TaskError(
             "data_invalid",
