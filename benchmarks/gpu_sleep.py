@@ -19,7 +19,8 @@ from rlhfless_functions.api import (
     TaskKey,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import Prompt, write_prepared, write_prompts
+from rlhfless_functions.data.prompts import Prompt, write_prompts
+from rlhfless_functions.data.rollouts import write_prepared
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.runtime.device_memory import give_back

@@ -2,19 +2,19 @@
 
     python benchmarks/policies.py [--seeds 5] [--sections scenarios options sensitivity]
 
-The same as `rlhfless simulate --all --out benchmarks/results/policies.json`, and then writes the tables into the page.
-A study that was interrupted goes on from the file; delete it to start over.
+Prints a table as soon as it is done, and writes all of them into the page at the end (`--no-page` leaves it as it is).
+A study that was interrupted goes on from its file; delete it to start over.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
+from policy_study import SECTIONS, Part, study
+from policy_tables import write_tables
 from rich.console import Console
 
 from rlhfless_operator.simulator.simulate import table
-from rlhfless_operator.simulator.study import SECTIONS, Part, study
-from rlhfless_operator.simulator.tables import write_tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,9 +23,10 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="Every policy on every scenario.")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--sections", nargs="*", default=list(SECTIONS))
+    parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "policies.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "simulation.md")
+    parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     console = Console()
 
@@ -35,7 +36,8 @@ def main() -> None:
             console.print(table(result))
 
     results = study(arguments.json, range(arguments.seeds), sections=arguments.sections, on_part=show)
-    write_tables(results, arguments.page)
+    if arguments.page is not None:
+        write_tables(results, arguments.page)
 
 
 if __name__ == "__main__":

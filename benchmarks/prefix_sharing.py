@@ -205,7 +205,7 @@ def run(
 
 def main() -> None:
     """Measure and print."""
-    from rlhfless_functions.data.rollouts import Prompt, write_prompts
+    from rlhfless_functions.data.prompts import Prompt, write_prompts
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, default=4)

@@ -81,7 +81,7 @@ class Server:
     """A generation instance, as a pod has it."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        from rlhfless_functions.data.rollouts import Prompt, write_prompts
+        from rlhfless_functions.data.prompts import Prompt, write_prompts
 
         self._model, self._folder, self._requests = model, folder, 0
         self._prompts = str(folder / "prompts.parquet")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -177,17 +177,10 @@ def simulate(
     cost_weight: Annotated[float | None, typer.Option("--lambda", help="Weight of cost against time.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Every scenario, what each means brings, and what it all rests on: hours.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="With --all, JSON to write as it goes, and to go on from.")] = None,
 ) -> None:
     """Compare planning policies with their peers on simulated GPUs."""
     from rich.console import Console
 
-    if everything:
-        _simulate_all(out, seeds, as_json=as_json)
-        return
     from rlhfless_operator.simulator.command import Assumptions, run_command
     from rlhfless_operator.simulator.simulate import table
 
@@ -197,24 +190,6 @@ def simulate(
         typer.echo(json.dumps(result))
     else:
         Console().print(table(result))
-
-
-def _simulate_all(out: Path | None, seeds: int, *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from rlhfless_operator.simulator.simulate import table
-    from rlhfless_operator.simulator.study import Part, study
-
-    console = Console()
-
-    def show(part: Part, result: dict[str, Any]) -> None:
-        if not as_json:
-            console.print(f"{part.section}: {part.name}", highlight=False)
-            console.print(table(result))
-
-    results = study(out, range(seeds), on_part=show)
-    if as_json:
-        typer.echo(json.dumps(results))
 
 
 @app.command()

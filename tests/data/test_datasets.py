@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rlhfless_functions import artifacts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
-from rlhfless_functions.data.rollouts import Prompt, publish_prompts, read_prompts
+from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import DataSettings, SamplingSettings
 

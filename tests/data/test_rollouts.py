@@ -1,4 +1,4 @@
-"""Rollouts, prepared samples and prompts on disk."""
+"""Rollouts and prepared samples on disk."""
 
 import subprocess
 import sys
@@ -18,14 +18,11 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError
 from rlhfless_functions.data.rollouts import (
     PreparedSample,
-    Prompt,
     Rollout,
     VersionSpan,
     read_prepared,
-    read_prompts,
     read_rollouts,
     write_prepared,
-    write_prompts,
     write_rollouts,
 )
 
@@ -171,6 +168,7 @@ def test_an_unknown_finish_reason_is_refused(tmp_path: Path) -> None:
 def test_reading_and_writing_does_not_import_pandas(tmp_path: Path) -> None:
     program = """
         import sys
+        from rlhfless_functions.data.prompts import *
         from rlhfless_functions.data.rollouts import *
         sample = PreparedSample(0, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)])
         sample.reward_terms = {"a": None}
@@ -213,36 +211,3 @@ def test_parts_of_a_batch_are_read_together(tmp_path: Path) -> None:
     for number, part in enumerate(parts):
         write_prepared(part, [PreparedSample(**vars(rollout(number, index))) for index in range(2)])
     assert list(read_prepared(parts, wanted=[(2, 1), (0, 0)])) == [(0, 0), (2, 1)]
-
-
-# --- prompts -----------------------------------------------------------------------------------------------------
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(TOKENS, st.text(max_size=8), JSON, st.dictionaries(st.text(max_size=3), JSON)), max_size=4))
-def test_prompts_come_back_as_they_were(rows: list[Any]) -> None:
-    prompts = [
-        Prompt(row, tokens, text, [{"role": "user", "content": text}] if row % 2 else None, truth, columns)
-        for row, (tokens, text, truth, columns) in enumerate(rows)
-    ]
-    write_prompts("memory://data/prompts.parquet", prompts)
-    assert read_prompts("memory://data/prompts.parquet") == prompts
-    assert read_prompts("memory://data") == prompts
-
-
-def test_prompts_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
-    write_prompts(str(tmp_path / "prompts.parquet"), [Prompt(row, [row], str(row)) for row in range(5)])
-    assert [prompt.text for prompt in read_prompts(str(tmp_path), [4, 0, 4])] == ["4", "0", "4"]
-    with pytest.raises(IndexError, match="rows 0 to 4, not 5"):
-        read_prompts(str(tmp_path), [5])
-
-
-def test_prompts_must_be_written_in_the_order_of_their_rows(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="in the order of their rows"):
-        write_prompts(str(tmp_path / "prompts.parquet"), [Prompt(1, [], "")])

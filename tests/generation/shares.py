@@ -21,7 +21,8 @@ from rlhfless_functions.api import (
     TaskKey,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import Prompt, Rollout, read_rollouts, write_prompts
+from rlhfless_functions.data.prompts import Prompt, write_prompts
+from rlhfless_functions.data.rollouts import Rollout, read_rollouts
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import ModelSettings, SamplingSettings

@@ -114,11 +114,11 @@ def test_an_instance_that_rests_between_requests_answers_the_same(
 ) -> None:
     settings = EngineSettings(name="transformers", sleeps=True)
     generator = Generator(settings=settings)
-    generator.rest()
+    generator.sleep()
     assert generator.engine is None, "nothing was chosen, and nothing was made"
     generator.preload(make_request().model, make_request().weights)
     for number in (1, 2):
-        generator.rest()
+        generator.sleep()
         assert run(make_request(f"sink-{number}", engine=settings), generator).finished() == whole
     assert generator.engine is not None
 

@@ -12,7 +12,8 @@ from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan
 from rlhfless_functions.learning.batch import TrainingBatch
 from rlhfless_functions.learning.optimizers import ModelOptimizer
 from rlhfless_functions.learning.state import TrainingState, initial_state
-from rlhfless_functions.learning.step import StepReport, train_step
+from rlhfless_functions.learning.step import train_step
+from rlhfless_functions.learning.step_report import StepReport
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,

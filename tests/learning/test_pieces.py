@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, Event, PrepareResult, SampleTask, Waiting
 from rlhfless_functions.data.rollouts import write_prepared
-from rlhfless_functions.learning import pieces
-from rlhfless_functions.learning import step as learning_step
+from rlhfless_functions.learning import pieces, trained_models
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import FollowedBatch, cut
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -116,7 +115,7 @@ def test_chunks_of_an_earlier_driver_are_parts_that_are_there(job: Job, monkeypa
 
 def test_pieces_are_learnt_from_before_the_last_is_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     preparation = Preparation(job, 1, [[0], [1], [2, 3]])
-    backward, learnt, learnt_when_waiting = learning_step._backward, 0, []
+    backward, learnt, learnt_when_waiting = trained_models._backward, 0, []
 
     def count(*arguments: Any) -> Any:
         nonlocal learnt
@@ -127,7 +126,7 @@ def test_pieces_are_learnt_from_before_the_last_is_there(job: Job, monkeypatch: 
         learnt_when_waiting.append(learnt)
         preparation.publish_next()
 
-    monkeypatch.setattr(learning_step, "_backward", count)
+    monkeypatch.setattr(trained_models, "_backward", count)
     monkeypatch.setattr(pieces, "sleep", wait)
     Learner().run(followed(job, 1, preparation, "early"), context())
     assert learnt_when_waiting[0] == 0 < learnt_when_waiting[-1] < learnt

@@ -19,14 +19,8 @@ from rlhfless_functions.api import (
     TaskKey,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import (
-    PreparedSample,
-    Rollout,
-    VersionSpan,
-    read_prepared,
-    read_prompts,
-    write_rollouts,
-)
+from rlhfless_functions.data.prompts import read_prompts
+from rlhfless_functions.data.rollouts import PreparedSample, Rollout, VersionSpan, read_prepared, write_rollouts
 from rlhfless_functions.preparation.stage import Preparer
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import (

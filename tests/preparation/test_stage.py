@@ -8,7 +8,8 @@ import pytest
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import SampleTask
-from rlhfless_functions.data.rollouts import VersionSpan, read_prompts
+from rlhfless_functions.data.prompts import read_prompts
+from rlhfless_functions.data.rollouts import VersionSpan
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings, FormatReward, PythonReward, RewardSettings, SamplingSettings
 from tests.preparation.batches import EOS, KL, RIGHT, Workplace, make_context, make_rollout

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rlhfless_functions.api import ExportRequest, ExportResult, Message, Progress, WeightsReference
 from rlhfless_functions.runtime.task import TaskContext
-from rlhfless_functions.serving.server import Instance, serve
+from rlhfless_functions.serving.function import Instance
+from rlhfless_functions.serving.server import serve
 from rlhfless_functions.settings import ModelSettings
 
 

@@ -29,7 +29,8 @@ from rlhfless_functions.api import (
     parse_request,
 )
 from rlhfless_functions.runtime.task import TaskContext, TaskError
-from rlhfless_functions.serving.server import Instance, InstanceServer, create_app
+from rlhfless_functions.serving.function import Instance
+from rlhfless_functions.serving.server import InstanceServer, create_app
 from rlhfless_functions.settings import ModelSettings
 
 TOKEN = "the-jobs-own-token"

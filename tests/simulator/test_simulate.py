@@ -22,7 +22,7 @@ from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.page import scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
-from rlhfless_operator.simulator.simulate import METRICS, ablate, simulate, sweep, table
+from rlhfless_operator.simulator.simulate import METRICS, simulate, table
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, read_trace, write_trace
 from tests.simulator import small_scenario
@@ -293,14 +293,6 @@ def test_progress_counts_to_the_end():
     seen = []
     simulate(SMALL, [0], policies=["static"], progress=lambda done, total: seen.append((done, total)))
     assert seen == [(k, 4) for k in range(1, 5)]
-
-
-def test_ablations_and_sweeps_have_the_form_of_results():
-    found = ablate(dataclasses.replace(SMALL, steps_per_epoch=1), [0])
-    assert next(row["policy"] for row in found["policies"]) == "none"
-    swept = sweep(SMALL, "lengths.runaways", [0.0, 0.05], [0], policies=["static"])
-    assert [each["value"] for each in swept] == [0.0, 0.05]
-    assert [each["value"] for each in sweep(SMALL, "startup_seconds", [1.0], [0], policies=["static"])] == [1.0]
 
 
 def test_the_page_shows_every_policy_and_loads_nothing():

@@ -13,7 +13,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.data.dataset_files import Row, Table, ground_truth_column, invalid, lookup, prompt_column
-from rlhfless_functions.data.rollouts import Prompt
+from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.settings import DataSettings, SamplingSettings
 
 _log = logging.getLogger(__name__)

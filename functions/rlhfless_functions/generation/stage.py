@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
-from rlhfless_functions.data.rollouts import Prompt, Rollout, VersionSpan, read_prompts
+from rlhfless_functions.data.prompts import Prompt, read_prompts
+from rlhfless_functions.data.rollouts import Rollout, VersionSpan
 from rlhfless_functions.generation.engines.base import (
     Engine,
     EngineRun,

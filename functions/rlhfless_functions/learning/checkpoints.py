@@ -11,8 +11,8 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.distributed.sharding import local, publish_together
 from rlhfless_functions.learning.state import TrainingState
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.weights.source import store_errors
 
 _POLICY, _CRITIC, _OPTIMIZERS, _STATE = "policy.safetensors", "critic.safetensors", "optimizers.pt", "state.json"
 

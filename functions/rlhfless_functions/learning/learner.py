@@ -24,9 +24,11 @@ from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.pieces import FollowedBatch, whole_in_pieces
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
-from rlhfless_functions.learning.step import StepReport, train_step, train_step_in_pieces
+from rlhfless_functions.learning.step import train_step, train_step_in_pieces
+from rlhfless_functions.learning.step_report import StepReport
 from rlhfless_functions.learning.team import Team
 from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import (
@@ -41,7 +43,6 @@ from rlhfless_functions.weights import (
     publish_weights_together,
 )
 from rlhfless_functions.weights.policy import torch_dtype
-from rlhfless_functions.weights.source import store_errors
 
 logger = logging.getLogger(__name__)
 

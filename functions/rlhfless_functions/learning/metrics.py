@@ -3,7 +3,7 @@
 import statistics
 
 from rlhfless_functions.learning.batch import TrainingBatch
-from rlhfless_functions.learning.step import StepReport
+from rlhfless_functions.learning.step_report import StepReport
 
 METRICS: dict[str, str] = {
     "policy/loss": "Loss of the policy, mean over the step's optimizer updates.",

@@ -6,16 +6,15 @@ is left to the learner. Token ids come from the rollouts; text is made from them
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import (
@@ -30,36 +29,21 @@ from rlhfless_functions.api import (
 from rlhfless_functions.data import rollouts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
-from rlhfless_functions.data.rollouts import PreparedSample, Prompt, Rollout, publish_prompts
+from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
+from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.data.traces import trace_rows, write_trace_rows
-from rlhfless_functions.model.forward import (
-    RaggedBatch,
-    body_of,
-    collate,
-    collate_responses,
-    response_log_probs,
-    response_values,
-)
-from rlhfless_functions.model.micro_batches import plan_micro_batches, prompt_numbers
-from rlhfless_functions.model.packed_attention import is_packed, use_packing
-from rlhfless_functions.model.shared_prompts import ResponseBatch, SharedPrompts, can_share_prompts
 from rlhfless_functions.preparation.metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
+from rlhfless_functions.preparation.passes import ForwardPasses
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
-from rlhfless_functions.weights.source import store_errors
 
 _EXAMPLE_PROMPTS = 8
-
-CPU_PASS_TOKENS = 2048
-"""Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
-
-_Compute = Callable[[RaggedBatch | ResponseBatch, SharedPrompts | None], torch.Tensor]
-"""What a model says of each response token [n, R]."""
 
 
 class Preparer:
@@ -167,10 +151,7 @@ class Preparer:
     ) -> None:
         """Fill in what policy, reference and critic say of the samples; gives up when scoring has failed."""
         self._models.use(request.model)
-        temperature = request.sampling.temperature
-        kl = request.algorithm.resolved().kl
-        pad = tokenizer.pad_token_id or 0
-        device = self._models.device
+        algorithm = request.algorithm.resolved()
 
         def check() -> None:
             if stopped():
@@ -178,35 +159,18 @@ class Preparer:
             if scoring.done() and (error := scoring.exception()) is not None:
                 raise error
 
-        def ask(model: nn.Module, compute: _Compute) -> list[list[float]]:
-            budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if device.type == "cpu" else sys.maxsize)
-            body = body_of(model)
-            share = request.share_prompts and can_share_prompts(body)
-            packed = is_packed(request.pack, body, device, body.dtype)
-            use_packing(body, packed)
-            return _ask(samples, body, share, packed, budget, pad, device, compute, check)
-
-        def ask_log_probs(model: nn.Module) -> list[list[float]]:
-            return ask(model, lambda batch, prompts: response_log_probs(model, batch, temperature, prompts=prompts)[0])
-
+        passes = ForwardPasses(request, samples, tokenizer.pad_token_id or 0, self._models.device, check)
         if request.old_log_probs:
-            answers = ask_log_probs(self._models.policy(request.policy))
-            for sample, numbers in zip(samples, answers, strict=True):
-                sample.old_log_probs = numbers
-        if request.reference is not None and kl is not None and kl.coefficient > 0:
+            _fill_in(samples, "old_log_probs", passes.log_probs(self._models.policy(request.policy)))
+        if request.reference is not None and algorithm.kl is not None and algorithm.kl.coefficient > 0:
             with self._models.reference(request.reference) as reference:
-                answers = ask_log_probs(reference)
-            for sample, numbers in zip(samples, answers, strict=True):
-                sample.reference_log_probs = numbers
+                log_probs = passes.log_probs(reference)
+            _fill_in(samples, "reference_log_probs", log_probs)
         if request.critic is not None:
-            critic = self._models.critic(request.critic)
-            answers = ask(critic, lambda batch, prompts: response_values(critic, batch, prompts))
-            for sample, numbers in zip(samples, answers, strict=True):
-                sample.values = numbers
-        elif request.algorithm.resolved().advantage == "gae":
+            _fill_in(samples, "values", passes.values(self._models.critic(request.critic)))
+        elif algorithm.advantage == "gae":
             # Before the first step the critic's head is zero.
-            for sample in samples:
-                sample.values = [0.0] * len(sample.response_tokens)
+            _fill_in(samples, "values", [[0.0] * len(sample.response_tokens) for sample in samples])
 
     def _tokenizer_of(self, model: ModelSettings, weights: WeightsReference) -> PreTrainedTokenizerBase:
         """The job's tokenizer: every weights version has the same."""
@@ -247,7 +211,7 @@ def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[
     if sum(map(len, by_row.values())) != len(samples):
         raise TaskError("bad_request", "samples: those of one prompt must stand together")
     try:
-        prompts = rollouts.read_prompts(request.prompts, rows=by_row)
+        prompts = read_prompts(request.prompts, rows=by_row)
     except IndexError as error:
         raise TaskError("bad_request", f"samples: {error}") from error
     return [_Group(prompt, by_row[prompt.row]) for prompt in prompts]
@@ -273,46 +237,14 @@ def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase)
     ]
 
 
-def _ask(
-    samples: Sequence[Rollout],
-    body: PreTrainedModel,
-    share: bool,
-    packed: bool,
-    budget_tokens: int,
-    pad: int,
-    device: torch.device,
-    compute: _Compute,
-    check: Callable[[], None],
-) -> list[list[float]]:
-    """What a model says of each response token.
-
-    A micro-batch never mixes groups: its shape, and with it the last bits of what is computed for a group, would
-    depend on which groups happened to be complete when the chunk was sent.
-    """
-    answers: list[list[float]] = [[] for _ in samples]
-    for _, numbered in groupby(enumerate(samples), key=lambda pair: pair[1].prompt):
-        group = [row for row, _ in numbered]
-        for block in plan_micro_batches(samples, group, budget_tokens, share=share, packed=packed):
-            shared = None
-            if block.prompts:
-                check()
-                with torch.inference_mode():
-                    prompts = [samples[row].prompt_tokens for row in block.prompts]
-                    shared = SharedPrompts(body, prompts, packed=packed)
-            for rows in block.runs:
-                check()
-                responses = [samples[row].response_tokens for row in rows]
-                batch: RaggedBatch | ResponseBatch
-                if shared is None:
-                    batch = collate([samples[row].prompt_tokens for row in rows], responses, pad, packed=packed)
-                else:
-                    numbers_of_prompts = prompt_numbers(samples, block, rows)
-                    batch = collate_responses(numbers_of_prompts, responses, pad, packed=packed)
-                with torch.inference_mode():
-                    numbers = compute(batch.to(device), shared).cpu().tolist()
-                for row, line in zip(rows, numbers, strict=True):
-                    answers[row] = line[: len(samples[row].response_tokens)]
-    return answers
+def _fill_in(
+    samples: Sequence[PreparedSample],
+    name: Literal["old_log_probs", "reference_log_probs", "values"],
+    numbers: Sequence[list[float]],
+) -> None:
+    """Set one of the samples' numbers per token."""
+    for sample, its_numbers in zip(samples, numbers, strict=True):
+        setattr(sample, name, its_numbers)
 
 
 def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) -> list[ExampleSample]:

@@ -44,7 +44,11 @@ def leave_network() -> bool:
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of the direct children of a process."""
+    """Process ids of the direct children of a process.
+
+    psutil would say the same, but to import it costs every worker 10 to 18 ms of processor time at its start, on top of
+    71 to 82 ms, and 0.6 MB of memory of its own.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

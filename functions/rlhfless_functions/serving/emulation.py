@@ -21,13 +21,13 @@ from rlhfless_functions.api import (
     Stage,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import Prompt, publish_prompts
+from rlhfless_functions.data.prompts import Prompt, publish_prompts
 from rlhfless_functions.data.traces import TraceLengths
 from rlhfless_functions.generation.engines.replay import ReplayEngine, read_lengths
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
-from rlhfless_functions.serving.server import Function
+from rlhfless_functions.serving.function import Function
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 

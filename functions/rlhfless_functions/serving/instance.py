@@ -14,8 +14,9 @@ from pydantic import BaseModel
 
 from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.runtime import logs
+from rlhfless_functions.serving.function import Function, Instance
 from rlhfless_functions.serving.preload import read_pointer
-from rlhfless_functions.serving.server import Function, Instance, serve
+from rlhfless_functions.serving.server import serve
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 

@@ -9,7 +9,7 @@ from rlhfless_functions.weights.sharded import (
     publish_critic_together,
     publish_weights_together,
 )
-from rlhfless_functions.weights.source import load_config, store_errors, weights_folder
+from rlhfless_functions.weights.source import load_config, weights_folder
 from rlhfless_functions.weights.support import longest_sequence
 from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
 
@@ -30,7 +30,6 @@ __all__ = [
     "publish_critic_together",
     "publish_weights",
     "publish_weights_together",
-    "store_errors",
     "swap_critic",
     "swap_policy",
     "torch_dtype",

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.weights.building import building
 from rlhfless_functions.weights.saving import saving, write_tokenizer
-from rlhfless_functions.weights.source import store_errors, unloadable, weights_folder
+from rlhfless_functions.weights.source import unloadable, weights_folder
 
 _NAME = "default"
 _FILE = "adapter_model.safetensors"

@@ -14,11 +14,12 @@ from transformers import AutoModel, PreTrainedModel
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.policy import load_module, torch_dtype
 from rlhfless_functions.weights.saving import converted, write_tensors
-from rlhfless_functions.weights.source import model_revision, read_config, store_errors, unloadable, weights_folder
+from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import load_into, safetensors_files
 

@@ -17,19 +17,14 @@ from transformers import (
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
-from rlhfless_functions.weights.source import (
-    model_revision,
-    read_config,
-    store_errors,
-    unloadable,
-    weights_folder,
-)
+from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel, check_weights_format
 from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, map_into, safetensors_files
 

@@ -13,11 +13,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.distributed.sharding import owned, publish_together, whole
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.weights.adapters import write_adapter
 from rlhfless_functions.weights.critic import CriticModel, write_critic_settings
 from rlhfless_functions.weights.saving import saving, write_settings, write_tokenizer
-from rlhfless_functions.weights.source import store_errors
 
 
 def check_sharded_publishing(policy: nn.Module) -> None:

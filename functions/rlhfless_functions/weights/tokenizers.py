@@ -4,9 +4,10 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights.source import load_config, model_revision, store_errors, unloadable, weights_folder
+from rlhfless_functions.weights.source import load_config, model_revision, unloadable, weights_folder
 
 # Without one of these, transformers makes an empty tokenizer of the model's kind.
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")

@@ -12,14 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rlhfless_operator.planner.roofline import GPUS
 from rlhfless_operator.simulator.page import WEIGHTS, scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
-from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario, find_scenario
+from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario, find_scenario
 from rlhfless_operator.simulator.simulate import Progress as Tell
 from rlhfless_operator.simulator.simulate import simulate, step_count
 from rlhfless_operator.simulator.traces import read_trace
 from rlhfless_operator.training.model_shape import find_shape
-
-GPU_HOUR = {"L40S": 30.131 / 8, "H100": 55.04 / 8, "H200": 63.296 / 8}
-"""Dollars: AWS on demand, an eighth of g6e.48xlarge, p5.48xlarge and p5en.48xlarge."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.simulator.command import GPU_HOUR
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
+from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
 from rlhfless_operator.training.model_shape import find_shape
 from rlhfless_operator.training.requests import RequestBuilder

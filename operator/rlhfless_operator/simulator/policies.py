@@ -7,7 +7,7 @@ each cut, since an instance takes one request at a time; its engine's prefix cac
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from rlhfless_operator.planner.latency import InstanceProfile
@@ -136,23 +136,3 @@ POLICIES = {
         ),
     )
 }
-
-
-def with_ratio(policy: str, ratio: float) -> PolicySettings:
-    """A system with another τ.
-
-    Args:
-        policy: `paper` or `rlhfuse`.
-
-    Raises:
-        ValueError: for a system whose rule has none.
-    """
-    rules: dict[str, RuleMaker] = {
-        "paper": lambda scenario, profile, samples, price: ActorRatio(ratio, scenario.max_batch),
-        "rlhfuse": lambda scenario, profile, samples, price: GlobalRatio(
-            ratio, ROOFLINE_BATCH, profile.kv_tokens, samples
-        ),
-    }
-    if policy not in rules:
-        raise ValueError(f"policy is {policy!r}: only {' and '.join(rules)} have a ratio")
-    return replace(POLICIES[policy], rule=rules[policy])  # type: ignore[index]

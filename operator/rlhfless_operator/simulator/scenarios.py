@@ -1,7 +1,7 @@
 """What is simulated: hardware, model, workload and the assumptions where nothing is published."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.measured import MEASURED
@@ -122,41 +122,36 @@ _GSM8K = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=
 _GPQA = LengthStatistics(median=500, longest=2048, prompt_median=250, runaways=0.03)
 _LIVECODEBENCH = LengthStatistics(median=600, longest=2048, prompt_median=500, runaways=0.05)
 
-# AWS on-demand: g6e.48xlarge has 8 L40S for 30.131 dollars, p5.48xlarge 8 H100 for 55.04.
-_L40S_HOUR = 30.131 / 8
-_H100_HOUR = 55.04 / 8
+GPU_HOUR = {"L40S": 30.131 / 8, "H100": 55.04 / 8, "H200": 63.296 / 8}
+"""Dollars: AWS on demand, an eighth of g6e.48xlarge, p5.48xlarge and p5en.48xlarge."""
 
 # The paper's batch is not published: assumed are 256 prompts of 8 samples (GRPO) and 1,024 prompts of one (PPO). The
 # docs sweep it.
-_PAPER_3B = Scenario(
-    name="paper-3b-gsm8k-grpo",
-    model=QWEN_3B,
-    gpu=L40S,
-    gpus=16,
-    gpus_per_instance=1,
-    algorithm="grpo",
-    lengths=_GSM8K,
-    prompts_per_step=256,
-    samples_per_prompt=8,
-    steps_per_epoch=3,
-    epochs=3,
-    gpu_hour=_L40S_HOUR,
-)
-
-
-_PPO_BATCH = {"prompts_per_step": 1024, "samples_per_prompt": 1}
+_BATCHES: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": "grpo", "prompts_per_step": 256, "samples_per_prompt": 8},
+    "ppo": {"algorithm": "ppo", "prompts_per_step": 1024, "samples_per_prompt": 1},
+}
 
 
 def _paper() -> list[Scenario]:
-    found = []
-    for model, size in ((QWEN_3B, "3b"), (QWEN_7B, "7b")):
-        for lengths, task in ((_GSM8K, "gsm8k"), (_GPQA, "gpqa"), (_LIVECODEBENCH, "livecodebench")):
-            grpo = replace(_PAPER_3B, name=f"paper-{size}-{task}-grpo", model=model, lengths=lengths)
-            ppo = replace(
-                grpo, name=f"paper-{size}-{task}-ppo", algorithm="ppo", prompts_per_step=1024, samples_per_prompt=1
-            )
-            found += [grpo, ppo]
-    return found
+    """The paper's setting: each model on each task with each algorithm."""
+    return [
+        Scenario(
+            name=f"paper-{size}-{task}-{algorithm}",
+            model=model,
+            gpu=L40S,
+            gpus=16,
+            gpus_per_instance=1,
+            lengths=lengths,
+            steps_per_epoch=3,
+            epochs=3,
+            gpu_hour=GPU_HOUR["L40S"],
+            **batch,
+        )
+        for model, size in ((QWEN_3B, "3b"), (QWEN_7B, "7b"))
+        for lengths, task in ((_GSM8K, "gsm8k"), (_GPQA, "gpqa"), (_LIVECODEBENCH, "livecodebench"))
+        for algorithm, batch in _BATCHES.items()
+    ]
 
 
 _LARGE = Scenario(
@@ -165,15 +160,13 @@ _LARGE = Scenario(
     gpu=H100,
     gpus=160,
     gpus_per_instance=8,
-    algorithm="grpo",
     lengths=_GPQA,
-    prompts_per_step=256,
-    samples_per_prompt=8,
     steps_per_epoch=2,
     epochs=3,
-    gpu_hour=_H100_HOUR,
+    gpu_hour=GPU_HOUR["H100"],
     weight_load_seconds=6.0,
     trainer_start_seconds=6.0,
+    **_BATCHES["grpo"],
 )
 _TAILS = replace(
     _LARGE,

@@ -1,13 +1,13 @@
 """Policies on scenarios over seeds: the numbers, and the table."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, get_args
 
 from rich.table import Table
 
-from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings, with_ratio
+from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.steps import StepResult, run_policy
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
@@ -60,94 +60,23 @@ def simulate(
     if cost_weight is not None:
         found = replace(found, cost_weight=cost_weight)
     chosen = [_policy(name) for name in policies]
-    return _simulate(found, seeds, {settings.name: settings for settings in chosen}, trace, progress)
+    variants: dict[str, PolicySettings] = {settings.name: settings for settings in chosen}
+    return simulate_variants(found, seeds, variants, trace=trace, progress=progress)
 
 
-def ablate(scenario: str | Scenario, seeds: Sequence[int], *, progress: Progress | None = None) -> dict[str, Any]:
-    """What each of our own means brings: ours without each of them, with each alone, and with none. The form is that of
-    `simulate`; `none` comes first."""
-    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
-    ours = POLICIES["rlhfless"]
-    none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False)
-    variants = {
-        "none": none,
-        "only migration": replace(none, rule=ours.rule),
-        "only warming": replace(none, warms=True),
-        "only overlapped preparation": replace(none, overlaps_preparation=True),
-        "only overlapped preparation and learning": replace(none, overlaps_preparation=True, overlaps_learning=True),
-        "all": ours,
-        "without overlapped learning": replace(ours, overlaps_learning=False),
-        "without any overlap": replace(ours, overlaps_learning=False, overlaps_preparation=False),
-        "without migration": replace(ours, rule=None),
-        "without warming": replace(ours, warms=False),
-        "receivers compute again": replace(ours, restarts_receiver=True),
-    }
-    return _simulate(found, seeds, variants, None, progress)
-
-
-def sweep(
-    scenario: str | Scenario,
-    field: str,
-    values: Iterable[Any],
-    seeds: Sequence[int],
-    *,
-    policies: Sequence[str] = ("static", "rlhfless"),
-) -> list[dict[str, Any]]:
-    """`simulate` for each value of one of the scenario's fields; `value` is added to each result.
-
-    Args:
-        field: a field of the scenario, or `lengths.` and a field of its lengths.
-    """
-    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
-    results = []
-    for value in values:
-        if field.startswith("lengths."):
-            changed = replace(found, lengths=replace(found.lengths, **{field.removeprefix("lengths."): value}))
-        else:
-            changed = replace(found, **{field: value})
-        results.append({"field": field, "value": value, **simulate(changed, seeds, policies=policies)})
-    return results
-
-
-def sweep_ratio(scenario: str | Scenario, policy: str, ratios: Sequence[float], seeds: Sequence[int]) -> dict[str, Any]:
-    """A system whose rule has a ratio τ, at each of several; the form is that of `simulate`, after static actors.
-
-    Args:
-        policy: `paper` or `rlhfuse`.
-    """
-    found = find_scenario(scenario) if isinstance(scenario, str) else scenario
-    variants = {"static": POLICIES["static"]} | {f"τ = {ratio:g}": with_ratio(policy, ratio) for ratio in ratios}
-    return _simulate(found, seeds, variants, None, None)
-
-
-def table(result: dict[str, Any]) -> Table:
-    """A result for the terminal, each policy beside the first."""
-    view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
-    view.add_column("policy")
-    for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
-        view.add_column(heading, justify="right")
-    first = result["policies"][0]
-    for row in result["policies"]:
-        view.add_row(
-            row["policy"],
-            f"{row['seconds']:.1f} ± {row['seconds_std']:.1f}",
-            f"{row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f}",
-            f"${row['cost']:.3f}",
-            f"{row['idle_share']:.0%}",
-            f"{row['lower_bound_share']:.0%}",
-            f"{first['seconds'] / row['seconds']:.2f}×",
-            f"{1 - row['gpu_seconds'] / first['gpu_seconds']:.0%}",
-        )
-    return view
-
-
-def _simulate(
+def simulate_variants(
     scenario: Scenario,
     seeds: Sequence[int],
     variants: dict[str, PolicySettings],
-    trace: Trace | RecordedTrace | None,
-    progress: Progress | None,
+    *,
+    trace: Trace | RecordedTrace | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
+    """`simulate` for policies that are given as their settings, by the names that they have in the result.
+
+    Raises:
+        ValueError: for a seed list or trace that cannot be simulated.
+    """
     if not seeds:
         raise ValueError("seeds is empty: give at least 1")
     if trace is not None:
@@ -173,6 +102,27 @@ def _simulate(
         "cost_weight": scenario.cost_weight,
         "policies": [{"policy": name, **_spread(runs)} for name, runs in by_policy.items()],
     }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """A result for the terminal, each policy beside the first."""
+    view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
+    view.add_column("policy")
+    for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
+        view.add_column(heading, justify="right")
+    first = result["policies"][0]
+    for row in result["policies"]:
+        view.add_row(
+            row["policy"],
+            f"{row['seconds']:.1f} ± {row['seconds_std']:.1f}",
+            f"{row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f}",
+            f"${row['cost']:.3f}",
+            f"{row['idle_share']:.0%}",
+            f"{row['lower_bound_share']:.0%}",
+            f"{first['seconds'] / row['seconds']:.2f}×",
+            f"{1 - row['gpu_seconds'] / first['gpu_seconds']:.0%}",
+        )
+    return view
 
 
 def step_count(scenario: Scenario, trace: Trace | RecordedTrace | None) -> int:

@@ -124,7 +124,7 @@ def test_after_a_rest_weights_and_prompts_take_their_time_again(trace: str) -> N
     begun = clock.now
     first = finish(engine.start(share(), SAMPLING, None))
     taken = clock.now - begun
-    engine.rest()
+    engine.sleep()
     with pytest.raises(TaskError, match="no weights are loaded"):
         engine.start(share(), SAMPLING, None)
     begun = clock.now

@@ -4,11 +4,14 @@ An engine holds one model at one weights version. `start` opens a run over a sha
 token a running sequence. The caller owns the loop, so it may stop after any step and lose at most that step.
 """
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlhfless_functions.api import FinishReason, WeightsReference
+from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 
 
@@ -77,25 +80,56 @@ class SequenceResult:
     """`cut` where the response is unfinished."""
 
 
-class EngineRun(Protocol):
-    """A share being generated. Sequences are admitted in the order of the tasks."""
+@dataclass(frozen=True)
+class ComputedTokens:
+    """What a run has computed, in tokens."""
+
+    prompt: int = 0
+    """Those that were not held already."""
+    response: int = 0
+    """Those that were sampled, without those that the tasks came with."""
+
+    def __add__(self, other: "ComputedTokens") -> "ComputedTokens":
+        return ComputedTokens(self.prompt + other.prompt, self.response + other.response)
+
+
+class EngineRun(ABC):
+    """A share being generated. Sequences are admitted in the order of the tasks.
+
+    Args:
+        tasks: in the order of admission.
+    """
+
+    def __init__(self, tasks: Sequence[SequenceTask]) -> None:
+        self._waiting = deque(tasks)
+        self._computed = ComputedTokens()
 
     @property
+    @abstractmethod
     def running(self) -> int:
         """Sequences in the batch."""
 
     @property
     def waiting(self) -> int:
         """Sequences not yet admitted."""
+        return len(self._waiting)
+
+    @property
+    def computed(self) -> ComputedTokens:
+        """What has been computed so far."""
+        return self._computed
 
     @property
     def prompt_tokens(self) -> int:
         """Prompt tokens computed so far."""
+        return self.computed.prompt
 
     @property
     def response_tokens(self) -> int:
         """Response tokens sampled so far, without those that the tasks came with."""
+        return self.computed.response
 
+    @abstractmethod
     def step(self) -> list[SequenceResult]:
         """Advance every running sequence, and return those that have finished.
 
@@ -104,15 +138,26 @@ class EngineRun(Protocol):
             TaskError: `out_of_memory`.
         """
 
+    @abstractmethod
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
 
-    def prefix_traffic(self) -> dict[str, float]:
-        """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
-        `seconds_sent` and the same with `_fetched`, of all workers; empty where nothing can be."""
+    @abstractmethod
+    def partials(self) -> list[SequenceResult]:
+        """Every running sequence as it is now."""
 
     def unfinished(self) -> list[SequenceResult]:
         """Every unfinished sequence that has response tokens, running or waiting, as it is now."""
+        waiting = [
+            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
+            for task in self._waiting
+        ]
+        return [result for result in [*self.partials(), *waiting] if result.response_tokens]
+
+    def prefix_traffic(self) -> dict[str, float]:
+        """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
+        `seconds_sent` and the same with `_fetched`, of all workers; empty where instances compute their own prompts."""
+        return {}
 
 
 class Engine(Protocol):
@@ -146,3 +191,32 @@ class Engine(Protocol):
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
         """
+
+
+def check_prompt(task: SequenceTask) -> None:
+    """Refuse a prompt that nothing can follow.
+
+    Raises:
+        TaskError: `data_invalid`, naming it.
+    """
+    if not task.prompt_tokens:
+        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+
+
+def check_room(longest: int, budget: int) -> None:
+    """Refuse a share whose longest sequence the KV cache could not hold, even alone.
+
+    Args:
+        longest: tokens that it can have, prompt and response.
+        budget: tokens that the cache has room for.
+
+    Raises:
+        TaskError: `bad_request`.
+    """
+    if longest > budget:
+        raise TaskError(
+            "bad_request",
+            f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
+            f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+            " lower sampling.maxResponseTokens",
+        )

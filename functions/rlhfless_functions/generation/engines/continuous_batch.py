@@ -1,6 +1,5 @@
 """The continuous batch: sequences join when there is room and leave when they end; one token a row at a time."""
 
-from collections import deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -9,7 +8,13 @@ from transformers import PreTrainedModel
 
 from rlhfless_functions.api import FinishReason
 from rlhfless_functions.generation.engines.attention import Masks
-from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
+    EngineRun,
+    NonFiniteLogitsError,
+    SequenceResult,
+    SequenceTask,
+)
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.prefill import prefill
 from rlhfless_functions.generation.engines.randomness import signed_keys, uniforms
@@ -32,7 +37,7 @@ def padded_rows(rows: int, device: torch.device) -> int:
     return -(-rows // multiple) * multiple
 
 
-class ContinuousBatch:
+class ContinuousBatch(EngineRun):
     """A run of the transformers engine; see `EngineRun`.
 
     A prompt but for its last token is prefilled once, and copied to the rows of its group. Its last token is then fed
@@ -66,12 +71,12 @@ class ContinuousBatch:
         stop_strings: StopStrings | None,
         slots: int,
     ) -> None:
+        super().__init__(tasks)
         self._model = model
         self._cache = cache
         self._masks = masks
         self._sampling = sampling
         self._stop_strings = stop_strings
-        self._waiting = deque(tasks)
         self._slots = slots
         self._device = model.device
         self._dtype = model.dtype
@@ -92,45 +97,19 @@ class ContinuousBatch:
         self._host_lengths = np.zeros(rows, dtype=np.int64)
         self._host_generated = np.zeros(rows, dtype=np.int64)
         self._prompt_slots: dict[int, int] = {}
-        self._prompt_tokens = 0
-        self._response_tokens = 0
 
     @property
     def running(self) -> int:
         """Sequences in the batch."""
         return int(self._host_active.sum())
 
-    @property
-    def waiting(self) -> int:
-        """Sequences not yet admitted."""
-        return len(self._waiting)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens computed so far."""
-        return self._prompt_tokens
-
-    @property
-    def response_tokens(self) -> int:
-        """Response tokens sampled so far."""
-        return self._response_tokens
-
-    def prefix_traffic(self) -> dict[str, float]:
-        """Nothing: instances compute their own prompts."""
-        return {}
-
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
         return [(task.prompt, task.index, int(self._host_generated[slot])) for slot, task in self._running_tasks()]
 
-    def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens."""
-        running = [self._result(slot, task, "cut") for slot, task in self._running_tasks()]
-        waiting = [
-            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
-            for task in self._waiting
-        ]
-        return [result for result in [*running, *waiting] if result.response_tokens]
+    def partials(self) -> list[SequenceResult]:
+        """Every running sequence as it is now."""
+        return [self._result(slot, task, "cut") for slot, task in self._running_tasks()]
 
     @torch.inference_mode()
     def step(self) -> list[SequenceResult]:
@@ -167,7 +146,7 @@ class ContinuousBatch:
         generated += active
         self._host_lengths += self._host_active
         self._host_generated += self._host_active
-        self._response_tokens += self.running
+        self._computed += ComputedTokens(response=self.running)
         ended = self._ended(rows, tokens)
         # One transfer tells whether there is anything to do on the host.
         notable = (ended | (generated >= self._sampling.max_response_tokens) | ~sound) & active.bool()
@@ -273,7 +252,7 @@ class ContinuousBatch:
     def _prefill(self, admitted: dict[int, SequenceTask]) -> None:
         """Compute each prompt once, and copy it to the rows of its group."""
         prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
-        self._prompt_tokens += sum(map(len, prompts.values()))
+        self._computed += ComputedTokens(prompt=sum(map(len, prompts.values())))
         for members, layers in prefill(self._model, self._masks, prompts):
             row_of = {prompt: row for row, prompt in enumerate(members)}
             rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}

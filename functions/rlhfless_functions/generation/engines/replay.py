@@ -9,14 +9,20 @@ at these weights, so that a sequence that comes back to it is not prefilled agai
 import heapq
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
-from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
+    EngineRun,
+    SequenceResult,
+    SequenceTask,
+    check_prompt,
+    check_room,
+)
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
@@ -95,13 +101,7 @@ class ReplayEngine:
             raise TaskError("model_unloadable", "no weights are loaded")
         budget = min(self._emulation.kv_tokens, kv_budget_tokens or self._emulation.kv_tokens)
         longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
-        if longest > budget:
-            raise TaskError(
-                "bad_request",
-                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
-                " lower sampling.maxResponseTokens",
-            )
+        check_room(longest, budget)
         if not self._emulation.prefix_cache:
             self._cached, self._cached_prompts = {}, set()
         elif self._run is not None:
@@ -133,8 +133,7 @@ def read_lengths(emulation: EmulationSettings) -> TraceLengths:
 
 def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) -> int:
     """Length of a response: at least one token, and one more than it has already."""
-    if not task.prompt_tokens:
-        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+    check_prompt(task)
     if task.prompt >= len(lengths.prompt_tokens):
         raise TaskError(
             "data_invalid",
@@ -145,7 +144,7 @@ def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) 
     return min(longest, max(wanted, len(task.response_tokens) + 1))
 
 
-class EmulatedBatch:
+class EmulatedBatch(EngineRun):
     """A share being emulated; see `EngineRun`. What is computed stays ahead of the clock by a decode step at most.
 
     Args:
@@ -168,8 +167,8 @@ class EmulatedBatch:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
+        super().__init__(tasks)
         self._emulation = emulation
-        self._waiting = deque(tasks)
         self._lengths = lengths
         self._longest = longest
         self._kv_tokens = kv_tokens
@@ -184,32 +183,11 @@ class EmulatedBatch:
         self._admitted_at: dict[Key, int] = {}
         self._running: dict[Key, SequenceTask] = {}
         self._ends: list[tuple[int, Key]] = []
-        self._prompt_tokens = 0
-        self._response_tokens = 0
 
     @property
     def running(self) -> int:
         """Sequences in the batch."""
         return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        """Sequences not yet admitted."""
-        return len(self._waiting)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens "computed" so far."""
-        return self._prompt_tokens
-
-    @property
-    def response_tokens(self) -> int:
-        """Response tokens "sampled" so far."""
-        return self._response_tokens
-
-    def prefix_traffic(self) -> dict[str, float]:
-        """Nothing: instances compute their own prompts."""
-        return {}
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
@@ -219,11 +197,9 @@ class EmulatedBatch:
         """Tokens whose keys and values are held for each running sequence."""
         return {key: len(task.prompt_tokens) + self._tokens_of(task) for key, task in self._running.items()}
 
-    def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens."""
-        running = [self._result(task, self._tokens_of(task)) for task in self._running.values()]
-        waiting = [self._result(task, len(task.response_tokens)) for task in self._waiting]
-        return [result for result in [*running, *waiting] if result.response_tokens]
+    def partials(self) -> list[SequenceResult]:
+        """Every running sequence as it is now."""
+        return [self._result(task, self._tokens_of(task)) for task in self._running.values()]
 
     def step(self) -> list[SequenceResult]:
         """Decode until a sequence ends, or for one token, or for as many as take the least pause; return when the real
@@ -246,7 +222,7 @@ class EmulatedBatch:
         )
         self._steps += 1
         self._context += batch
-        self._response_tokens += batch
+        self._computed += ComputedTokens(response=batch)
 
     def _release(self) -> list[SequenceResult]:
         results = []
@@ -270,7 +246,7 @@ class EmulatedBatch:
             held = len(task.prompt_tokens) if task.prompt in self._cached_prompts else 0
             held = max(held, min(context, self._cached.get(key, 0)))
             self._elapsed += self._emulation.prefill_token_seconds * (context - held)
-            self._prompt_tokens += max(0, len(task.prompt_tokens) - held)
+            self._computed += ComputedTokens(prompt=max(0, len(task.prompt_tokens) - held))
             self._cached_prompts.add(task.prompt)
             self._running[key] = task
             self._admitted_at[key] = self._steps

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhfless_functions import weights as stored
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
-from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch, padded_rows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.memory import free_kv_tokens
@@ -91,13 +91,7 @@ class TransformersEngine:
         longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
         held = self._cache.bytes if self._cache is not None else 0
         budget = kv_budget_tokens or free_kv_tokens(config, model.dtype, self._device, held)
-        if longest > budget:
-            raise TaskError(
-                "bad_request",
-                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
-                " lower sampling.maxResponseTokens",
-            )
+        check_room(longest, budget)
         capacity = padded(longest)
         most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
         slots = min(len(tasks), most_rows, max(1, budget // capacity))
@@ -125,8 +119,7 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def _check_positions(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int | None) -> None:
     for task in tasks:
-        if not task.prompt_tokens:
-            raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        check_prompt(task)
         if positions is not None and len(task.prompt_tokens) + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",

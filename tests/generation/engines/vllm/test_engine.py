@@ -18,7 +18,7 @@ from rlhfless_functions.api import (
     TaskKey,
     WeightsReference,
 )
-from rlhfless_functions.data.rollouts import Prompt, write_prompts
+from rlhfless_functions.data.prompts import Prompt, write_prompts
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.choice import choose_engine
 from rlhfless_functions.generation.engines.transformers import TransformersEngine

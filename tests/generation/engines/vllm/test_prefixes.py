@@ -18,7 +18,8 @@ from rlhfless_functions.api import (
     TaskKey,
 )
 from rlhfless_functions.api import SharedPrefix as SharedOnWire
-from rlhfless_functions.data.rollouts import Prompt, read_rollouts, write_prompts
+from rlhfless_functions.data.prompts import Prompt, write_prompts
+from rlhfless_functions.data.rollouts import read_rollouts
 from rlhfless_functions.generation.engines.base import SequenceTask, SharedPrefix
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.generation.stage import Generator

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig
 
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
@@ -271,13 +271,7 @@ class VllmEngine:
             budget = kv_budget_tokens
             padded = -(-longest // cache.block_size) * cache.block_size
             slots = min(slots, max(1, budget // padded))
-        if longest > budget:
-            raise TaskError(
-                "bad_request",
-                f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-                f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
-                " lower sampling.maxResponseTokens",
-            )
+        check_room(longest, budget)
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
@@ -321,8 +315,7 @@ def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, posit
             " that: raise it, or set generation.engine to transformers",
         )
     for task in tasks:
-        if not task.prompt_tokens:
-            raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        check_prompt(task)
         if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",

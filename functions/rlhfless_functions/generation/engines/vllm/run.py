@@ -1,13 +1,18 @@
 """A share on its way through vLLM's engine."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import FinishReason
-from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
+    EngineRun,
+    NonFiniteLogitsError,
+    SequenceResult,
+    SequenceTask,
+)
 from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.worker import END, KEY
@@ -36,13 +41,17 @@ class _Running:
         return len(self.task.response_tokens) + len(self.new_tokens)
 
     @property
-    def computed_prompt_tokens(self) -> int:
-        """Tokens that were prefilled for it; those of a response that it continues count as well."""
+    def computed(self) -> ComputedTokens:
+        """What was computed for it; of its prompt, what was not in the prefix cache: the tokens of a response that it
+        continues count as well."""
+        sampled = len(self.new_tokens)
+        if not sampled:
+            return ComputedTokens()
         given = len(self.task.prompt_tokens) + len(self.task.response_tokens)
-        return given - int(self.state.num_cached_tokens) if self.new_tokens else 0
+        return ComputedTokens(given - int(self.state.num_cached_tokens), sampled)
 
 
-class VllmRun:
+class VllmRun(EngineRun):
     """A run of the vLLM engine; see `EngineRun`.
 
     Args:
@@ -67,6 +76,7 @@ class VllmRun:
         adapter: Any = None,
         shared_as: str | None = None,
     ) -> None:
+        super().__init__(tasks)
         self._engine = engine
         self._sampling = sampling
         self._end_tokens = list(end_tokens)
@@ -74,10 +84,7 @@ class VllmRun:
         self._slots = slots
         self._adapter = adapter
         self._shared_as = shared_as
-        self._waiting = deque(tasks)
         self._running: dict[str, _Running] = {}
-        self._done_prompt_tokens = 0
-        self._done_response_tokens = 0
         self._traffic_before = self._traffic()
 
     @property
@@ -86,19 +93,9 @@ class VllmRun:
         return len(self._running)
 
     @property
-    def waiting(self) -> int:
-        """Sequences that it has not been given yet."""
-        return len(self._waiting)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens computed so far: those that were not in the prefix cache."""
-        return self._done_prompt_tokens + sum(each.computed_prompt_tokens for each in self._running.values())
-
-    @property
-    def response_tokens(self) -> int:
-        """Response tokens sampled so far."""
-        return self._done_response_tokens + sum(len(each.new_tokens) for each in self._running.values())
+    def computed(self) -> ComputedTokens:
+        """What has been computed so far, for the sequences that vLLM still has too."""
+        return sum((each.computed for each in self._running.values()), self._computed)
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
@@ -108,14 +105,13 @@ class VllmRun:
         """What has been sent to and fetched from other instances of shared prefixes; see `EngineRun`."""
         return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
 
+    def partials(self) -> list[SequenceResult]:
+        """Every running sequence as it is now."""
+        return [_result(each, "cut") for each in self._running.values()]
+
     def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens."""
-        running = [_result(each, "cut") for each in self._running.values()]
-        waiting = [
-            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
-            for task in self._waiting
-        ]
-        return [result for result in map(_sound, [*running, *waiting]) if result.response_tokens]
+        """Every unfinished sequence that has response tokens which were sampled from a distribution."""
+        return [result for result in map(_sound, super().unfinished()) if result.response_tokens]
 
     def step(self, *, check: bool = True) -> list[SequenceResult]:
         """Hand over what there is room for, sample a token for every sequence that vLLM runs, return the finished ones.
@@ -215,8 +211,7 @@ class VllmRun:
 
     def _remove(self, key: str) -> _Running:
         each = self._running.pop(key)
-        self._done_prompt_tokens += each.computed_prompt_tokens
-        self._done_response_tokens += len(each.new_tokens)
+        self._computed += each.computed
         return each
 
     def _check(self, result: SequenceResult) -> None:

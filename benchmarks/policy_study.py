@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhfless_operator.simulator.limits import scenario_limits
+from policy_limits import scenario_limits
+from policy_variants import ablate, sweep, sweep_ratio
+
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
-from rlhfless_operator.simulator.simulate import ablate, simulate, sweep, sweep_ratio
+from rlhfless_operator.simulator.simulate import simulate
 
 Result = dict[str, Any]
 
@@ -60,8 +62,8 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
     """
     for name in SCENARIOS:
         yield Part("scenarios", name, lambda name=name: simulate(name, seeds))  # type: ignore[misc]
-    first = next(iter(SCENARIOS))
-    yield Part("options", first, lambda: ablate(first, sweep_seeds))
+    first = next(iter(SCENARIOS.values()))
+    yield Part("options", first.name, lambda: ablate(first, sweep_seeds))
     for policy, ratios in RATIOS:
         yield Part(
             "sensitivity",
@@ -89,12 +91,13 @@ def _limit_parts(seeds: Sequence[int]) -> Iterator[Part]:
         yield Part("limits", name, lambda scenario=scenario: _limits(scenario, seeds))  # type: ignore[misc]
     for name in ("paper-3b-gsm8k-grpo", "paper-7b-gsm8k-grpo", "paper-7b-gsm8k-ppo"):
         for batch, utilisation in itertools.product(BATCHES, UTILISATIONS):
+            scenario = SCENARIOS[name]
             changed = replace(
-                SCENARIOS[name],
+                scenario,
                 name=f"{name}, {batch:g} × the batch, utilisation {utilisation:g}",
-                prompts_per_step=int(batch * SCENARIOS[name].prompts_per_step),
+                prompts_per_step=int(batch * scenario.prompts_per_step),
                 training_utilisation=utilisation,
-                preparation_utilisation=utilisation / 0.35 * SCENARIOS[name].preparation_utilisation,
+                preparation_utilisation=utilisation / scenario.training_utilisation * scenario.preparation_utilisation,
             )
             yield Part("limits", changed.name, lambda changed=changed: _limits(changed, seeds))  # type: ignore[misc]
 

@@ -3,18 +3,21 @@
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
-from rlhfless_operator.simulator import study as study_module
-from rlhfless_operator.simulator.limits import least_gpu_seconds, scenario_limits
-from rlhfless_operator.simulator.policies import POLICIES, with_ratio
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import policy_study
+from policy_limits import least_gpu_seconds, scenario_limits
+from policy_study import COMPARED, Part, parts, study
+from policy_tables import limit_table, option_table, sensitivity_tables, write_tables
+from policy_variants import ablate, sweep, sweep_ratio, with_ratio
+
+from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
-from rlhfless_operator.simulator.simulate import ablate, sweep_ratio
 from rlhfless_operator.simulator.steps import run_policy
-from rlhfless_operator.simulator.study import COMPARED, Part, parts, study
-from rlhfless_operator.simulator.tables import limit_table, option_table, sensitivity_tables, write_tables
 from rlhfless_operator.simulator.traces import generate
 from tests.simulator.small_scenario import SMALL
 
@@ -42,7 +45,7 @@ def test_a_study_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch, t
 
         return [Part("scenarios", name, lambda name=name: run(name)) for name in "abc"]
 
-    monkeypatch.setattr(study_module, "parts", fake)
+    monkeypatch.setattr(policy_study, "parts", fake)
     file = tmp_path / "results.json"
     with pytest.raises(KeyboardInterrupt):
         study(file, [0])
@@ -55,7 +58,7 @@ def test_a_study_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch, t
 
 def test_sections_can_be_had_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        study_module, "parts", lambda *seeds: [Part("scenarios", "a", dict), Part("sensitivity", "b", dict)]
+        policy_study, "parts", lambda *seeds: [Part("scenarios", "a", dict), Part("sensitivity", "b", dict)]
     )
     assert study(None, [0], sections=["sensitivity"]) == {"sensitivity": {"b": {}}}
 
@@ -65,6 +68,14 @@ def test_each_means_is_shown_alone_and_left_out() -> None:
     assert names[0] == "none"
     assert sum(name.startswith("only") for name in names) == 4
     assert sum(name.startswith("without") for name in names) == 4
+
+
+def test_ablations_and_sweeps_have_the_form_of_results() -> None:
+    found = ablate(dataclasses.replace(SMALL, steps_per_epoch=1), [0])
+    assert next(row["policy"] for row in found["policies"]) == "none"
+    swept = sweep(SMALL, "lengths.runaways", [0.0, 0.05], [0], policies=["static"])
+    assert [each["value"] for each in swept] == [0.0, 0.05]
+    assert [each["value"] for each in sweep(SMALL, "startup_seconds", [1.0], [0], policies=["static"])] == [1.0]
 
 
 def test_a_rule_with_a_ratio_is_compared_at_several() -> None:

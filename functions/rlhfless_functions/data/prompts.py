@@ -1,0 +1,124 @@
+"""Prompts of a materialised dataset, as a Parquet file that plain pyarrow and pandas read. No torch here."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.data.parquet import array, read_table, write_table
+from rlhfless_functions.data.prefix_tree import prefix_tree
+
+PROMPTS = "prompts.parquet"
+"""Name of the prompts' file in the folder of a materialised dataset."""
+
+PROMPT_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("messages", pa.string()),
+        pa.field("ground_truth", pa.string()),
+        pa.field("columns", pa.string(), nullable=False),
+    ]
+)
+"""Columns of the prompts; what may have any form (messages, ground truth, the dataset's own columns) is JSON."""
+
+
+@dataclass
+class Prompt:
+    """One row of a materialised dataset."""
+
+    row: int
+    tokens: list[int]
+    """The prompt as the model reads it, chat template included."""
+    text: str
+    """The same as text."""
+    messages: list[dict[str, Any]] | None = None
+    """The chat messages, where the dataset has them."""
+    ground_truth: Any = None
+    """Handed to rewards as `ground_truth`."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """The dataset's other columns, handed to rewards by their names."""
+
+
+def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
+    """Write a dataset's prompts, row 0 first, as one Parquet file, atomically.
+
+    Raises:
+        ValueError: if the rows are not 0, 1, 2, ….
+        TypeError: if messages, ground truth or columns hold what JSON cannot.
+        ArtifactUnwritableError: if the file cannot be written.
+    """
+    if [prompt.row for prompt in prompts] != list(range(len(prompts))):
+        raise ValueError("prompts must be written in the order of their rows, from 0, none left out")
+    columns: dict[str, list[Any]] = {
+        "row": [prompt.row for prompt in prompts],
+        "tokens": [prompt.tokens for prompt in prompts],
+        "text": [prompt.text for prompt in prompts],
+        "messages": [_dump(prompt.messages) for prompt in prompts],
+        "ground_truth": [_dump(prompt.ground_truth) for prompt in prompts],
+        "columns": [json.dumps(prompt.columns) for prompt in prompts],
+    }
+    write_table(uri, columns, PROMPT_SCHEMA)
+
+
+def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
+    """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
+
+    The index holds `prompts` and `dropped` (how many), `lengths` (tokens of each prompt), and `prefixes`: how prompts
+    begin alike (`prefix_tree`), null where none do.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written; nothing is published.
+    """
+    tokens = [prompt.tokens for prompt in prompts]
+    lengths = [len(each) for each in tokens]
+    index = {"prompts": len(prompts), "dropped": dropped, "lengths": lengths, "prefixes": prefix_tree(tokens)}
+    with artifacts.publish(uri) as folder:
+        write_prompts(str(folder / PROMPTS), prompts)
+        artifacts.write_json(str(folder / "index.json"), index)
+
+
+def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
+    """Read prompts.
+
+    Args:
+        uri: the Parquet file, or the materialised dataset's folder.
+        rows: the rows to read, in this order; all if left out.
+
+    Raises:
+        ArtifactMissingError: if the file cannot be read.
+        ArtifactCorruptError: if it is no file of prompts.
+        IndexError: for a row that the dataset does not have.
+    """
+    if not uri.endswith(".parquet"):
+        uri = artifacts.join(uri, PROMPTS)
+    table = read_table(uri, PROMPT_SCHEMA)
+    if rows is not None:
+        chosen = list(rows)
+        for row in chosen:
+            if not 0 <= row < table.num_rows:
+                raise IndexError(f"{uri} has rows 0 to {table.num_rows - 1}, not {row}")
+        table = table.take(array(chosen, pa.int64()))
+    return [
+        Prompt(
+            row=record["row"],
+            tokens=record["tokens"],
+            text=record["text"],
+            messages=_load(record["messages"]),
+            ground_truth=_load(record["ground_truth"]),
+            columns=json.loads(record["columns"]),
+        )
+        for record in table.to_pylist()
+    ]
+
+
+def _dump(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _load(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

@@ -1,0 +1,170 @@
+"""The models that a step trains: the loss of a micro-batch, its gradients, and the optimizer's update with them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from rlhfless_functions.algorithms.diagnostics import Statistics
+from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
+from rlhfless_functions.api import LearnRequest
+from rlhfless_functions.learning.batch import MicroBatch
+from rlhfless_functions.learning.optimizers import ModelOptimizer, NonFiniteGradientError
+from rlhfless_functions.learning.state import TrainingState, autocast
+from rlhfless_functions.learning.step_report import Course
+from rlhfless_functions.model.forward import body_of, response_log_probs, response_values
+from rlhfless_functions.model.shared_prompts import SharedPrompts
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.weights import CriticModel
+
+
+@dataclass
+class TrainedModel:
+    """The policy or the critic, and what has been accumulated for its next optimizer update."""
+
+    name: str
+    """For messages."""
+    learning_rate_field: str
+    """What of the job sets its learning rate, for messages."""
+    model: PreTrainedModel | PeftModel | CriticModel
+    optimizer: ModelOptimizer
+    forward: Callable[[MicroBatch, SharedPrompts | None], Loss]
+    """The loss of a micro-batch, whose prompts may have been computed before."""
+    state: TrainingState
+    request: LearnRequest
+    course: Course
+    """What its updates are written down in."""
+    _loss: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loss = self._zero()
+
+    def share(self, prompts: Sequence[Sequence[int]]) -> SharedPrompts:
+        """Compute prompts once, for all responses to them."""
+        with autocast(self.request, self.model):
+            return SharedPrompts(body_of(self.model), prompts, packed=self.state.packed)
+
+    def add_gradients(self, batch: MicroBatch, prompts: SharedPrompts | None, scale: float) -> Statistics:
+        """Add the gradients of a micro-batch's loss times a scale; its statistics."""
+        loss = self._loss_of(batch, prompts)
+        self._loss += _backward(loss.total * scale)
+        return loss.statistics
+
+    def add_nothing(self, batch: MicroBatch) -> None:
+        """Pass a micro-batch and leave the gradients as they are."""
+        _backward(self._loss_of(batch, None).total * 0)
+
+    def divide(self, by: float) -> None:
+        """Divide the gradients and the loss that have been accumulated."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 / by)
+        self._loss /= by
+
+    def update(self, step: int, factor: float) -> None:
+        """Take the optimizer's step with the gradients that have been accumulated, and begin anew.
+
+        Args:
+            step: the training step, for messages.
+            factor: what the learning rate is multiplied by.
+
+        Raises:
+            TaskError: `non_finite_loss`.
+        """
+        ranks = self.state.ranks
+        loss = sum(ranks.all(float(self._loss))) / ranks.size
+        try:
+            if not math.isfinite(loss):
+                raise NonFiniteGradientError(f"the loss is {loss}")
+            self.course.gradient_norms.append(self.optimizer.update(factor))
+        except NonFiniteGradientError as error:
+            raise TaskError(
+                "non_finite_loss",
+                f"step {step}: the {self.name}'s update failed: {error}. The weights of the step before stand;"
+                f" lower {self.learning_rate_field}, or look for extreme rewards or log-probabilities in the step's"
+                " batch",
+            ) from error
+        self.course.losses.append(loss)
+        self._loss = self._zero()
+
+    def _loss_of(self, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
+        with autocast(self.request, self.model):
+            return self.forward(batch, prompts)
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), device=self.state.device)
+
+
+def trained_policy(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
+    """The policy, in a step that trains it."""
+    return TrainedModel(
+        name="policy",
+        learning_rate_field="optimizer.learningRate",
+        model=state.policy,
+        optimizer=state.policy_optimizer,
+        forward=partial(_policy_loss, state, request),
+        state=state,
+        request=request,
+        course=course,
+    )
+
+
+def trained_critic(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
+    """The critic, where there is one."""
+    assert state.critic is not None
+    assert state.critic_optimizer is not None
+    return TrainedModel(
+        name="critic",
+        learning_rate_field="algorithm.critic.learningRate",
+        model=state.critic,
+        optimizer=state.critic_optimizer,
+        forward=partial(_critic_loss, state, request),
+        state=state,
+        request=request,
+        course=course,
+    )
+
+
+def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
+    log_probs, entropy = state.policy_unit(
+        lambda policy: response_log_probs(
+            policy,
+            batch.tokens,
+            request.sampling.temperature,
+            prompts=prompts,
+            entropy=True,
+            entropy_gradient=request.algorithm.entropy_coefficient > 0,
+            chunk_tokens=request.learning.logits_chunk_tokens,
+        )
+    )
+    return policy_loss(
+        request.algorithm,
+        log_probs=log_probs,
+        advantages=batch.numbers["advantages"],
+        mask=batch.tokens.response_mask,
+        entropy=entropy,
+        old_log_probs=batch.numbers.get("old_log_probs"),
+        sampler_log_probs=batch.numbers.get("log_probs"),
+        reference_log_probs=batch.numbers.get("reference_log_probs"),
+    )
+
+
+def _critic_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
+    assert state.critic_unit is not None
+    return critic_loss(
+        request.algorithm,
+        values=state.critic_unit(lambda critic: response_values(critic, batch.tokens, prompts)),
+        old_values=batch.numbers["values"],
+        returns=batch.numbers["returns"],
+        mask=batch.tokens.response_mask,
+    )
+
+
+def _backward(loss: torch.Tensor) -> torch.Tensor:
+    """Add the loss's gradients; its value."""
+    loss.backward()
+    return loss.detach()

@@ -1,0 +1,217 @@
+"""A stage's function and the one worker thread that it runs in, whatever asks it over HTTP."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import (
+    BaseRequest,
+    ColdStart,
+    Done,
+    Event,
+    Failed,
+    Heartbeat,
+    Message,
+    RunRequest,
+    Stage,
+    Started,
+    WeightsReference,
+    dump_event,
+)
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.settings import ModelSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Function(Protocol):
+    """The code of one stage, with the caches of one instance."""
+
+    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """Load the model before the first request."""
+
+    def run(self, request: Any, context: TaskContext) -> Message:
+        """Do one task."""
+
+    def sleep(self) -> None:
+        """Give the device's memory back. It was a cache: the next request, or preload, has it again as it was.
+
+        Raises:
+            Exception: the memory is not given back, and the function is of no use any more.
+        """
+
+
+class Instance:
+    """A function and its one worker thread: at most one task at a time, and none after a drain."""
+
+    def __init__(self, stage: Stage, function: Function, *, name: str, started_at: float) -> None:
+        self.stage = stage
+        self.name = name
+        self.ready = False
+        self.draining = False
+        self.lost = False
+        """Whether the function said that it can do nothing more here."""
+        self._function = function
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task")
+        self._current: TaskContext | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._started_at = started_at
+        self._process_seconds = 0.0
+        self._cold_start: ColdStart | None = None
+        self.registry = CollectorRegistry()
+        self._busy = Gauge("rlhfless_instance_busy", "1 while a task runs", registry=self.registry)
+        self._tasks = Counter("rlhfless_tasks", "Tasks by outcome", ["task", "outcome"], registry=self.registry)
+        self._seconds = Counter("rlhfless_task_seconds", "Seconds spent in tasks", ["task"], registry=self.registry)
+        self._sleeps = Summary(
+            "rlhfless_sleep_seconds", "Seconds spent giving the device's memory back", registry=self.registry
+        )
+
+    def listening(self) -> None:
+        """The server has its socket: the process part of the cold start is over."""
+        self._process_seconds = max(0.0, time.time() - self._started_at)
+        if self._cold_start is not None:  # There was nothing to load.
+            self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
+
+    async def start(self, model: ModelSettings | None, weights: WeightsReference | None) -> None:
+        """Load what the instance was started for, in the worker thread, and become ready.
+
+        Where that fails the instance is ready without it: a request that needs it meets the fault too, and names it,
+        while a process that ended would be started again for ever.
+        """
+        loaded_from = time.monotonic()
+        if model is not None and weights is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(self._worker, self._function.preload, model, weights)
+            except Exception:
+                logger.exception("%s could not be loaded before the first request", weights.uri)
+        load_seconds = time.monotonic() - loaded_from
+        self._cold_start = ColdStart(process=self._process_seconds, load=load_seconds)
+        self.ready = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task runs, one that was cut is still publishing, or the device's memory is being given back."""
+        return not self._idle.is_set()
+
+    def drain(self) -> None:
+        """Take no more tasks, and end the running one."""
+        self.draining = True
+        if self._current is not None:
+            self._current.stop("drain")
+
+    async def idle(self) -> None:
+        """Wait until no task runs."""
+        await asyncio.get_running_loop().run_in_executor(None, self._idle.wait)
+
+    async def stream(self, request: RunRequest) -> AsyncIterator[bytes]:
+        """Run a task and yield its events. The caller has checked that the instance is not busy."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        context = TaskContext(emit=emit, instance=self.name)
+        self._current = context
+        self._idle.clear()
+        self._busy.set(1)
+        started = Started(
+            instance=self.name, cold_start=self._cold_start, engine=getattr(self._function, "engine", None)
+        )
+        working = False
+        try:
+            # On its way before there is work that would keep it waiting for the interpreter's lock.
+            yield dump_event(started)
+            self._cold_start = None
+            working = True
+            loop.run_in_executor(self._worker, self._work, request, context)
+            while True:
+                try:
+                    event = await asyncio.wait_for(events.get(), request.heartbeat_seconds)
+                except TimeoutError:
+                    event = Heartbeat()
+                yield dump_event(event)
+                if isinstance(event, Done | Failed):
+                    return
+        finally:
+            context.stop("cut")
+            if not working:
+                self._ends()
+
+    async def sleep(self) -> float:
+        """Give the device's memory back, in the worker thread; how many seconds it took.
+
+        The caller has checked that the instance is not busy. It is until this is over: a task that waited its turn
+        instead would run on what a failed sleep left behind.
+
+        Raises:
+            Exception: the function's own; the instance is then lost.
+        """
+        self._idle.clear()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._sleep)
+
+    def _sleep(self) -> float:
+        started = time.monotonic()
+        try:
+            self._function.sleep()
+        except BaseException:
+            logger.exception("the device's memory could not be given back")
+            self.draining = self.lost = True
+            raise
+        finally:
+            self._ends()
+        seconds = time.monotonic() - started
+        self._sleeps.observe(seconds)
+        logger.info("instance sleeps", extra={"fields": {"seconds": round(seconds, 4)}})
+        return seconds
+
+    def _ends(self) -> None:
+        self._busy.set(0)
+        self._current = None
+        self._idle.set()
+
+    def _work(self, request: BaseRequest, context: TaskContext) -> None:
+        task: str = getattr(request, "task", "unknown")
+        fields = {"job": request.key.job_uid, "step": request.key.step, "stage": request.key.stage}
+        fields |= {"part": request.key.part, "attempt": request.key.attempt, "task": task}
+        started = time.monotonic()
+        logger.info("task started", extra={"fields": fields})
+        terminal: Done | Failed
+        try:
+            with store_errors():
+                terminal = Done(result=self._result(request, context))
+        except TaskError as error:
+            terminal = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
+        except MemoryError as error:
+            terminal = Failed(reason="out_of_memory", message=f"out of memory: {error}", retryable=True)
+        except Exception as error:
+            logger.exception("task crashed", extra={"fields": fields})
+            terminal = Failed(reason="internal", message=f"{type(error).__name__}: {error}", retryable=True)
+        outcome = "done" if isinstance(terminal, Done) else terminal.reason
+        if outcome == "engine_lost":
+            self.draining = self.lost = True
+        seconds = time.monotonic() - started
+        self._tasks.labels(task, outcome).inc()
+        self._seconds.labels(task).inc(seconds)
+        self._ends()
+        logger.info("task ended", extra={"fields": {**fields, "outcome": outcome, "seconds": round(seconds, 4)}})
+        context.emit(terminal)
+
+    def _result(self, request: BaseRequest, context: TaskContext) -> dict[str, Any]:
+        if artifacts.exists(request.result):
+            stored: dict[str, Any] = artifacts.read_json(request.result)
+            return stored
+        result = self._function.run(request, context).model_dump(mode="json")
+        if context.stop_reason is None:
+            artifacts.write_json(request.result, result)
+        return result
