@@ -93,10 +93,10 @@ class _Step:
         self._state, self._request, self._step, self._check = state, request, step, check
         self._factor = schedule_factor(request.optimizer, step, request.total_steps)
         self._share_prompts = _shares_prompts(state, request)
-        policy_rests = step <= _critic_warmup(state, request)
+        policy_is_frozen = step <= _critic_warmup(state, request)
         rate = request.optimizer.learning_rate * self._factor
-        self.report = StepReport(learning_rate=0.0 if policy_rests else rate)
-        self._policy = None if policy_rests else trained_policy(state, request, self.report.policy)
+        self.report = StepReport(learning_rate=0.0 if policy_is_frozen else rate)
+        self._policy = None if policy_is_frozen else trained_policy(state, request, self.report.policy)
         self._critic = None if state.critic is None else trained_critic(state, request, self.report.critic)
         self._trained = [model for model in (self._policy, self._critic) if model is not None]
         # Only the dropout of an adapter draws from it; a replay must draw the same.
@@ -158,7 +158,7 @@ class _Step:
             model.add_nothing(micro_batch)
 
     def _compare_with_sampler(self, batch: MicroBatch) -> None:
-        """While the policy rests, nothing but preparation has passed it."""
+        """While the policy is frozen, nothing but preparation has passed it."""
         numbers, mask = batch.numbers, batch.tokens.response_mask
         if "old_log_probs" in numbers:
             self.report.add(sampler_statistics(numbers["old_log_probs"], numbers["log_probs"], mask))
