@@ -15,7 +15,7 @@ from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micr
 from rlhfless_functions.model.micro_batches import plan_micro_batches, prompt_numbers
 from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, KlSettings, LearningSettings
 from tests.learning.steps import assert_same_gradients, learn_request, ragged_samples, take_step
-from tests.preparation.batches import KL, Workplace
+from tests.preparation.batches import KL, BatchFolder
 from tests.preparation.batches import place as place  # The fixtures.
 from tests.preparation.batches import preparer as preparer
 
@@ -136,7 +136,7 @@ def test_on_a_cpu_nothing_is_packed_unless_asked_for(tiny_model: Path, calls: li
     assert calls == []
 
 
-def prepared(place: Workplace, **settings: Any) -> list[PreparedSample]:
+def prepared(place: BatchFolder, **settings: Any) -> list[PreparedSample]:
     algorithm = AlgorithmSettings(name="ppo", kl=KL).resolved()
     _, samples = place.prepare(old_log_probs=True, reference=place.initial, algorithm=algorithm, **settings)
     return samples
@@ -144,7 +144,7 @@ def prepared(place: Workplace, **settings: Any) -> list[PreparedSample]:
 
 @pytest.mark.parametrize("share", [False, True])
 def test_preparation_says_of_packed_samples_what_it_says_of_padded_ones(
-    place: Workplace, calls: list[int], share: bool
+    place: BatchFolder, calls: list[int], share: bool
 ) -> None:
     place.materialize([{"prompt": "1+2*3-4;" * 7, "answer": "2"}, {"prompt": "7" * 60, "answer": "4"}])
     place.generate({0: ["2", "3", "2 2 2", "7", "88"], 1: ["5", "4", "44444", "6", ""]})

@@ -55,7 +55,7 @@ def preparer() -> Iterator[Preparer]:
     preparer.close()
 
 
-class Workplace:
+class BatchFolder:
     """A folder with a materialised dataset, rollouts and room for what is prepared of them."""
 
     def __init__(self, folder: Path, model: Path, preparer: Preparer) -> None:
@@ -135,12 +135,12 @@ def make_rollout(prompt: int, index: int, tokens: list[int], ids: list[int], fin
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_model: Path, preparer: Preparer) -> Workplace:
-    return Workplace(tmp_path, tiny_model, preparer)
+def place(tmp_path: Path, tiny_model: Path, preparer: Preparer) -> BatchFolder:
+    return BatchFolder(tmp_path, tiny_model, preparer)
 
 
 @pytest.fixture
-def two_groups(place: Workplace) -> Workplace:
+def two_groups(place: BatchFolder) -> BatchFolder:
     place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "the sum of 2 and 2 is", "answer": "4"}])
     place.generate({0: ["2", "3", "2 2 2"], 1: ["5", "4", "44444"]})
     return place

@@ -23,7 +23,7 @@ from rlhfless_functions.model.shared_prompts import SharedPrompts
 from rlhfless_functions.preparation.stage import Preparer
 from rlhfless_functions.settings import AlgorithmSettings, KlSettings, LoraSettings, ModelReward, RewardSettings
 from rlhfless_functions.weights import attach_adapter, load_critic, publish_adapter, publish_critic, publish_weights
-from tests.preparation.batches import KL, RIGHT, TEMPERATURE, Workplace
+from tests.preparation.batches import KL, RIGHT, TEMPERATURE, BatchFolder
 from tests.preparation.batches import place as place  # The fixtures.
 from tests.preparation.batches import preparer as preparer
 from tests.preparation.batches import two_groups as two_groups
@@ -52,7 +52,7 @@ def log_probs_alone(folder: str | Path | torch.nn.Module, sample: Rollout) -> li
 
 
 def test_log_probs_are_those_of_each_row_alone_at_the_sampling_temperature(
-    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:
     policy = perturbed(tiny_model, tmp_path / "policy", seed=1)
     result, samples = two_groups.prepare(
@@ -73,7 +73,7 @@ def test_log_probs_are_those_of_each_row_alone_at_the_sampling_temperature(
 
 
 def test_a_groups_prompt_is_computed_once_and_the_numbers_do_not_depend_on_the_chunk(
-    place: Workplace, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    place: BatchFolder, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.materialize([{"prompt": "1+2*3-4;" * 7, "answer": "2"}, {"prompt": "7" * 60, "answer": "4"}])
     place.generate({0: ["2", "3", "2 2 2", "7", "88"], 1: ["5", "4", "44444", "6", ""]})
@@ -100,13 +100,13 @@ def test_a_groups_prompt_is_computed_once_and_the_numbers_do_not_depend_on_the_c
     assert made == []
 
 
-def test_without_a_penalty_no_reference_is_asked(two_groups: Workplace, tmp_path: Path) -> None:
+def test_without_a_penalty_no_reference_is_asked(two_groups: BatchFolder, tmp_path: Path) -> None:
     nowhere = WeightsReference(version=0, uri=str(tmp_path / "nowhere"))
     _, samples = two_groups.prepare(reference=nowhere)
     assert all(sample.reference_log_probs is None for sample in samples)
 
 
-def test_each_version_of_the_policy_is_asked_in_turn(two_groups: Workplace, tiny_model: Path, tmp_path: Path) -> None:
+def test_each_version_of_the_policy_is_asked_in_turn(two_groups: BatchFolder, tiny_model: Path, tmp_path: Path) -> None:
     versions = [perturbed(tiny_model, tmp_path / f"policy-{seed}", seed=seed) for seed in (1, 2)]
     for policy in [*versions, versions[0]]:
         _, samples = two_groups.prepare(policy=policy, old_log_probs=True)
@@ -114,7 +114,7 @@ def test_each_version_of_the_policy_is_asked_in_turn(two_groups: Workplace, tiny
 
 
 def test_weights_that_cannot_be_had_fail_the_task_and_do_not_stay(
-    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:
     missing = WeightsReference(version=9, uri=str(tmp_path / "nowhere"))
     assert two_groups.failure(policy=missing, old_log_probs=True).reason == "artifact_missing"
@@ -124,7 +124,7 @@ def test_weights_that_cannot_be_had_fail_the_task_and_do_not_stay(
 
 
 def test_with_an_adapter_the_reference_is_the_backbone_with_it_off(
-    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:
     lora = LoraSettings(rank=4)
     adapted = attach_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), lora)
@@ -154,7 +154,7 @@ PPO = AlgorithmSettings(
 
 
 def test_with_a_critic_advantages_and_returns_are_estimated_from_its_values(
-    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:
     critic = load_critic(two_groups.model, two_groups.initial)
     torch.manual_seed(0)
@@ -186,7 +186,7 @@ def test_with_a_critic_advantages_and_returns_are_estimated_from_its_values(
     assert result.metrics["values/count"] == result.metrics["lengths/sum"]
 
 
-def test_before_the_first_step_values_are_zero(two_groups: Workplace) -> None:
+def test_before_the_first_step_values_are_zero(two_groups: BatchFolder) -> None:
     _, samples = two_groups.prepare(algorithm=AlgorithmSettings(name="ppo").resolved())
     for sample in samples:
         assert sample.values == [0.0] * len(sample.response_tokens)
@@ -194,7 +194,7 @@ def test_before_the_first_step_values_are_zero(two_groups: Workplace) -> None:
 
 
 def test_a_penalty_in_the_reward_is_on_the_samplers_log_probs_where_no_others_are_asked(
-    two_groups: Workplace, tiny_model: Path
+    two_groups: BatchFolder, tiny_model: Path
 ) -> None:
     algorithm = AlgorithmSettings(name="reinforce_plus_plus", kl=PPO.kl).resolved()
     _, samples = two_groups.prepare(algorithm=algorithm, reference=two_groups.initial)
@@ -207,7 +207,7 @@ def test_a_penalty_in_the_reward_is_on_the_samplers_log_probs_where_no_others_ar
 
 
 def test_after_a_sleep_every_model_answers_as_before_and_none_was_kept(
-    two_groups: Workplace, tiny_model: Path, tmp_path: Path
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:
     preparer = two_groups.preparer = Preparer()
     critic = load_critic(two_groups.model, two_groups.initial)
@@ -242,7 +242,7 @@ def test_after_a_sleep_every_model_answers_as_before_and_none_was_kept(
     preparer.close()
 
 
-def test_a_preloaded_preparer_answers_the_same(two_groups: Workplace) -> None:
+def test_a_preloaded_preparer_answers_the_same(two_groups: BatchFolder) -> None:
     fresh = Preparer()
     fresh.preload(two_groups.model, two_groups.initial)
     settings = {"reference": two_groups.initial, "algorithm": AlgorithmSettings(kl=KL).resolved()}

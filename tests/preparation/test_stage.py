@@ -12,7 +12,7 @@ from rlhfless_functions.data.prompts import read_prompts
 from rlhfless_functions.data.rollouts import VersionSpan
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings, FormatReward, PythonReward, RewardSettings, SamplingSettings
-from tests.preparation.batches import EOS, KL, RIGHT, Workplace, make_context, make_rollout
+from tests.preparation.batches import EOS, KL, RIGHT, BatchFolder, make_context, make_rollout
 from tests.preparation.batches import place as place  # The fixtures.
 from tests.preparation.batches import preparer as preparer
 from tests.preparation.batches import two_groups as two_groups
@@ -20,7 +20,7 @@ from tests.preparation.batches import two_groups as two_groups
 # --- materialising -----------------------------------------------------------------------------------------------
 
 
-def test_a_dataset_is_materialised_once_for_all_functions(place: Workplace) -> None:
+def test_a_dataset_is_materialised_once_for_all_functions(place: BatchFolder) -> None:
     result = place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "1" * 65}, {"prompt": "2"}])
     assert (result.prompts, result.dropped, result.uri) == (2, 1, str(place.folder / "prompts"))
     prompts = read_prompts(result.uri)
@@ -28,7 +28,7 @@ def test_a_dataset_is_materialised_once_for_all_functions(place: Workplace) -> N
     assert artifacts.read_json(artifacts.join(result.uri, "index.json"))["lengths"] == [4, 1]
 
 
-def test_chat_data_uses_the_jobs_template(place: Workplace) -> None:
+def test_chat_data_uses_the_jobs_template(place: BatchFolder) -> None:
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}="
     model = place.model.model_copy(update={"chat_template": template})
     place.materialize([{"messages": [{"role": "user", "content": "1+1"}]}], model=model)
@@ -43,7 +43,7 @@ def test_chat_data_uses_the_jobs_template(place: Workplace) -> None:
         ([{"prompt": "1"}], {"sampling": SamplingSettings(max_response_tokens=512)}, "the model's 512 positions"),
     ],
 )
-def test_bad_data_publishes_nothing(place: Workplace, rows: list[Any], settings: Any, words: str) -> None:
+def test_bad_data_publishes_nothing(place: BatchFolder, rows: list[Any], settings: Any, words: str) -> None:
     with pytest.raises(TaskError, match=words) as raised:
         place.materialize(rows, **settings)
     assert raised.value.reason == "data_invalid"
@@ -53,7 +53,7 @@ def test_bad_data_publishes_nothing(place: Workplace, rows: list[Any], settings:
 # --- rewards and advantages --------------------------------------------------------------------------------------
 
 
-def test_groups_are_scored_and_compared_within_themselves(two_groups: Workplace) -> None:
+def test_groups_are_scored_and_compared_within_themselves(two_groups: BatchFolder) -> None:
     result, samples = two_groups.prepare()
     assert [sample.reward for sample in samples] == [1, 0, 0, 0, 1, 0]
     assert [sample.reward_terms for sample in samples[:2]] == [{"right": 1.0}, {"right": 0.0}]
@@ -68,7 +68,7 @@ def test_groups_are_scored_and_compared_within_themselves(two_groups: Workplace)
         assert (sample.group_reward_mean, sample.group_reward_std) == pytest.approx((1 / 3, math.sqrt(1 / 3)))
 
 
-def test_the_same_prompt_text_twice_is_two_groups(place: Workplace) -> None:
+def test_the_same_prompt_text_twice_is_two_groups(place: BatchFolder) -> None:
     place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1=", "answer": "3"}])
     place.generate({0: ["2", "2"], 1: ["2", "3"]})
     result, samples = place.prepare()
@@ -77,7 +77,7 @@ def test_the_same_prompt_text_twice_is_two_groups(place: Workplace) -> None:
     assert all(advantage == 0 for sample in samples[:2] for advantage in sample.advantages or [1])
 
 
-def test_token_ids_come_from_the_engine_never_from_text(place: Workplace) -> None:
+def test_token_ids_come_from_the_engine_never_from_text(place: BatchFolder) -> None:
     # "12" could be tokenised otherwise, <pad> has no text, and EOS is not decoded: the ids must survive all of it.
     place.materialize([{"prompt": "1+1=", "answer": "2"}])
     two = place.tokenizer("2")["input_ids"]
@@ -92,7 +92,7 @@ def test_token_ids_come_from_the_engine_never_from_text(place: Workplace) -> Non
     assert samples[0].versions == [VersionSpan(2, 0, 2)]
 
 
-def test_rewards_see_columns_and_decoded_text(place: Workplace, tmp_path: Path) -> None:
+def test_rewards_see_columns_and_decoded_text(place: BatchFolder, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def reward(prompts, completions, completion_ids, level, ground_truth, trainer_state):\n"
         "    assert prompts == ['1+1='] * 2 and completions == ['2', '33'] and level == [7, 7]\n"
@@ -105,7 +105,7 @@ def test_rewards_see_columns_and_decoded_text(place: Workplace, tmp_path: Path) 
     assert [sample.reward for sample in place.prepare(rewards=[mine])[1]] == [2.0, 3.0]
 
 
-def test_unscorable_samples_are_out_of_the_baseline_and_of_the_loss(place: Workplace, tmp_path: Path) -> None:
+def test_unscorable_samples_are_out_of_the_baseline_and_of_the_loss(place: BatchFolder, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def reward(completions): return [None if c == 'x' else float(c) for c in completions]"
     )
@@ -125,7 +125,7 @@ def test_unscorable_samples_are_out_of_the_baseline_and_of_the_loss(place: Workp
     assert result.metrics["zero_variance_groups/count"] == 0
 
 
-def test_truncated_samples_are_masked_only_where_asked(place: Workplace) -> None:
+def test_truncated_samples_are_masked_only_where_asked(place: BatchFolder) -> None:
     place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}])
     place.generate({0: ["2", "3"]})
     place.generate({1: ["4", "3"]}, finish="truncated")
@@ -139,7 +139,7 @@ def test_truncated_samples_are_masked_only_where_asked(place: Workplace) -> None
     assert [sample.reward for sample in samples] == [1, 0, 1, 0]
 
 
-def test_an_evaluation_is_scored_and_nothing_more(two_groups: Workplace) -> None:
+def test_an_evaluation_is_scored_and_nothing_more(two_groups: BatchFolder) -> None:
     result, samples = two_groups.prepare(
         purpose="evaluation", old_log_probs=True, reference=two_groups.initial, algorithm=AlgorithmSettings(kl=KL)
     )
@@ -149,7 +149,7 @@ def test_an_evaluation_is_scored_and_nothing_more(two_groups: Workplace) -> None
     }
 
 
-def test_an_evaluation_shows_the_first_samples_of_the_first_prompts(place: Workplace) -> None:
+def test_an_evaluation_shows_the_first_samples_of_the_first_prompts(place: BatchFolder) -> None:
     place.materialize([{"prompt": f"{row}+1=", "answer": str(row + 1)} for row in range(9)])
     place.generate({8: ["9"], 0: ["1", "2"], 7: ["7", "8"]})
     examples = place.prepare(purpose="evaluation")[0].examples
@@ -160,7 +160,7 @@ def test_an_evaluation_shows_the_first_samples_of_the_first_prompts(place: Workp
     assert place.prepare()[0].examples == []
 
 
-def test_how_a_step_is_cut_into_chunks_changes_nothing(two_groups: Workplace) -> None:
+def test_how_a_step_is_cut_into_chunks_changes_nothing(two_groups: BatchFolder) -> None:
     settings = {
         "old_log_probs": True,
         "reference": two_groups.initial,
@@ -180,7 +180,7 @@ def test_how_a_step_is_cut_into_chunks_changes_nothing(two_groups: Workplace) ->
             assert value == pytest.approx(sum(result.metrics[name] for result in results), abs=1e-5), name
 
 
-def test_metrics_are_sums_and_counts(two_groups: Workplace) -> None:
+def test_metrics_are_sums_and_counts(two_groups: BatchFolder) -> None:
     result, samples = two_groups.prepare()
     lengths = [len(sample.response_tokens) for sample in samples]
     assert {name: value for name, value in result.metrics.items() if not name.startswith("seconds/")} == {
@@ -208,7 +208,7 @@ def test_metrics_are_sums_and_counts(two_groups: Workplace) -> None:
 # --- failures ----------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_or_unfinished_sample_is_named(two_groups: Workplace) -> None:
+def test_a_missing_or_unfinished_sample_is_named(two_groups: BatchFolder) -> None:
     error = two_groups.failure(samples=[*two_groups.tasks, SampleTask(prompt=1, index=3)])
     assert (error.reason, error.retryable) == ("artifact_missing", True)
     assert "sample 3 of prompt 1 is missing in the 1 rollout parts of step 3" in str(error)
@@ -216,12 +216,12 @@ def test_a_missing_or_unfinished_sample_is_named(two_groups: Workplace) -> None:
     assert "sample 4 of prompt 1 is unfinished" in str(two_groups.failure())
 
 
-def test_a_missing_part_is_named(two_groups: Workplace, tmp_path: Path) -> None:
+def test_a_missing_part_is_named(two_groups: BatchFolder, tmp_path: Path) -> None:
     error = two_groups.failure(rollouts=[str(tmp_path / "nowhere.parquet")])
     assert error.reason == "artifact_missing" and "nowhere.parquet" in str(error)
 
 
-def test_samples_of_a_group_must_stand_together(two_groups: Workplace) -> None:
+def test_samples_of_a_group_must_stand_together(two_groups: BatchFolder) -> None:
     error = two_groups.failure(samples=[two_groups.tasks[number] for number in (0, 3, 1, 4)])
     assert error.reason == "bad_request" and "stand together" in str(error)
 
@@ -237,7 +237,7 @@ def test_samples_of_a_group_must_stand_together(two_groups: Workplace) -> None:
     ],
 )
 def test_a_reward_that_fails_ends_the_task_with_nothing_written(
-    two_groups: Workplace, tmp_path: Path, body: str, why: str
+    two_groups: BatchFolder, tmp_path: Path, body: str, why: str
 ) -> None:
     (tmp_path / "mine.py").write_text(f"def reward(completions):\n    {body}\n")
     seconds = 1.0 if "sleep" in body else 60.0
@@ -247,7 +247,7 @@ def test_a_reward_that_fails_ends_the_task_with_nothing_written(
     assert f"reward 'mine' {why}" in str(error) and "row 0 of the prompts" in str(error)
 
 
-def test_a_drained_preparer_stops(two_groups: Workplace, tmp_path: Path) -> None:
+def test_a_drained_preparer_stops(two_groups: BatchFolder, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ndef reward(completions): time.sleep(1000)\n")
     slow = RewardSettings(name="slow", python=PythonReward(file=str(tmp_path / "slow.py")), timeout=1000.0)
     context = make_context()
@@ -256,7 +256,7 @@ def test_a_drained_preparer_stops(two_groups: Workplace, tmp_path: Path) -> None
     assert (error.reason, error.retryable) == ("drained", True)
 
 
-def test_a_sink_that_cannot_be_written_is_named(two_groups: Workplace, tmp_path: Path) -> None:
+def test_a_sink_that_cannot_be_written_is_named(two_groups: BatchFolder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     error = two_groups.failure(sink=str(tmp_path / "file" / "prepared.parquet"))
     assert error.reason == "artifact_unwritable" and str(tmp_path / "file") in str(error)

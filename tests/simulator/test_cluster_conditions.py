@@ -120,7 +120,7 @@ def test_a_shared_prefix_is_computed_once_an_instance_or_once_and_sent() -> None
     assert cached[1] - shipped[1] == pytest.approx(seconds - prefix * 36_864e-9 / 4)
 
 
-def test_no_policy_beats_the_bound_in_any_world() -> None:
+def test_no_policy_beats_the_bound_under_any_conditions() -> None:
     conditions = ClusterConditions(
         node_instances=2, node_failures_per_hour=20, spot_share=0.5, reclaims_per_hour=60, cold_share=0.2,
         weights="relay", shared_prefix_tokens=500, prefixes="shipped",
@@ -138,6 +138,6 @@ def test_no_policy_beats_the_bound_in_any_world() -> None:
         ({"node_failures_per_hour": 1.0}, "node_instances is 0 where nodes fail"),
     ],
 )
-def test_a_world_that_cannot_be_is_named(change: dict, message: str) -> None:
+def test_conditions_that_cannot_be_are_named(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClusterConditions(**change)

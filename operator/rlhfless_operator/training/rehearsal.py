@@ -25,7 +25,6 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
     shape = find_shape(rehearsal.model or job.spec.model.source, field)
     profile = find_profile(shape, rehearsal.gpu, rehearsal.gpus, startup_seconds=rehearsal.startup)
     requests = RequestBuilder(job, JobFolder(""), "")
-    passes = requests.has_reference + (requests.updates_per_step > 1) + requests.has_critic
     latency = profile.latency
     return EmulationSettings(
         trace=rehearsal.trace,
@@ -39,7 +38,9 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         prefix_cache=rehearsal.prefix_cache,
         startup_seconds=rehearsal.startup,
         weight_load_seconds=(profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load),
-        preparation_token_seconds=preparation_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, passes),
+        preparation_token_seconds=preparation_token_seconds(
+            shape, rehearsal.gpu, rehearsal.gpus, requests.preparation_passes
+        ),
         learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, 1 + requests.has_critic),
         update_seconds=rehearsal.update,
         time_scale=rehearsal.time_scale,

@@ -107,6 +107,11 @@ class RequestBuilder:
         """Whether the distance to the reference policy is penalised."""
         return self.algorithm.kl is not None and self.algorithm.kl.coefficient > 0
 
+    @property
+    def preparation_passes(self) -> int:
+        """Forward passes of preparation over each sample: by the reference, the old policy and the critic."""
+        return self.has_reference + (self.updates_per_step > 1) + self.has_critic
+
     def data(self, purpose: Purpose) -> DataSettings:
         """The dataset of a purpose."""
         if purpose == "training":

@@ -23,7 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield server
 
 
-class World:
+class EmulatedCluster:
     """A namespace on an API server, with Knative."""
 
     def __init__(self, client: KnativeClient, knative: KnativeEmulation, folder: Path, namespace: str) -> None:
@@ -53,7 +53,7 @@ class World:
 
 
 @asynccontextmanager
-async def a_world(server: ApiServer, folder: Path, **options: Any) -> AsyncIterator[World]:
+async def open_cluster(server: ApiServer, folder: Path, **options: Any) -> AsyncIterator[EmulatedCluster]:
     async with api_client(server) as api:
         client = KnativeClient(api, field_manager="tests")
         namespace = f"test-{uuid.uuid4().hex[:8]}"
@@ -61,10 +61,10 @@ async def a_world(server: ApiServer, folder: Path, **options: Any) -> AsyncItera
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         )
         async with KnativeEmulation(client, **options) as emulation:
-            yield World(client, emulation, folder, namespace)
+            yield EmulatedCluster(client, emulation, folder, namespace)
 
 
 @pytest.fixture
-async def world(server: ApiServer, tmp_path: Path) -> AsyncIterator[World]:
-    async with a_world(server, tmp_path) as made:
+async def cluster(server: ApiServer, tmp_path: Path) -> AsyncIterator[EmulatedCluster]:
+    async with open_cluster(server, tmp_path) as made:
         yield made
