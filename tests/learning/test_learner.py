@@ -265,7 +265,7 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     following = {"following": str(job.folder / "chunk-"), "batch_settings": one_update}
     plain = Job(tmp_path / "followed", job.model, AlgorithmSettings(), pieces=2, **following)
     made |= Learner().run(plain.request(1), context()).metrics.keys()
-    # A state wakes where it has left a device: test_learning_rest.py.
+    # A state wakes where it has left a device: test_sleep.py.
     assert METRICS.keys() - made == {"seconds/wake"}
     assert made <= METRICS.keys()
 
