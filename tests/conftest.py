@@ -14,6 +14,7 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from tests import prerequisites
+from tests.processes import living
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -93,8 +94,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     """Fails a test whose processes outlive it."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    assert living(child for child in psutil.Process().children(recursive=True) if child.pid not in before) == []
 
 
 TINY_CHARACTERS = string.digits + string.ascii_letters[:40] + " +-*/=;#:\n?."

@@ -1,7 +1,6 @@
 """Several learning processes that share the weights: two ranks on a CPU take the steps that one takes."""
 
 import asyncio
-import contextlib
 import random
 import signal
 import subprocess
@@ -34,7 +33,7 @@ from rlhfless_functions.settings import (
 from rlhfless_functions.weights import load_policy, swap_policy
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
-from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of
+from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, processes_beside
 
 torch.set_num_threads(1)
 
@@ -162,15 +161,6 @@ def test_a_drained_step_publishes_nothing_and_is_taken_again(
     assert not (tmp_path / "drained" / "weights-1").exists()
     learner.run(job.request(1, "drained"), context())
     assert (tmp_path / "drained" / "weights-1" / "manifest.json").exists()
-
-
-def processes_beside() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # One that has just ended has no command line.
-            if "learning_rank" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 class SignallingContext(TaskContext):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from rlhfless_functions.learning.offload import relocate
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LearningSettings, LoraSettings, OptimizerSettings
-from tests.learning.jobs import PPO, Job, assert_equal, context, job_of
+from tests.learning.jobs import PPO, Job, assert_equal, context, job_of, processes_beside
 
 torch.set_num_threads(1)
 
@@ -186,7 +185,7 @@ def test_a_process_that_is_gone_is_noticed_when_all_are_to_sleep(
 ) -> None:
     job = job_of(tmp_path, tiny_model, learning=LearningSettings(processes=2))
     together.run(job.request(1), context())
-    (other,) = (each for each in psutil.Process().children() if "learning_rank" in " ".join(each.cmdline()))
+    (other,) = processes_beside()
     other.kill()
     other.wait()
     with pytest.raises((RuntimeError, TaskError)):

@@ -1,7 +1,6 @@
 """The local platform: real processes that come when they are wanted and go when they are not."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from rlhfless_functions.api import ExportRequest, Stage, TaskKey, WeightsReferen
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
 from rlhfless_operator.platforms.local import LocalPlatform
+from tests.processes import children_with, living, named
 
 
 @asynccontextmanager
@@ -65,9 +65,9 @@ async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_mo
         ended = in_state(changes, "ended").pop()
         assert states_of(changes, ended) == ["starting", "idle", "draining", "ended"]
         children = psutil.Process().children(recursive=True)
-        assert {"learning-1", "learning-2"} & {child.name() for child in children}
+        assert named("learning-1") or named("learning-2")
     assert in_state(changes, "ended") == {"learning-1", "learning-2"}
-    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    assert living(children) == []
 
 
 async def test_an_idle_instance_is_kept_for_as_long_as_was_asked(tmp_path: Path) -> None:
@@ -106,20 +106,12 @@ async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
     assert "no torch here" in (tmp_path / "log.jsonl").read_text()
 
 
-def fork_server_process() -> psutil.Process:
-    """The running fork server; an earlier test's may still be a zombie, which has no command line to read."""
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "rlhfless_functions.serving.fork_server" in child.cmdline():
-                return child
-    raise AssertionError("no fork server runs")
-
-
 async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path) -> None:
     async with platform(tmp_path, keep_alive=60.0) as (local, changes):
         await local.hold("learning", 1)
         await until(lambda: bool(in_state(changes, "idle")))
-        fork_server_process().kill()
+        (fork_server,) = children_with("rlhfless_functions.serving.fork_server")
+        fork_server.kill()
         await until(lambda: in_state(changes, "ended") == {"learning-1"})
         request = an_export(str(tiny_model)).model_copy(
             update={"destination": str(tmp_path / "out"), "result": str(tmp_path / "result.json")}

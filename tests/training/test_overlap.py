@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rlhfless_operator.job.spec import RLHFJob
@@ -22,6 +21,7 @@ from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.requests import RequestBuilder
+from tests.processes import named
 from tests.training.test_run import MakeJob, assert_equal_weights, final_weights, folder_of, run_job
 
 OVERLAPPED: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_a_learner_that_is_killed_while_it_waits_costs_nothing_but_time(
 
     def kill_the_first(name: str) -> bool:
         if not killed:
-            (victim,) = (each for each in psutil.Process().children(recursive=True) if each.name() == name)
+            (victim,) = named(name)
             victim.kill()
             killed.append(name)
             return False
