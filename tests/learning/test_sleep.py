@@ -23,6 +23,8 @@ from tests.learning.jobs import PPO, Job, assert_equal, context, job_of, process
 
 torch.set_num_threads(1)
 
+pytestmark = pytest.mark.usefixtures("warm_start")
+
 JOBS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {"algorithm": PPO},
@@ -207,8 +209,8 @@ def test_parts_that_have_moved_take_the_same_steps(tmp_path: Path, tiny_model: P
         (tmp_path / "requests").write_text("\n".join(requests))
         folder = tmp_path / f"ranks-{where}"
         folder.mkdir()
-        script = Path(__file__).with_name("moving_rank.py")
-        command = [sys.executable, str(script), str(folder), str(tmp_path / "requests"), where]
-        ranks = [subprocess.Popen([*command, str(rank)]) for rank in (0, 1)]
+        command = [sys.executable, "-m", "tests.learning.moving_rank", str(folder), str(tmp_path / "requests"), where]
+        root = Path(__file__).parents[2]
+        ranks = [subprocess.Popen([*command, str(rank)], cwd=root) for rank in (0, 1)]
         assert [rank.wait(300) for rank in ranks] == [0, 0]
     assert_equal(job.published(2, "moved"), job.published(2, "stayed"))
