@@ -109,16 +109,16 @@ def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., Genera
     assert run(make_request(), generator).result.weights_seconds == 3.0
 
 
-def test_an_instance_that_rests_between_requests_answers_the_same(
+def test_an_instance_that_sleeps_between_requests_answers_the_same(
     make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
 ) -> None:
-    settings = EngineSettings(name="transformers", rests=True)
+    settings = EngineSettings(name="transformers", sleeps=True)
     generator = Generator(settings=settings)
-    generator.rest()
+    generator.sleep()
     assert generator.engine is None, "nothing was chosen, and nothing was made"
     generator.preload(make_request().model, make_request().weights)
     for number in (1, 2):
-        generator.rest()
+        generator.sleep()
         assert run(make_request(f"sink-{number}", engine=settings), generator).finished() == whole
     assert generator.engine is not None
 

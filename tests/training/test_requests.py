@@ -15,10 +15,10 @@ def job(**spec: object) -> RLHFJob:
     return RLHFJob.model_validate({**document, "spec": {**base, **spec}})
 
 
-def test_engines_are_told_that_they_rest_between_their_tasks() -> None:
+def test_engines_are_told_that_they_sleep_between_their_tasks() -> None:
     made = job()
-    assert RequestBuilder(made, JobFolder("runs/job"), "uid", rests=True).engine.rests
-    assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.rests
+    assert RequestBuilder(made, JobFolder("runs/job"), "uid", sleeps=True).engine.sleeps
+    assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.sleeps
 
 
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])

@@ -8,6 +8,7 @@ of the client that asked, and is killed when that is gone.
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -19,13 +20,22 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-# Imported for those that are forked.
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401
-
-import rlhfless_operator.cli
-import rlhfless_operator.local.local_run  # noqa: F401
 from rlhfless_functions.runtime.processes import die_with_parent
 
+_IMPORTED = (
+    "s3fs",
+    "transformers.models.qwen3.modeling_qwen3",
+    "rlhfless_functions.generation.engines.transformers",
+    "rlhfless_functions.generation.stage",
+    "rlhfless_functions.learning.learner",
+    "rlhfless_functions.learning.team",
+    "rlhfless_functions.preparation.stage",
+    "rlhfless_functions.serving.emulation",
+    "rlhfless_functions.serving.instance",
+    "rlhfless_operator.cli",
+    "rlhfless_operator.local.local_run",
+)
+"""What those that are forked find in memory."""
 _LARGEST_REQUEST = 200_000
 _TOLD_THEIR_PARENT = ("rlhfless_functions.learning.rank_process", "rlhfless_functions.serving.fork_server")
 """Modules whose first argument is the process that they are to end with."""
@@ -46,6 +56,8 @@ class Child:
 def main(parent: str, path: str) -> None:
     """Fork until the parent dies."""
     die_with_parent(int(parent))
+    for module in _IMPORTED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     selector = selectors.DefaultSelector()
