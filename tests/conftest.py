@@ -3,6 +3,7 @@
 import json
 import os
 import string
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,20 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from tests import prerequisites
+from tests.processes import living
+from tests.warm_start.starting import start_server
+
+PYTHON = sys.executable
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No example fails for being slow: the cores may be busy with something else.
-settings.register_profile("rlhfless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("rlhfless")
+# No example fails for being slow: the cores may be busy with something else. By default the examples are few, and the
+# same each time; those of CI are others each time, and it keeps what failed.
+_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("rlhfless", _ANY_SPEED, derandomize=True, max_examples=50)
+settings.register_profile("ci", _ANY_SPEED, derandomize=False, max_examples=200, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rlhfless"))
 
 
 def pytest_configure() -> None:
@@ -88,13 +96,38 @@ def artifact_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A program that starts what Python starts, with torch imported once for all tests of this process."""
+    if sys.platform != "linux":
+        yield sys.executable
+        return
+    with start_server(tmp_path_factory.mktemp("warm")) as program:
+        yield str(program)
+
+
+@pytest.fixture(scope="module")
+def warm_start(warm_python: str) -> Iterator[None]:
+    """The processes that this module's tests start have imported torch already, where that is not what they test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm_python)
+        yield
+
+
+@pytest.fixture
+def cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that this test starts are those of a user, in a module whose others have a warm start."""
+    monkeypatch.setattr(sys, "executable", PYTHON)
+
+
 @pytest.fixture
 def nothing_is_left_behind() -> Iterator[None]:
     """Fails a test whose processes outlive it."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    psutil.wait_procs(left, timeout=10)  # One that was killed may not have come to its end yet.
+    assert living(left) == []
 
 
 TINY_CHARACTERS = string.digits + string.ascii_letters[:40] + " +-*/=;#:\n?."

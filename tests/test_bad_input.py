@@ -19,15 +19,16 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
 
 from rlhfless_operator.cli import main
 from tests.command_line import run_command
-
-MakeJob = Callable[..., Path]
+from tests.training.whole_jobs import MakeJob, folder_of, half_written, status_of
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+pytestmark = pytest.mark.usefixtures("warm_start")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,23 +70,6 @@ def the_error(ended: subprocess.CompletedProcess[str]) -> str:
     return lines[-1]
 
 
-def folder_of(file: Path) -> Path:
-    spec = yaml.safe_load(file.read_text())["spec"]
-    return Path(spec["artifacts"]["uri"]) / file.parent.name
-
-
-def status_of(file: Path) -> dict[str, Any]:
-    status: dict[str, Any] = json.loads((folder_of(file) / "status.json").read_text())
-    return status
-
-
-def half_written(folder: Path) -> list[Path]:
-    """Version folders without a manifest, and temporary files."""
-    versions = [path for kind in ("data", "weights", "critics", "checkpoints") for path in (folder / kind).glob("*")]
-    incomplete = [path for path in [*versions, folder / "model"] if path.exists() and not any(path.glob("manifest*"))]
-    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
-
-
 def assert_failed(file: Path, message: str) -> None:
     """The job's folder says why it failed, and holds nothing half-written."""
     status = status_of(file)
@@ -124,6 +108,7 @@ def assert_failed(file: Path, message: str) -> None:
 )
 def test_a_faulty_document_is_one_line_and_nothing_is_made(
     tiny_job: MakeJob,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     settings: dict[str, Any],
@@ -142,7 +127,7 @@ def test_a_faulty_document_is_one_line_and_nothing_is_made(
     assert line.startswith(f"{file}:")
     assert place in line
     assert remedy in line
-    assert not folder_of(file).exists()
+    assert not (tmp_path / "runs").exists()
 
 
 # --- what the data shows ---
@@ -320,6 +305,7 @@ def test_an_adapter_of_another_base_is_one_error_and_the_job_goes_on_with_its_ow
 # --- where the artifacts go ---
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_an_artifacts_folder_that_cannot_be_made_is_one_error(tiny_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     file = tiny_job(artifacts={"uri": str(tmp_path / "file" / "runs")})
@@ -330,7 +316,7 @@ def test_an_artifacts_folder_that_cannot_be_made_is_one_error(tiny_job: MakeJob,
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None] | None]]:
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, Callable[[], None] | None]]:
     """A folder with little space, and what a process must call first for that.
 
     A tmpfs of its own where this user may mount one. Elsewhere a limit on the size of the process' files stands in
@@ -344,6 +330,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None] | None
     except FileNotFoundError:
         mounted = False
     if not mounted:
+        request.getfixturevalue("cold_start")
         yield folder, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         return
     yield folder, None

@@ -61,6 +61,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite:
         return " " * len(shown)
     low, high = min(finite), max(finite)
+    if not math.isfinite(high - low):
+        return sparkline([value / 2 for value in shown], width)
     step = (high - low) / len(_BLOCKS)
     return "".join(_block(value, low, step) for value in shown)
 
@@ -72,4 +74,7 @@ def _block(value: float, low: float, step: float) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+    if not values:
+        return math.nan
+    total = sum(values)
+    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)

@@ -13,10 +13,10 @@ from simulator_against_processes import ObservedStep, Side, compare
 
 
 def step_of(policy: str) -> tuple[ObservedStep, Side, Side]:
-    """(what the driver saw, processes, simulator) of a step on up to eight actors, twice as fast as the real thing."""
+    """(what the driver saw, processes, simulator) of a step on up to eight actors, four times as fast as in earnest."""
     lengths = LengthStatistics(median=150, longest=800, prompt_median=60, runaways=0.02)
     (step,) = compare(
-        8, policy, statistics_of_lengths=lengths, prompts=48, samples=4, epochs=1, time_scale=0.5, startup=3.0
+        8, policy, statistics_of_lengths=lengths, prompts=48, samples=4, epochs=1, time_scale=0.25, startup=3.0
     )
     return step
 

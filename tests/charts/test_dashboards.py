@@ -11,8 +11,8 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.api import Event, RunRequest
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
@@ -35,7 +36,7 @@ from tests.prerequisites import needs_helm, needs_prometheus
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rlhfless"
 DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in sorted((CHART / "dashboards").glob("*.json"))}
-WINDOW_SECONDS = 60
+WINDOW_SECONDS = 300
 
 looks_at_panels = needs_prometheus("no panel is looked at")
 renders_alerts = needs_helm("no alert is tried")
@@ -44,7 +45,7 @@ tries_alerts = needs_prometheus("no alert is tried")
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A Prometheus that has watched a run."""
+    """A Prometheus that has watched a run, from one of its scrapes to another."""
 
     url: str
     begin: float
@@ -64,7 +65,9 @@ class Prometheus:
                 json.dumps(one["metric"]): [one["value"]] for one in self.ask("query", query=expression, time=self.end)
             }
         else:
-            span = {"start": self.begin, "end": self.end, "step": 0.5}
+            # The last look is at the end, not half a second before.
+            begin = self.end - math.ceil((self.end - self.begin) / 0.5) * 0.5
+            span = {"start": begin, "end": self.end, "step": 0.5}
             results = self.ask("query_range", query=expression, **span)
             found = {json.dumps(one["metric"]): one["values"] for one in results}
         numbers = {series: [float(text) for _, text in pairs] for series, pairs in found.items()}
@@ -72,7 +75,18 @@ class Prometheus:
 
 
 class StandInPlatform(LocalPlatform):
-    """Local processes where a cluster's pods would be."""
+    """Local processes where a cluster's pods would be; they learn the third step once the first has been scraped."""
+
+    def __init__(self, until_scraped: Callable[[], float], **given: Any) -> None:
+        super().__init__(**given)
+        self._until_scraped = until_scraped
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        if (request.key.stage, request.key.step) == ("learning", 3):
+            await asyncio.to_thread(self._until_scraped)
+        async with aclosing(super().run(request)) as events:
+            async for event in events:
+                yield event
 
     async def open(self) -> None:
         """There is nothing to make."""
@@ -81,8 +95,8 @@ class StandInPlatform(LocalPlatform):
         """There is nothing to remove."""
 
 
-async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: Callable[[], None]) -> None:
-    """Run a job as the controller does, with its metrics on a port."""
+async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: Callable[[], float]) -> float:
+    """Run a job as the controller does, with its metrics on a port; when all of it had been scraped."""
     job = load_job(file).resolve_paths(file.parent)
     folder = JobFolder(artifacts.join(job.spec.artifacts.uri, job.metadata.name))
     meter = metrics.job("team", job.metadata.name)
@@ -93,6 +107,7 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
             meter.observe(change)
 
         platform = StandInPlatform(
+            until_scraped,
             keep_alive={"generation": 0.0, "preparation": 60.0, "learning": 60.0},
             threads={"generation": 1, "preparation": 1, "learning": 1},
             log_path=file.parent / "instances.jsonl",
@@ -105,7 +120,7 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
         await asyncio.to_thread(until_scraped)
         metrics.show_phase("team", job.metadata.name, "Running")
         await drive(job, folder, make_platform, LiveProgress(on_note=lambda note: None), on_open=meter.attach)
-        await asyncio.to_thread(until_scraped)
+        return await asyncio.to_thread(until_scraped)
 
 
 @contextmanager
@@ -136,7 +151,7 @@ def prometheus(folder: Path, target: int) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Prometheus]:
+def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, warm_start: None) -> Iterator[Prometheus]:
     """A tiny job was trained, and a Prometheus watched."""
     folder = tmp_path_factory.mktemp("dashboards")
     file = write_job(folder, tiny_model)
@@ -144,23 +159,21 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
     with prometheus(folder, port) as url:
         watcher = Prometheus(url, time.time(), 0.0)
 
-        def until_scraped() -> None:
-            """Wait for two scrapes from now on."""
+        def until_scraped() -> float:
+            """Wait for two scrapes from now on; when the last was."""
             wanted, deadline = time.time() + 1.0, time.monotonic() + 120
             while time.monotonic() < deadline:
                 try:
                     last = watcher.ask("query", query="timestamp(rlhfless_operator_jobs)")
                 except OSError:
                     last = []
-                if last and float(last[0]["value"][1]) > wanted:
-                    return
+                if last and (scraped := float(last[0]["value"][1])) > wanted:
+                    return scraped
                 time.sleep(0.1)
             pytest.fail((folder / "prometheus.log").read_text()[-3000:])
 
-        asyncio.run(train(file, OperatorMetrics(), port, until_scraped))
-        whole = math.ceil(time.time() - watcher.begin)
-        (last,) = watcher.ask("query", query=f"max_over_time(timestamp(rlhfless_operator_jobs)[{whole}s:1s])")
-        yield Prometheus(url, watcher.begin, float(last["value"][1]))
+        end = asyncio.run(train(file, OperatorMetrics(), port, until_scraped))
+        yield Prometheus(url, watcher.begin, end)
 
 
 def write_job(folder: Path, model: Path) -> Path:

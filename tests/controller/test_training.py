@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from rlhfless_operator.controller.context import MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
@@ -23,6 +21,7 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.local import LocalPlatform
 from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
 from tests.prerequisites import needs_api_server
+from tests.training.whole_jobs import assert_equal_weights, weights_in
 
 pytestmark = needs_api_server("no job is trained through a real API server")
 
@@ -50,12 +49,8 @@ async def local_functions(client: Any, settings: ClusterSettings) -> AsyncIterat
     yield make
 
 
-def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    status = json.loads((folder / "status.json").read_text())
-    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
-
-
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm_start")
 def test_the_same_document_and_seed_give_the_same_weights(
     tiny_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,10 +71,7 @@ def test_the_same_document_and_seed_give_the_same_weights(
             status = jobs.wait_phase("tiny", "Succeeded", "Failed", seconds=400)
     assert status["phase"] == "Succeeded", status
     cluster = tmp_path / "cluster" / "runs" / "tiny"
-    expected, trained = final_weights(laptop), final_weights(cluster)
-    assert expected.keys() == trained.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, trained[name]), name
+    assert_equal_weights(weights_in(cluster), weights_in(laptop))
     left = {path.name for path in laptop.iterdir()} - {path.name for path in cluster.iterdir()}
     assert left == set(), "the very layout of a laptop's folder"
     assert status["reward"] == round(json.loads((laptop / "status.json").read_text())["reward"], 4)

@@ -1,6 +1,5 @@
 """Traces: what runs write of their lengths, and how they are read again."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ from typer.testing import CliRunner
 from rlhfless_functions.api import PrepareRequest
 from rlhfless_functions.data.traces import TraceLengths, TraceRows, read_trace_rows, write_trace_rows
 from rlhfless_operator import cli
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.traces import (
     LengthStatistics,
@@ -23,6 +20,7 @@ from rlhfless_operator.simulator.traces import (
     read_trace,
     write_trace,
 )
+from tests.training.whole_jobs import folder_of, run_job
 
 
 def rows(*responses: tuple[int, int, int, int], step: int | None = None) -> TraceRows:
@@ -90,11 +88,11 @@ def test_a_request_carries_the_visits_of_its_prompts() -> None:
     assert fields["visits"].default == {} and fields["trace"].default is None
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_a_real_run_leaves_a_trace_that_another_policy_can_replay(tiny_job: Callable[..., Path]) -> None:
     file = tiny_job(steps=4)
-    job = load_job(file).resolve_paths(file.parent)
-    root = Path(job.spec.artifacts.uri) / job.metadata.name
-    asyncio.run(run_locally(job, str(root), RunOptions(threads=1)))
+    run_job(file)
+    root = folder_of(file)
     written = read_trace_rows(str(root))
     assert written.step is not None
     # Twelve prompts, four a step: the fourth step is the second epoch's first.

@@ -1,7 +1,6 @@
 """Several jobs on one backbone, each with its adapter: what they share, and that nothing of one shows in another."""
 
 import asyncio
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +19,13 @@ from rlhfless_functions.model.forward import collate, response_log_probs
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.weights import load_policy, merge_adapter, publish_adapter
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from tests.generation.shares import make_request as make_request  # The fixtures.
 from tests.generation.shares import prompts as prompts
 from tests.generation.shares import run
+from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, folder_of, run_job, train
 
 torch.set_num_threads(1)
 
-MakeJob = Callable[..., Path]
 PROMPT, RESPONSE = [5, 6, 7, 8, 9], [20, 21, 22, 23]
 
 
@@ -45,31 +42,18 @@ def jobs_on(tiny_job: MakeJob, suffix: str) -> list[Path]:
     return [tiny_job(f"job-{number}-{suffix}", **shared, **given) for number, given in enumerate(settings)]
 
 
-async def train(file: Path) -> None:
-    job = load_job(file).resolve_paths(file.parent)
-    await run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=1))
-
-
-def folder_of(file: Path) -> Path:
-    job = load_job(file)
-    return Path(job.spec.artifacts.uri) / job.metadata.name
-
-
 def adapters_of(file: Path) -> list[dict[str, torch.Tensor]]:
     """The last version, and what is left for the user."""
-    status = json.loads((folder_of(file) / "status.json").read_text())
-    assert status["phase"] == "Succeeded"
-    folders = [Path(status["weights"]["adapter"]), folder_of(file) / "model"]
-    return [load_file(folder / "adapter_model.safetensors") for folder in folders]
+    return [final_weights(file), load_file(folder_of(file) / "model" / "adapter_model.safetensors")]
 
 
-@pytest.mark.usefixtures("nothing_is_left_behind")
+@pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 def test_two_jobs_trained_at_once_on_one_backbone_learn_what_each_learns_alone(
     tiny_job: MakeJob, tiny_model: Path
 ) -> None:
     alone, together = jobs_on(tiny_job, "alone"), jobs_on(tiny_job, "together")
     for file in alone:
-        asyncio.run(train(file))
+        run_job(file)
 
     async def at_once() -> None:
         async with asyncio.TaskGroup() as group:
@@ -79,8 +63,7 @@ def test_two_jobs_trained_at_once_on_one_backbone_learn_what_each_learns_alone(
     asyncio.run(at_once())
     for one, other in zip(alone, together, strict=True):
         for wanted, given in zip(adapters_of(one), adapters_of(other), strict=True):
-            assert wanted.keys() == given.keys()
-            assert all(torch.equal(tensor, given[name]) for name, tensor in wanted.items())
+            assert_equal_weights(given, wanted)
     assert adapters_of(alone[0])[-1].keys() != adapters_of(alone[1])[-1].keys()
     # Neither has made a copy of what they share.
     backbone = (tiny_model / "model.safetensors").stat().st_size

@@ -109,7 +109,7 @@ def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., Genera
     assert run(make_request(), generator).result.weights_seconds == 3.0
 
 
-def test_an_instance_that_rests_between_requests_answers_the_same(
+def test_an_instance_that_sleeps_between_requests_answers_the_same(
     make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
 ) -> None:
     settings = EngineSettings(name="transformers", sleeps=True)

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -20,12 +21,18 @@ from rlhfless_functions.settings import (
     OptimizerSettings,
     SamplingSettings,
 )
+from tests.processes import children_with
 
 PPO = AlgorithmSettings(name="ppo", critic=CriticSettings(learning_rate=1e-3, warmup_steps=1))
 
 
 def context() -> TaskContext:
     return TaskContext(emit=lambda event: None)
+
+
+def processes_beside() -> list[psutil.Process]:
+    """The learning processes beside this one."""
+    return children_with("rlhfless_functions.learning.rank_process")
 
 
 class StoppedContext(TaskContext):

@@ -1,6 +1,6 @@
 """One of two learning ranks that take two steps, and may move their parts of the state in between.
 
-python moving_rank.py FOLDER REQUESTS moved|stayed RANK; REQUESTS has a request in each line.
+python -m tests.learning.moving_rank FOLDER REQUESTS moved|stayed RANK; REQUESTS has a request in each line.
 """
 
 import os

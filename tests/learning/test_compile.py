@@ -48,6 +48,7 @@ def updates(folder: Path, compiled: bool, prompt: int = 90, **given: Any) -> Any
     return take_step(request, samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "learning",
     [{}, {"gradient_checkpointing": True}, {"share_prompts": False}, {"pack": "never"}],
@@ -65,6 +66,7 @@ def test_an_update_of_policy_and_critic_is_that_of_layers_that_are_not_compiled(
     assert_same_gradients(critic, of_critic, tolerance=3e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_the_same(tiny_model: Path) -> None:
     model = ModelSettings(source=str(tiny_model), dtype="float32", lora=LoraSettings(rank=2))
     given = {"model": model, "algorithm": AlgorithmSettings()}
@@ -79,6 +81,7 @@ def test_nothing_is_compiled_unless_asked_for(tiny_model: Path) -> None:
     assert graphs() == 0
 
 
+@pytest.mark.slow
 def test_all_layers_and_rows_of_any_length_share_what_is_compiled(tiny_model: Path) -> None:
     updates(tiny_model, True, algorithm=AlgorithmSettings())
     first = graphs()
@@ -99,6 +102,7 @@ def test_without_a_compiler_it_is_refused_before_anything_is_learnt(
     updates(tiny_model, False)
 
 
+@pytest.mark.slow
 def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(tmp_path: Path, tiny_model: Path) -> None:
     job = job_of(tmp_path, tiny_model, learning=LearningSettings(compile=True))
     # Nothing that the first learner compiled is left: the second compiles with the rows that it sees first in mind.

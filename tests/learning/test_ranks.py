@@ -1,12 +1,10 @@
 """Several learning processes that share the weights: two ranks on a CPU take the steps that one takes."""
 
-import asyncio
-import contextlib
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,16 +30,15 @@ from rlhfless_functions.settings import (
     OptimizerSettings,
 )
 from rlhfless_functions.weights import load_policy, swap_policy
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
-from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of
+from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, processes_beside
+from tests.training.whole_jobs import MakeJob, folder_of, run_job
 
 torch.set_num_threads(1)
 
 # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, weight_decay=0.1, epsilon=1e-3)
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
 @pytest.fixture
@@ -164,15 +161,6 @@ def test_a_drained_step_publishes_nothing_and_is_taken_again(
     assert (tmp_path / "drained" / "weights-1" / "manifest.json").exists()
 
 
-def processes_beside() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # One that has just ended has no command line.
-            if "learning_rank" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
-
-
 class SignallingContext(TaskContext):
     """Sends the other process a signal in the middle of a step."""
 
@@ -199,6 +187,7 @@ def test_a_process_that_dies_in_mid_step_is_noticed_at_once(tmp_path: Path, tiny
     assert (tmp_path / "undisturbed" / "weights-1" / "manifest.json").exists()
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_process_that_hangs_is_not_waited_for_for_ever(
     tmp_path: Path, tiny_model: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,11 +281,10 @@ def test_work_is_dealt_evenly_and_each_thing_once() -> None:
         assert max(loads) - min(loads) <= max(weights, default=0)
 
 
-def test_a_job_learns_with_several_processes(tiny_job: Callable[..., Path]) -> None:
+def test_a_job_learns_with_several_processes(tiny_job: MakeJob) -> None:
     file = tiny_job("ranks", steps=2, learning={"processes": 2})
-    job = load_job(file).resolve_paths(file.parent)
-    root = Path(job.spec.artifacts.uri) / job.metadata.name
-    summary = asyncio.run(run_locally(job, str(root), RunOptions(threads=1)))
+    summary = run_job(file)
+    root = folder_of(file)
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 2)
     for version in (root / "weights").iterdir():
         assert len(list(version.glob("model-*-of-00002.safetensors"))) == 2

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -20,9 +19,11 @@ from rlhfless_functions.learning.offload import relocate
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LearningSettings, LoraSettings, OptimizerSettings
-from tests.learning.jobs import PPO, Job, assert_equal, context, job_of
+from tests.learning.jobs import PPO, Job, assert_equal, context, job_of, processes_beside
 
 torch.set_num_threads(1)
+
+pytestmark = pytest.mark.usefixtures("warm_start")
 
 JOBS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -186,7 +187,7 @@ def test_a_process_that_is_gone_is_noticed_when_all_are_to_sleep(
 ) -> None:
     job = job_of(tmp_path, tiny_model, learning=LearningSettings(processes=2))
     together.run(job.request(1), context())
-    (other,) = (each for each in psutil.Process().children() if "learning_rank" in " ".join(each.cmdline()))
+    (other,) = processes_beside()
     other.kill()
     other.wait()
     with pytest.raises((RuntimeError, TaskError)):
@@ -208,8 +209,8 @@ def test_parts_that_have_moved_take_the_same_steps(tmp_path: Path, tiny_model: P
         (tmp_path / "requests").write_text("\n".join(requests))
         folder = tmp_path / f"ranks-{where}"
         folder.mkdir()
-        script = Path(__file__).with_name("moving_rank.py")
-        command = [sys.executable, str(script), str(folder), str(tmp_path / "requests"), where]
-        ranks = [subprocess.Popen([*command, str(rank)]) for rank in (0, 1)]
+        command = [sys.executable, "-m", "tests.learning.moving_rank", str(folder), str(tmp_path / "requests"), where]
+        root = Path(__file__).parents[2]
+        ranks = [subprocess.Popen([*command, str(rank)], cwd=root) for rank in (0, 1)]
         assert [rank.wait(300) for rank in ranks] == [0, 0]
     assert_equal(job.published(2, "moved"), job.published(2, "stayed"))

@@ -190,6 +190,12 @@ def test_a_sparkline_rises_with_its_values() -> None:
     assert sparkline([0.0, math.nan, 1.0], 8) == "▁ █"
 
 
+def test_a_sparkline_spans_more_than_a_float_can_hold() -> None:
+    assert sparkline([1.7e308, -1e292], 8) == "█▁"
+    assert sparkline([-1.7e308, 0.0, 1.7e308], 8) == "▁▅█"
+    assert sparkline([1.7e308, 1.7e308, -1.7e308, -1.7e308], 2) == "█▁", "nor do means overflow"
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.integers(1, 50))
 def test_averaging_keeps_the_mean_of_equal_stretches_and_the_range(values: list[float], count: int) -> None:
     shorter = averaged(values, count)

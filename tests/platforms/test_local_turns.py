@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rlhfless_functions.api import Done, ExportRequest, MaterializeRequest, RunRequest, Stage, TaskKey, WeightsReference
 from rlhfless_functions.settings import DataSettings, ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.local import LocalPlatform
+from tests.processes import named
+
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
 
@@ -147,7 +151,7 @@ async def test_instances_start_ahead_only_on_gpus_that_nobody_uses(tmp_path: Pat
         await seen.platform.hold("learning", 1)
         await seen.platform.hold("preparation", 1)
         assert seen.newest() == {"learning-1": "idle"}
-        process = next(child for child in psutil.Process().children(recursive=True) if child.name() == "learning-1")
+        (process,) = named("learning-1")
         await seen.platform.hold("learning", 0)
         process.kill()
         await seen.until("preparation-2", "idle")
@@ -156,7 +160,7 @@ async def test_instances_start_ahead_only_on_gpus_that_nobody_uses(tmp_path: Pat
 async def test_an_instance_that_cannot_sleep_is_ended(tmp_path: Path, tiny_model: Path) -> None:
     async with watched(tmp_path, "0") as seen:
         await seen.do(learning(tmp_path, tiny_model, 0))
-        process = next(child for child in psutil.Process().children(recursive=True) if child.name() == "learning-1")
+        (process,) = named("learning-1")
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
         seen.platform._stall_seconds = 0.5
@@ -170,16 +174,15 @@ async def test_those_that_sleep_end_with_the_platform(tmp_path: Path, tiny_model
     async with watched(tmp_path, "0") as seen:
         await seen.do(learning(tmp_path, tiny_model, 0))
         await seen.do(preparing(tmp_path, tiny_model, 0))
-        children = psutil.Process().children(recursive=True)
-        assert {"learning-1", "preparation-2"} <= {child.name() for child in children}
-    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+        assert named("learning-1")
+        assert named("preparation-2")
     assert set(seen.newest().values()) == {"ended"}
 
 
 async def test_an_instance_that_sleeps_goes_when_it_is_kept_no_longer(tmp_path: Path, tiny_model: Path) -> None:
     async with watched(tmp_path, "0") as seen:
         await seen.do(learning(tmp_path, tiny_model, 0))
-        process = next(child for child in psutil.Process().children(recursive=True) if child.name() == "learning-1")
+        (process,) = named("learning-1")
         await seen.do(preparing(tmp_path, tiny_model, 0))
         assert process.is_running()
         seen.platform._keep_alive = {}

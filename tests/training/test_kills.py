@@ -52,6 +52,7 @@ def victims_of(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Proces
     return found
 
 
+@pytest.mark.slow
 def test_twenty_kills_change_nothing(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
     settings = {"steps": STEPS, "checkpoints": {"everySteps": 3}, "limits": {"retries": 10}}
     settings |= {"batch": {"promptsPerStep": 6, "samplesPerPrompt": 6, "minibatchSamples": 12}}

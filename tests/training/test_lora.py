@@ -1,11 +1,8 @@
 """LoRA through the whole loop, and through instances that are shared: one backbone, many adapters."""
 
-import asyncio
-import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,22 @@ from rlhfless_functions.preparation import models as preparation_models
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.settings import LoraSettings, ModelSettings, SamplingSettings
 from rlhfless_functions.weights import load_policy, publish_adapter
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from tests.command_line import run_command
+from tests.training.whole_jobs import (
+    MakeJob,
+    assert_equal_weights,
+    final_weights,
+    folder_of,
+    records_of,
+    run_job,
+    status_of,
+)
 
 torch.set_num_threads(1)
 
-MakeJob = Callable[..., Path]
 LORA = {"rank": 4, "alpha": 16.0}
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
 # --- whole jobs --------------------------------------------------------------------------------------------------
@@ -42,38 +45,13 @@ def lora_job(tiny_job: MakeJob, name: str, **overrides: Any) -> Path:
     return tiny_job(name, **settings)
 
 
-def run_job(file: Path) -> None:
-    job = load_job(file).resolve_paths(file.parent)
-    asyncio.run(run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=1)))
-
-
-def folder_of(file: Path) -> Path:
-    job = load_job(file)
-    return Path(job.spec.artifacts.uri) / job.metadata.name
-
-
-def final_adapter(file: Path) -> dict[str, torch.Tensor]:
-    status = json.loads((folder_of(file) / "status.json").read_text())
-    assert status["phase"] == "Succeeded", status
-    return load_file(Path(status["weights"]["adapter"]) / "adapter_model.safetensors")
-
-
-def records_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
-    assert some.keys() == others.keys()
-    assert all(torch.equal(tensor, others[name]) for name, tensor in some.items())
-
-
 def test_a_job_trains_an_adapter_and_leaves_a_plain_model(tiny_job: MakeJob, tiny_model: Path) -> None:
     file = lora_job(tiny_job, "lora", steps=12, batch={"minibatchSamples": 16})
     run_job(file)
     records = records_of(file)
     rewards = [record["metrics"]["reward"] for record in records]
     assert sum(rewards[-3:]) > sum(rewards[:3])
-    assert max(tensor.abs().max() for name, tensor in final_adapter(file).items() if "lora_B" in name) > 0
+    assert max(tensor.abs().max() for name, tensor in final_weights(file).items() if "lora_B" in name) > 0
     model = AutoModelForCausalLM.from_pretrained(folder_of(file) / "model")
     given = AutoModelForCausalLM.from_pretrained(tiny_model)
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -96,7 +74,7 @@ def test_each_step_ships_the_adapter_alone_and_the_backbone_stays_where_it_is(
             tensor.nbytes for tensor in load_file(tiny_model / "model.safetensors").values()
         )
         assert record["metrics"]["weights/bytes"] < record["metrics"]["weights/full_bytes"] / 10
-    status = json.loads((folder_of(file) / "status.json").read_text())
+    status = status_of(file)
     assert status["weights"]["uri"] == str(tiny_model)
 
 
@@ -105,7 +83,7 @@ def test_the_plan_does_not_change_the_adapter(tiny_job: MakeJob) -> None:
     many = lora_job(tiny_job, "many", generation={"instances": {"min": 1, "max": 3}}, steps=2)
     for file in (one, many):
         run_job(file)
-    assert_equal(final_adapter(many), final_adapter(one))
+    assert_equal_weights(final_weights(many), final_weights(one))
 
 
 def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: MakeJob, tmp_path: Path) -> None:
@@ -117,18 +95,19 @@ def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: M
         for step in (2, 3):  # once behind a checkpoint, once at one
             driver = subprocess.Popen(run_command(file), stdout=log, stderr=log)
             deadline = time.monotonic() + 120
-            while len(records_before_the_end(file)) < step and time.monotonic() < deadline:
+            while steps_of(file) < step and time.monotonic() < deadline:
                 time.sleep(0.02)
             driver.kill()
             assert driver.wait() == -signal.SIGKILL, (tmp_path / "log.txt").read_text()
         assert subprocess.run(run_command(file), stdout=log, stderr=log, check=False).returncode == 0
     assert [record["step"] for record in records_of(file)] == [1, 2, 3, 4, 5]
-    assert_equal(final_adapter(file), final_adapter(undisturbed))
+    assert_equal_weights(final_weights(file), final_weights(undisturbed))
 
 
-def records_before_the_end(file: Path) -> list[str]:
+def steps_of(file: Path) -> int:
+    """Steps that are written down, while the job may be about to write another."""
     place = folder_of(file) / "metrics.jsonl"
-    return place.read_text().splitlines() if place.exists() else []
+    return len(place.read_text().splitlines()) if place.exists() else 0
 
 
 # --- one backbone, several adapters ------------------------------------------------------------------------------

@@ -3,17 +3,14 @@
 import asyncio
 import contextlib
 import dataclasses
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training import rollout
@@ -22,7 +19,16 @@ from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.requests import RequestBuilder
-from tests.training.test_run import MakeJob, assert_equal_weights, final_weights, folder_of, run_job
+from tests.processes import named
+from tests.training.whole_jobs import (
+    MakeJob,
+    assert_equal_weights,
+    final_weights,
+    records_of,
+    run_job,
+    status_of,
+    train,
+)
 
 OVERLAPPED: dict[str, Any] = {
     "steps": 2,
@@ -31,7 +37,7 @@ OVERLAPPED: dict[str, Any] = {
 }
 PATIENCE = 120.0
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
 class Overlap:
@@ -87,11 +93,6 @@ def unoverlapped(tiny_job: MakeJob) -> Path:
     return file
 
 
-def records_of(file: Path) -> list[dict[str, Any]]:
-    lines = (folder_of(file) / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["step"]]
-
-
 def test_learning_under_the_tail_gives_the_same_weights(
     tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +117,7 @@ def test_a_learner_that_is_killed_while_it_waits_costs_nothing_but_time(
 
     def kill_the_first(name: str) -> bool:
         if not killed:
-            (victim,) = (each for each in psutil.Process().children(recursive=True) if each.name() == name)
+            (victim,) = named(name)
             victim.kill()
             killed.append(name)
             return False
@@ -133,8 +134,6 @@ def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
     tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tiny_job("stopped", **OVERLAPPED)
-    job = load_job(file).resolve_paths(file.parent)
-    root = str(folder_of(file))
 
     async def stop_once_it_waits() -> None:
         waiting = asyncio.Event()
@@ -146,14 +145,14 @@ def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
         with monkeypatch.context() as patched:
             # The last group never comes: the driver stops before.
             Overlap(patched, never_go_on)
-            running = asyncio.create_task(run_locally(job, root, RunOptions(threads=1)))
+            running = asyncio.create_task(train(file))
             await asyncio.wait_for(waiting.wait(), PATIENCE)
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
 
     asyncio.run(stop_once_it_waits())
-    assert json.loads((folder_of(file) / "status.json").read_text())["step"] == 0
+    assert status_of(file)["step"] == 0
     Overlap(monkeypatch)
     run_job(file)
     assert_equal_weights(final_weights(file), final_weights(unoverlapped))

@@ -1,8 +1,6 @@
 """Rehearsals: the whole loop with real processes and streams, on GPUs that are emulated."""
 
-import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 import yaml
 
 from rlhfless_operator.job.validation import InvalidJobError, load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.planner.roofline import GPUS, QWEN_3B
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
@@ -19,11 +16,11 @@ from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.tasks import StageFailedError
+from tests.training.whole_jobs import MakeJob, run_job
 
-MakeJob = Callable[..., Path]
 EPOCHS, PROMPTS, SAMPLES = 2, 16, 4
 
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
 @pytest.fixture
@@ -64,11 +61,6 @@ def rehearsal_job(tmp_path: Path, trace: Trace) -> MakeJob:
         return file
 
     return make
-
-
-def run_job(file: Path) -> dict[str, Any]:
-    job = load_job(file).resolve_paths(file.parent)
-    return asyncio.run(run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=1)))
 
 
 def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(

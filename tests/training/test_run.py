@@ -1,9 +1,8 @@
 """Whole jobs on this machine: real processes, real streams, real training of a tiny model."""
 
-import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +12,24 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
+from rlhfless_operator.local.local_run import JobFinishedError
 from rlhfless_operator.planner.migration import Actor, Move
 from rlhfless_operator.training import migration
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.lease import Lease, LeaseHeldError
 from tests.generation.engines.shares import save_model
+from tests.training.whole_jobs import (
+    MakeJob,
+    assert_equal_weights,
+    final_weights,
+    folder_of,
+    half_written,
+    records_of,
+    run_job,
+    status_of,
+)
 
-MakeJob = Callable[..., Path]
-
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
-
-
-def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
-    job = load_job(file).resolve_paths(file.parent)
-    root = f"{job.spec.artifacts.uri}/{job.metadata.name}"
-    return asyncio.run(run_locally(job, root, RunOptions(threads=threads)))
-
-
-def folder_of(file: Path) -> Path:
-    job = load_job(file)
-    return Path(job.spec.artifacts.uri) / job.metadata.name
-
-
-def final_weights(file: Path) -> dict[str, torch.Tensor]:
-    status = json.loads((folder_of(file) / "status.json").read_text())
-    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
-
-
-def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-
-
-def half_written(folder: Path) -> list[Path]:
-    """Version folders without a manifest, and temporary files."""
-    versions = [path for kind in ("weights", "critics", "checkpoints") for path in (folder / kind).glob("*")]
-    incomplete = [path for path in versions if not (path / "manifest.json").exists()]
-    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
 def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
@@ -64,7 +41,7 @@ def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
         assert summary[name] is not None
     assert {"accuracy_before", "accuracy_after"} <= summary.keys()
     assert summary["phase"] == "Succeeded"
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = records_of(file)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     assert all(record["plan"]["actors"] == 2 for record in records[1:])
     assert all(record["metrics"]["weights/bytes"] > 0 for record in records[1:])
@@ -96,7 +73,7 @@ def test_the_engine_agrees_with_the_trainer_in_every_step(
         batch={"minibatchSamples": minibatch},
     )
     run_job(file)
-    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    records = records_of(file)
     gaps = {record["step"]: record["metrics"]["mismatch/mean_exp_abs"] for record in records if record["step"]}
     assert gaps.keys() == {1, 2, 3}
     assert all(1 <= gap < (1.01 if dtype == "float32" else 1.05) for gap in gaps.values())
@@ -162,7 +139,7 @@ def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, mo
     file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": {"min": 3, "max": 3}})
     run_job(file)
     assert_equal_weights(final_weights(file), final_weights(baseline))
-    records = [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+    records = records_of(file)
     assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
     assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
 
@@ -187,7 +164,7 @@ def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monk
         patched.setattr(artifacts, "write_json", refuse_the_second_step)
         with pytest.raises(artifacts.ArtifactError, match="the disk is full"):
             run_job(file)
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(file)
     assert (status["phase"], status["step"], status["message"]) == ("Failed", 1, "the disk is full")
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1
     assert (folder / "rollouts" / "step-000003").exists()
@@ -233,7 +210,7 @@ def test_other_algorithms_go_through_the_same_loop(tiny_job: MakeJob, algorithm:
 def test_lora_ships_adapters_alone(tiny_job: MakeJob, tiny_model: Path) -> None:
     file = tiny_job(steps=2, model={"lora": {"rank": 4}})
     run_job(file)
-    status = json.loads((folder_of(file) / "status.json").read_text())
+    status = status_of(file)
     assert status["weights"]["adapter"]
     assert status["weights"]["uri"] == str(tiny_model)
     AutoModelForCausalLM.from_pretrained(folder_of(file) / "model")

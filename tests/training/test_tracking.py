@@ -5,7 +5,6 @@ wandb and mlflow are not among the development dependencies. Their tests put a t
 packages take it.
 """
 
-import asyncio
 import importlib
 import json
 import subprocess
@@ -23,8 +22,6 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.training.tracking import (
     Tracking,
@@ -33,6 +30,7 @@ from rlhfless_operator.training.tracking import (
     open_tracking,
     scalars,
 )
+from tests.training.whole_jobs import folder_of, run_job
 
 MakeJob = Callable[..., Path]
 
@@ -102,13 +100,12 @@ def test_a_tracker_that_is_not_installed_is_one_error_before_anything_is_touched
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == name else found(asked))
     file = tiny_job(tracking=tracking)
-    job = load_job(file).resolve_paths(file.parent)
     with pytest.raises(TrackingError) as error:
-        asyncio.run(run_locally(job, f"{job.spec.artifacts.uri}/tiny", RunOptions(threads=1)))
+        run_job(file)
     assert str(error.value) == (
         f"spec.tracking.{name}: the package {name} is not installed; pip install {name}, or remove the field"
     )
-    assert not Path(job.spec.artifacts.uri).exists()
+    assert not folder_of(file).parent.exists()
 
 
 def test_a_folder_of_logs_is_not_taken_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +141,13 @@ def steps_in(folder: Path, tag: str) -> list[int]:
     return steps
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_a_run_can_be_looked_at_in_tensorboard_and_goes_on_there(tiny_job: MakeJob) -> None:
     settings = {"tracking": {"tensorboard": True}, "evaluation": {"data": {"source": "train.jsonl"}}}
     for steps in (1, 2):
         file = tiny_job(steps=steps, **settings)
-        job = load_job(file).resolve_paths(file.parent)
-        root = Path(job.spec.artifacts.uri) / "tiny"
-        asyncio.run(run_locally(job, str(root), RunOptions(threads=1)))
+        run_job(file)
+    root = folder_of(file)
 
     events = read_events(root / "tensorboard")
     records = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]

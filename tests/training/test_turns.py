@@ -1,47 +1,32 @@
 """Whole jobs whose stages take turns on GPUs, of which there are the names only: the weights are the same."""
 
-import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.local.gpu_assignment import TooFewGpusError
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, folder_of, records_of, run_job
 
-MakeJob = Callable[..., Path]
-
-pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
-def run_job(file: Path, monkeypatch: pytest.MonkeyPatch, gpus: str) -> Path:
-    """Run a job where these GPUs are to be seen; returns its folder."""
+def run_with(gpus: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run a job where these GPUs are to be seen; returns its file."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    job = load_job(file).resolve_paths(file.parent)
-    root = f"{job.spec.artifacts.uri}/{job.metadata.name}"
-    asyncio.run(run_locally(job, root, RunOptions(threads=1)))
-    return Path(root)
+    run_job(file)
+    return file
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    status = json.loads((folder / "status.json").read_text())
-    return load_file(Path(status["weights"]["uri"]) / "model.safetensors")
+def spans_of(file: Path) -> list[dict[str, Any]]:
+    """The states of a job's instances, as they were charged."""
+    return [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
 
 
-def assert_equal(first: Path, second: Path) -> None:
-    weights = weights_of(second)
-    for name, tensor in weights_of(first).items():
-        assert torch.equal(tensor, weights[name]), name
-
-
-def most_at_once(folder: Path) -> int:
+def most_at_once(file: Path) -> int:
     """Most instances that had a GPU at one time."""
-    spans = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    spans = spans_of(file)
     edges = sorted([(span["start"], 1) for span in spans] + [(span["end"], -1) for span in spans])
     most = now = 0
     for _, change in edges:
@@ -50,21 +35,20 @@ def most_at_once(folder: Path) -> int:
     return most
 
 
-def sleeps(folder: Path) -> set[str]:
+def sleeps(file: Path) -> set[str]:
     """Instances that have slept."""
-    lines = [json.loads(line) for line in (folder / "logs" / "instances.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder_of(file) / "logs" / "instances.jsonl").read_text().splitlines()]
     return {line["instance"] for line in lines if line["message"] == "instance sleeps"}
 
 
 def test_one_gpu_is_enough_and_no_process_starts_twice(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     spec: dict[str, Any] = {"generation": {"instances": {"max": 1}}}
-    without = run_job(tiny_job("without", **spec), monkeypatch, "")
-    turns = run_job(tiny_job("turns", **spec), monkeypatch, "0")
-    assert_equal(without, turns)
+    without = run_with("", tiny_job("without", **spec), monkeypatch)
+    turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
+    assert_equal_weights(final_weights(turns), final_weights(without))
     assert most_at_once(turns) == 1
     assert {name.split("-")[0] for name in sleeps(turns)} == {"generation", "preparation", "learning"}
-    instances = {json.loads(line)["instance"] for line in (turns / "ledger.jsonl").read_text().splitlines()}
-    assert len(instances) == 3
+    assert len({span["instance"] for span in spans_of(turns)}) == 3
 
 
 def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
@@ -76,16 +60,15 @@ def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
         "planning": {"policy": "cost"},
         "batch": {"minibatchSamples": 16},
     }
-    apart = run_job(tiny_job("apart", **spec), monkeypatch, "0,1,2")
-    turns = run_job(tiny_job("turns", **spec), monkeypatch, "0")
-    assert_equal(apart, turns)
+    apart = run_with("0,1,2", tiny_job("apart", **spec), monkeypatch)
+    turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
+    assert_equal_weights(final_weights(turns), final_weights(apart))
     assert most_at_once(turns) == 1
 
 
 def test_more_actors_than_gpus_are_not_planned(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run_job(tiny_job("job", generation={"instances": {"min": 2, "max": 2}}, steps=1), monkeypatch, "0")
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["plan"]["actors"] for record in records] == [1]
+    file = run_with("0", tiny_job("job", generation={"instances": {"min": 2, "max": 2}}, steps=1), monkeypatch)
+    assert [record["plan"]["actors"] for record in records_of(file)] == [1]
 
 
 def test_a_job_that_needs_more_gpus_than_there_are_leaves_nothing(
@@ -93,5 +76,5 @@ def test_a_job_that_needs_more_gpus_than_there_are_leaves_nothing(
 ) -> None:
     file = tiny_job("job", learning={"processes": 2})
     with pytest.raises(TooFewGpusError, match=r"learning.processes is 2"):
-        run_job(file, monkeypatch, "0")
-    assert not (Path(load_job(file).spec.artifacts.uri) / "job").exists()
+        run_with("0", file, monkeypatch)
+    assert not folder_of(file).exists()

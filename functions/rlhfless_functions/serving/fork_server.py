@@ -64,6 +64,10 @@ def main() -> None:
 
 
 def _import_everything() -> None:
+    import rlhfless_functions.generation.stage
+    import rlhfless_functions.learning.learner
+    import rlhfless_functions.preparation.stage
+    import rlhfless_functions.serving.instance  # noqa: F401
 
     _keep()
 

@@ -118,7 +118,7 @@ def test_any_split_order_and_room_gives_the_same_tokens(trace: str, data: st.Dat
     assert parts == whole
 
 
-def test_after_a_rest_weights_and_prompts_take_their_time_again(trace: str) -> None:
+def test_after_a_sleep_weights_and_prompts_take_their_time_again(trace: str) -> None:
     engine, clock = engine_of(trace, weight_load_seconds=3.0, prefill_token_seconds=1.0)
     weights = WeightsReference(version=0, uri="w")
     begun = clock.now

@@ -1,0 +1,79 @@
+"""Jobs that run from the beginning to the end on this machine, and what they leave."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.local.local_run import RunOptions, run_locally
+
+MakeJob = Callable[..., Path]
+"""Makes a job's file of a name and of what its spec is to have."""
+
+
+async def train(file: Path, *, threads: int = 1) -> dict[str, Any]:
+    """Run a job; its summary."""
+    job = load_job(file).resolve_paths(file.parent)
+    return await run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=threads))
+
+
+def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
+    """Run a job in an event loop of its own; its summary."""
+    return asyncio.run(train(file, threads=threads))
+
+
+def folder_of(file: Path) -> Path:
+    """The folder of a job whose artifacts are on this machine."""
+    job = load_job(file).resolve_paths(file.parent)
+    return Path(job.spec.artifacts.uri) / job.metadata.name
+
+
+def records_of(file: Path) -> list[dict[str, Any]]:
+    """The records of a job's steps, and of the evaluation before them where there is one."""
+    return [json.loads(line) for line in (folder_of(file) / "metrics.jsonl").read_text().splitlines()]
+
+
+def status_of(file: Path) -> dict[str, Any]:
+    """What a job has written of its position last."""
+    return _status_in(folder_of(file))
+
+
+def _status_in(folder: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    return status
+
+
+def final_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The last weights of a job that has succeeded: its adapter's where it trains one."""
+    return weights_in(folder_of(file))
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """`final_weights` of the job with this folder."""
+    status = _status_in(folder)
+    assert status["phase"] == "Succeeded", status
+    weights = status["weights"]
+    if adapter := weights.get("adapter"):
+        return load_file(Path(adapter) / "adapter_model.safetensors")
+    return load_file(Path(weights["uri"]) / "model.safetensors")
+
+
+def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """That they are the same bit for bit."""
+    assert first
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def half_written(folder: Path) -> list[Path]:
+    """Version folders without a manifest, and temporary files."""
+    kinds = ("data", "weights", "critics", "checkpoints")
+    versions = [path for kind in kinds for path in (folder / kind).glob("*")] + [folder / "model"]
+    incomplete = [path for path in versions if path.exists() and not any(path.glob("manifest*"))]
+    return incomplete + [path for path in folder.rglob("*") if ".tmp" in path.name or path.name.startswith(".")]
