@@ -1,5 +1,6 @@
 """Fixtures that several modules share: stores with a real S3 server, a tiny model folder, and small jobs around it."""
 
+import functools
 import json
 import os
 import string
@@ -16,9 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import prerequisites
 from tests.processes import living
-from tests.warm_start.starting import start_server
-
-PYTHON = sys.executable
+from tests.warm_start.starting import PYTHON, start_server
 
 # Before torch is first imported: the machine's cores are shared by the processes of the suite.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # same each time; those of CI are others each time, and it keeps what failed.
 _ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("rlhfless", _ANY_SPEED, derandomize=True, max_examples=50)
-settings.register_profile("ci", _ANY_SPEED, derandomize=False, max_examples=200, print_blob=True)
+settings.register_profile("ci", _ANY_SPEED, derandomize=False, max_examples=300, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rlhfless"))
 
 
@@ -184,34 +183,41 @@ def reward(prompts, completions, ground_truth, **columns):
 @pytest.fixture
 def tiny_job(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
     """Makes a job file around the tiny model: a few short steps on 12 prompts. Overrides go into `spec`, deeply."""
+    return functools.partial(write_tiny_job, tmp_path, tiny_model)
 
-    def make(name: str = "tiny", **overrides: Any) -> Path:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "reward.py").write_text(TINY_REWARD)
-        prompts = [{"prompt": f"{first}+{second}=", "ground_truth": first} for first in range(4) for second in range(3)]
-        (folder / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
-        spec: dict[str, Any] = {
-            "model": {"source": str(tiny_model), "dtype": "float32"},
-            "data": {"source": "train.jsonl"},
-            "rewards": [{"name": "digits", "python": {"file": "reward.py"}}],
-            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
-            "sampling": {"maxPromptTokens": 16, "maxResponseTokens": 24},
-            "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 8},
-            "optimizer": {"learningRate": 1.0e-3},
-            "steps": 3,
-            "planning": {"policy": "even"},
-            "generation": {"instances": {"min": 1, "max": 2}},
-            "artifacts": {"uri": str(tmp_path / "runs")},
-            "prices": {"instanceHour": "1.00"},
-        }
-        _merge(spec, overrides)
-        document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
-        file = folder / "job.yaml"
-        file.write_text(yaml.safe_dump(document))
-        return file
 
-    return make
+def write_tiny_job(place: Path, tiny_model: Path, /, name: str = "tiny", **overrides: Any) -> Path:
+    """Write a job's file, and what it names, below a folder; see `tiny_job`."""
+    folder = place / name
+    folder.mkdir(exist_ok=True)
+    (folder / "reward.py").write_text(TINY_REWARD)
+    prompts = [{"prompt": f"{first}+{second}=", "ground_truth": first} for first in range(4) for second in range(3)]
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    spec: dict[str, Any] = {
+        "model": {"source": str(tiny_model), "dtype": "float32"},
+        "data": {"source": "train.jsonl"},
+        "rewards": [{"name": "digits", "python": {"file": "reward.py"}}],
+        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
+        "sampling": {"maxPromptTokens": 16, "maxResponseTokens": 24},
+        "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 8},
+        "optimizer": {"learningRate": 1.0e-3},
+        "steps": 3,
+        "planning": {"policy": "even"},
+        "generation": {"instances": {"min": 1, "max": 2}},
+        "artifacts": {"uri": str(place / "runs")},
+        "prices": {"instanceHour": "1.00"},
+    }
+    _merge(spec, overrides)
+    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+@pytest.fixture(scope="module")
+def shared_tiny_job(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes jobs like `tiny_job`, which are there for all tests of a module."""
+    return functools.partial(write_tiny_job, tmp_path_factory.mktemp("jobs"), tiny_model)
 
 
 def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> None:

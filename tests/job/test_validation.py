@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_operator.job.spec import RLHFJob
@@ -268,7 +268,6 @@ def places_in(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 PLACES = places_in(yaml.safe_load(GOOD))[1:]
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from([*SCRAPS, "delete", "rename"])), min_size=1, max_size=6)
 )
@@ -298,7 +297,6 @@ def place_has(place: Any, name: Any) -> bool:
 DEBRIS = ["", " ", "\n", "\t", ":", "- ", "{", "]", '"', "&a ", "*a", "!", "é", "\0", "<<: "]
 
 
-@settings(max_examples=300)
 @given(st.integers(0, 2**32))
 def test_any_damage_to_the_text_is_accepted_or_explained(seed: int) -> None:
     rng = random.Random(seed)

@@ -174,7 +174,6 @@ STRETCHES = st.builds(
 
 
 @given(stretches=st.lists(STRETCHES, min_size=1, max_size=6))
-@settings(max_examples=200, deadline=None)
 def test_whatever_is_seen_decoding_takes_some_time(stretches):
     """Stretches that contradict each other ended the job that had seen them."""
     calibration = Calibration(LinearLatency(0.002, 20e-6, 1e-8, 5e-6))

@@ -85,10 +85,10 @@ class Overlap:
             yield group
 
 
-@pytest.fixture
-def unoverlapped(tiny_job: MakeJob) -> Path:
+@pytest.fixture(scope="module")
+def unoverlapped(shared_tiny_job: MakeJob) -> Path:
     """A job that takes its batches in the same pieces, each once it is complete."""
-    file = tiny_job("unoverlapped", **OVERLAPPED)
+    file = shared_tiny_job("unoverlapped", **OVERLAPPED)
     run_job(file)
     return file
 

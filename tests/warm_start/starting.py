@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rlhfless_operator.platforms import fork_server
 
+PYTHON = sys.executable
+"""The real one, whatever `sys.executable` is by now."""
 _HERE = Path(__file__).parent
 
 
@@ -24,10 +26,10 @@ def start_server(folder: Path) -> Iterator[Path]:
         The program: it starts what Python starts, with the same arguments.
     """
     program, socket = folder / "python", folder / "socket"
-    client = [sys.executable, "-I", "-S", _HERE / "client.py", socket, program, sys.executable]
+    client = [PYTHON, "-I", "-S", _HERE / "client.py", socket, program, PYTHON]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, client))} "$@"\n')
     program.chmod(0o755)
-    command = [sys.executable, "-m", "tests.warm_start.server", str(os.getpid()), str(socket)]
+    command = [PYTHON, "-m", "tests.warm_start.server", str(os.getpid()), str(socket)]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
