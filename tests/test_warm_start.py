@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import psutil
 import pytest
 
+from tests.processes import children_with
 from tests.warm_start.starting import PYTHON
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -16,13 +19,18 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 FORK_SERVER = ["-m", "rlhfless_functions.serving.fork_server", str(os.getpid())]
 
 
-def started(program: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-    """A fork server that is ready: the process, its input and its output."""
-    process = subprocess.Popen([program, *FORK_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
+@contextmanager
+def started(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fork server that is ready."""
+    with subprocess.Popen([program, *FORK_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert json.loads(output_of(process).readline()) == {"event": "ready"}
+        yield process
+        process.kill()
+
+
+def output_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline()) == {"event": "ready"}
-    return process, process.stdin, process.stdout
+    return process.stdout
 
 
 @pytest.mark.parametrize("arguments", [["validate", "job.yaml"], ["validate", "missing.yaml"], ["--help"], ["walk"]])
@@ -53,28 +61,23 @@ def test_what_the_server_does_not_know_is_left_to_python(warm_python: str) -> No
 
 
 def test_it_ends_with_its_input_as_python_would(warm_python: str) -> None:
-    process, given, told = started(warm_python)
-    given.close()
-    assert told.read() == b""
-    assert process.wait(60) == 0
-    told.close()
+    with started(warm_python) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert output_of(process).read() == b""
+        assert process.wait(60) == 0
 
 
 def test_it_ends_with_whoever_asked_for_it(warm_python: str) -> None:
-    process, given, told = started(warm_python)
-    process.kill()
-    assert told.read() == b"", "nobody holds the other end any more"
-    assert process.wait(60) == -9
-    given.close()
-    told.close()
+    with started(warm_python) as process:
+        process.kill()
+        assert output_of(process).read() == b"", "nobody holds the other end any more"
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_the_server_has_no_thread_that_a_fork_would_lose(warm_python: str) -> None:
-    process, given, told = started(warm_python)
-    (server,) = (each for each in psutil.Process().children() if "tests.warm_start.server" in each.cmdline())
-    threads = [file.read_text().strip() for file in Path(f"/proc/{server.pid}/task").glob("*/comm")]
+    with started(warm_python):
+        (server,) = children_with("tests.warm_start.server")
+        threads = [file.read_text().strip() for file in Path(f"/proc/{server.pid}/task").glob("*/comm")]
     # The allocator that comes with pyarrow looks after its own.
     assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1
-    given.close()
-    process.wait(60)
-    told.close()

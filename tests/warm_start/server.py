@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from rlhfless_functions.runtime.processes import die_with_parent
 
@@ -82,17 +83,14 @@ def main(parent: str, path: str) -> None:
 def _fork(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     client, _ = listener.accept()
     line, descriptors, _, _ = socket.recv_fds(client, _LARGEST_REQUEST, 3)
-    server = os.getpid()
+    if not line:  # It was killed before it had asked.
+        client.close()
+        return
+    request, server = json.loads(line), os.getpid()
     pid = os.fork()
     if pid == 0:
-        for key in list(selector.get_map().values()):
-            os.close(key.fd)
-        selector.close()
-        client.close()
-        for target, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        _become(json.loads(line), server)
+        inherited = [client.fileno(), *(key.fd for key in selector.get_map().values())]
+        _become(request, server, descriptors, inherited)
     for descriptor in descriptors:
         os.close(descriptor)
     child = Child(pid, os.pidfd_open(pid), client)
@@ -113,11 +111,23 @@ def _end(child: Child, selector: selectors.BaseSelector) -> None:
     child.client.close()
 
 
-def _become(request: dict[str, Any], server: int) -> None:
-    """Be the program that was asked for; this never returns."""
+def _become(request: dict[str, Any], server: int, descriptors: Sequence[int], inherited: Sequence[int]) -> NoReturn:
+    """Be the program that was asked for.
+
+    Args:
+        request: the client's.
+        server: process id of the server.
+        descriptors: the client's input, output and errors.
+        inherited: the server's own descriptors.
+    """
     status = 1
     try:
         die_with_parent(server)
+        for descriptor in inherited:
+            os.close(descriptor)
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
         if request["leads_session"]:
             os.setsid()
         os.chdir(request["folder"])
