@@ -2,8 +2,8 @@
 
 The instance is rank 0; it starts the others when a request asks for them and tells them every request, so that all of
 them take the same steps. It does what torchrun would do, since only a request says how many there are, and an instance
-may be a fork of the fork server. Whatever goes wrong in one ends all of them, and the next attempt begins with new ones from
-the newest checkpoint.
+may be a child of the fork server. Whatever goes wrong in one ends all of them, and the next attempt begins with new
+ones from the newest checkpoint.
 """
 
 import json
