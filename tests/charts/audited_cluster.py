@@ -85,6 +85,15 @@ class Cluster:
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         return Jobs(self.server, name)
 
+    def allows(self, account: str, **attributes: Any) -> bool:
+        """Whether the API server would let an account of the operator's namespace do something, as of now."""
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{HOME}", "system:authenticated"]
+        spec = {"user": f"system:serviceaccount:{HOME}:{account}", "groups": groups, **attributes}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        status, answer = self.server.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        assert status == 201, answer
+        return bool(answer["status"]["allowed"])
+
     def kubeconfig(self, account: str) -> Path:
         """That of a service account of the operator's namespace."""
         path = f"/api/v1/namespaces/{HOME}/serviceaccounts/{account}/token"

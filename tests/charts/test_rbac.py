@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,6 +88,27 @@ def rights_of(manifests: list[dict[str, Any]]) -> set[Permission]:
     }
 
 
+def grant(cluster: Cluster, release: str, manifests: list[dict[str, Any]]) -> None:
+    """Make them, and wait until they count: an API server takes a moment to know of a new role."""
+    for manifest in manifests:
+        cluster.create(manifest)
+    account = f"{release}-rlhfless"
+    discovery = {"path": "/apis", "verb": "get"}
+    wait_for(lambda: cluster.allows(account, nonResourceAttributes=discovery), lambda: "discovery")
+    rules = {(made["kind"], made["metadata"]["name"]): made["rules"] for made in manifests if "rules" in made}
+    for binding in manifests:
+        reference = binding.get("roleRef", {})
+        for rule in rules.get((reference.get("kind"), reference.get("name")), []):
+            resource, _, subresource = rule["resources"][0].partition("/")
+            attributes = {
+                "group": rule["apiGroups"][0], "resource": resource, "subresource": subresource,
+                "verb": rule["verbs"][0], "namespace": binding["metadata"].get("namespace", ""),
+            }  # fmt: skip
+            if "resourceNames" in rule:
+                attributes["name"] = rule["resourceNames"][0]
+            wait_for(partial(cluster.allows, account, resourceAttributes=attributes), partial(str, attributes))
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with audited_cluster(tmp_path_factory.mktemp("control-plane")) as made:
@@ -114,8 +136,7 @@ def operator_of(cluster: Cluster, release: str, *namespaces: str) -> Iterator[st
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> str:
     """The account of an operator with the chart's roles for the whole cluster, after all that jobs may go through."""
-    for manifest in accounts_and_roles("training", kueue__enabled="true"):
-        cluster.create(manifest)
+    grant(cluster, "training", accounts_and_roles("training", kueue__enabled="true"))
     with operator_of(cluster, "training") as name:
         asyncio.run(look_at_the_cluster(cluster))
         lives_to_its_deletion(cluster)
@@ -282,8 +303,7 @@ def test_an_operator_of_one_namespace_needs_no_role_of_the_cluster(cluster: Clus
     jobs = cluster.namespace("scoped")
     manifests = accounts_and_roles("scoped", namespaces="{scoped}", rbac__aggregate="false")
     assert not [made for made in manifests if made["kind"].startswith("Cluster")]
-    for manifest in manifests:
-        cluster.create(manifest)
+    grant(cluster, "scoped", manifests)
     with operator_of(cluster, "scoped", "scoped") as scoped:
         jobs.apply(small_job("scoped", steps=1))
         assert jobs.wait_phase("scoped", "Succeeded", "Failed")["phase"] == "Succeeded", jobs.get("scoped")
