@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.preflight.permissions import PERMISSIONS
 from tests.charts.rendering import CASES, NAMESPACE, REPOSITORY, Manifest, case, needs_helm, of_kind, rendered
 from tests.clusters.control_plane import ApiServer, control_plane
+from tests.controller.operator_harness import wait_for
 from tests.prerequisites import needs_api_server
 
 JOB_RIGHTS = {
@@ -158,7 +160,14 @@ def test_an_api_server_allows_what_is_documented_and_refuses_the_rest(server: Ap
         return bool(answer["status"]["allowed"])
 
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+
+    def allowed_verbs(group: str, resource: str, namespace: str) -> set[str]:
+        return {verb for verb in verbs if allowed(Attempt(verb, group, resource, namespace))}
+
+    def is_granted(group: str, resource: str, granted: set[str]) -> bool:
+        return allowed_verbs(group, resource, "kube-public") == granted
+
     for (group, resource), granted in {**JOB_RIGHTS, **KUEUE_RIGHTS}.items():
-        for namespace in ("kube-public", "kube-system"):
-            tried = {verb for verb in verbs if allowed(Attempt(verb, group, resource, namespace))}
-            assert tried == (granted if namespace == "kube-public" else set()), (resource, namespace)
+        # A new role takes a moment to count.
+        wait_for(partial(is_granted, group, resource, granted), partial(str, resource))
+        assert allowed_verbs(group, resource, "kube-system") == set(), resource
