@@ -39,7 +39,7 @@ def measure(name: str, model: Path, scratch: Path) -> dict[str, Any]:
         model: its folder.
         scratch: for what they publish.
     """
-    # As an instance does: whoever sleeps looks for garbage, of which the modules are none.
+    # As an instance does before it sleeps: it collects garbage, and modules are none.
     gc.freeze()
     settings = ModelSettings.model_validate(model_settings(model, model_dtype(), WORK[name].lora_rank))
     found = {}
