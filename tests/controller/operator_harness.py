@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import functools
+import logging
 import subprocess
 import sys
 import threading
@@ -127,6 +128,7 @@ class RunningOperator:
         try:
             asyncio.run(main())
         except BaseException as error:
+            logging.getLogger(__name__).exception("the operator has ended with an error")
             self.error = error
 
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ class Supervisor:
     async def run(self) -> None:
         """Take care of the job until stopped."""
         while not self._stopped.is_set():
-            writing = asyncio.create_task(self._publisher.writer.run())
+            writing = asyncio.create_task(ending_of(self._publisher.writer.run()))
             try:
                 await self._attend(writing)
             except ResourceGoneError:
@@ -112,7 +112,7 @@ class Supervisor:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
 
-    async def _attend(self, writing: asyncio.Task[None]) -> None:
+    async def _attend(self, writing: asyncio.Task[Exception | None]) -> None:
         while not self._stopped.is_set():
             self._changed.clear()
             match next_action(self.resource, self.status):
@@ -127,7 +127,7 @@ class Supervisor:
 
     # --- driving ---
 
-    async def _drive(self, writing: asyncio.Task[None]) -> None:
+    async def _drive(self, writing: asyncio.Task[Exception | None]) -> None:
         resource = self.resource
         try:
             job = resource.job()
@@ -179,18 +179,18 @@ class Supervisor:
         return None
 
     async def _drive_while_wanted(
-        self, resource: JobResource, job: RLHFJob, folder: JobFolder, writing: asyncio.Task[None]
+        self, resource: JobResource, job: RLHFJob, folder: JobFolder, writing: asyncio.Task[Exception | None]
     ) -> BaseException | None:
         """Run a driver until it ends, or until the user or the cluster wants something else.
 
         Returns:
             What the driver ended with; None if it did its work, or was stopped.
         """
-        driving = asyncio.create_task(self._run_driver(resource, job, folder))
+        driving = asyncio.create_task(ending_of(self._run_driver(resource, job, folder)))
         try:
             while not driving.done() and not self._wants_other(resource):
-                if writing.done():
-                    writing.result()
+                if writing.done() and (failure := writing.result()) is not None:
+                    raise failure
                 self._changed.clear()
                 if self.status.phase == "Running":
                     self._publisher.observed(self.resource.generation)
@@ -206,7 +206,7 @@ class Supervisor:
             if self._stopped.is_set() and not self.resource.deleted:
                 await self._say_farewell()
             return None
-        if (error := driving.exception()) is None:
+        if (error := driving.result()) is None:
             await self._enter(_succeeded(self.status, folder), self.resource)
         return error
 
@@ -245,14 +245,14 @@ class Supervisor:
         self._asked_queue = time.monotonic()
         return await self._context.queues.withdrawn(resource)
 
-    async def _end(self, driving: asyncio.Task[None]) -> None:
+    async def _end(self, driving: asyncio.Task[Exception | None]) -> None:
         if driving.done():
             return
         driving.cancel()
         await asyncio.wait({driving}, timeout=self._context.pacing.closing)
         if not driving.done():
             _logger.error("a driver did not let go within %g s, and is abandoned", self._context.pacing.closing)
-        elif not driving.cancelled() and (error := driving.exception()) is not None:
+        elif not driving.cancelled() and (error := driving.result()) is not None:
             _logger.warning("a driver that was stopped ended with %s: %s", type(error).__name__, error)
 
     def _wants_other(self, resource: JobResource) -> bool:
@@ -296,11 +296,12 @@ class Supervisor:
             if resource.queue is not None:
                 await self._context.queues.leave(resource)
         self._publisher.begin(transition, resource)
-        flushing = asyncio.create_task(self._publisher.writer.flush())
+        flushing = asyncio.create_task(ending_of(self._publisher.writer.flush()))
         try:
             while not flushing.done():
                 await self._wait(flushing)
-            flushing.result()
+            if (failure := flushing.result()) is not None:
+                raise failure
         finally:
             flushing.cancel()
 
@@ -334,7 +335,7 @@ class Supervisor:
 
     # --- waiting ---
 
-    async def _wait(self, *tasks: asyncio.Task[None], seconds: float | None = None) -> None:
+    async def _wait(self, *tasks: asyncio.Task[Any], seconds: float | None = None) -> None:
         """Wait for a change, for a task's end, or for a while, at most a heartbeat long."""
         self.heartbeat = time.monotonic()
         tick = self._context.pacing.tick
@@ -354,6 +355,18 @@ class Supervisor:
         while not self._wants_other(resource) and (left := until - time.monotonic()) > 0:
             self._changed.clear()
             await self._wait(seconds=left)
+
+
+async def ending_of(work: Awaitable[None]) -> Exception | None:
+    """What some work of a supervisor ends with; None if it was done.
+
+    A task must not raise it. While the operator stops, kopf raises what any task of the process does as the operator's.
+    """
+    try:
+        await work
+    except Exception as error:
+        return error
+    return None
 
 
 def _succeeded(status: RLHFJobStatus, folder: JobFolder) -> Transition:
