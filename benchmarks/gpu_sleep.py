@@ -51,7 +51,7 @@ def measure(name: str, model: Path, scratch: Path) -> dict[str, Any]:
 
 
 def _generation(engine: EngineName, model: ModelSettings, work: Work, folder: Path) -> dict[str, Any]:
-    """A share is generated before each sleep and after the last, so that keys and values are part of what is held."""
+    """Generate a share before each sleep and after the last. Keys and values are then part of what is held."""
     weights = WeightsReference(version=0, uri=model.source)
     sequence = work.prompt_tokens + RESPONSE_TOKENS
     settings = engine_settings(engine, sequence).model_copy(update={"sleeps": True})

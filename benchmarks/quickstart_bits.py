@@ -1,4 +1,4 @@
-"""Print a digest of the quickstart's weights after a few steps, so that two versions of the code can be compared.
+"""Print a digest of the quickstart's weights after a few steps, to compare two versions of the code.
 
     python benchmarks/quickstart_bits.py
 
