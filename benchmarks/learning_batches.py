@@ -86,7 +86,7 @@ def learn_request(
 
     weights = WeightsReference(version=0, uri=str(folder))
     algorithm = AlgorithmSettings().resolved()
-    uncapped = algorithm.importance_sampling.model_copy(update={"cap": None})
+    uncorrected = algorithm.importance_sampling.model_copy(update={"mode": "none"})
     return LearnRequest(
         key=TaskKey(job_uid="benchmark", step=1, stage="learning", part="learn", attempt=0),
         result="",
@@ -94,7 +94,7 @@ def learn_request(
         initial=weights,
         base=weights,
         batch=BatchReference(step=1, parts=[""], samples=[SampleTask(prompt=0, index=0)]),
-        algorithm=algorithm.model_copy(update={"importance_sampling": uncapped}),
+        algorithm=algorithm.model_copy(update={"importance_sampling": uncorrected}),
         optimizer=OptimizerSettings(learning_rate=learning_rate, max_gradient_norm=1e9),
         batch_settings=BatchSettings(
             prompts_per_step=len(samples) // SAMPLES_PER_PROMPT,

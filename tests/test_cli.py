@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rlhfless_operator import cli
 from rlhfless_operator.simulator.scenarios import SCENARIOS
+from tests.command_line import run_command
 
 
 def call(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
@@ -38,6 +40,40 @@ def test_validate_names_every_fault_and_exits_with_2(tiny_job: Callable[..., Pat
     assert result.returncode == 2
     assert "spec.step: unknown field; did you mean steps?" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_validate_says_what_it_could_not_look_at(tiny_job: Callable[..., Path]) -> None:
+    file = tiny_job()
+    assert call("validate", str(file)).stdout == f"{file}: tiny is a valid job\n"
+    result = call("validate", str(file), "--set", "spec.model.source=org/model")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[1:] == [
+        "  not checked: spec.model.source: org/model is on the hub, not on this machine"
+    ]
+
+
+def test_run_finds_the_same_before_anything_starts(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
+    file = tiny_job(tracking={"mlflow": {"trackingUri": "x", "experiment": "e"}}, data={"promptColumn": "q"})
+    validated, run = call("validate", str(file)), call("run", str(file))
+    assert (validated.returncode, run.returncode) == (2, 2)
+    assert validated.stderr == run.stderr
+    assert "train.jsonl has no column 'q'; it has prompt, ground_truth: set promptColumn to one of them" in run.stderr
+    assert "spec.tracking.mlflow: the package mlflow is not installed; pip install mlflow" in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_set_is_what_is_recorded(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
+    file = tiny_job()
+    settings = ("--set", "spec.steps=1", "--set", "spec.sampling.temperature=0.9", "--set", "spec.rewards.0.weight=2")
+    result = subprocess.run(run_command(file, *settings), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    recorded = yaml.safe_load((tmp_path / "runs" / "tiny" / "job.yaml").read_text())["spec"]
+    assert (recorded["steps"], recorded["sampling"]["temperature"], recorded["rewards"][0]["weight"]) == (1, 0.9, 2.0)
+    # Without the settings it is another document, and the rules of changed documents apply.
+    result = subprocess.run(run_command(file), capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "changed since this job was begun in" in result.stderr
+    assert "spec.sampling" in result.stderr
 
 
 def test_starting_over_asks_first(tiny_job: Callable[..., Path], tmp_path: Path) -> None:

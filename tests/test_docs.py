@@ -15,6 +15,7 @@ NOTHING_WRONG = {
     Reason.PREFLIGHT_PASSED,
     Reason.PODS_WORK,
     Reason.TRAINING,
+    Reason.SOMETHING_TO_LEARN,
     Reason.NOT_SUSPENDED,
     Reason.SUCCEEDED,
     Reason.RUNNING,

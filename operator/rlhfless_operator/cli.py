@@ -1,5 +1,5 @@
-"""The command line: `rlhfless run | validate | report | compare | sample | plan | simulate | preflight | operator |
-crd | reference`."""
+"""The command line: `rlhfless run | validate | try-reward | convert | report | compare | sample | plan | simulate |
+preflight | operator | crd | reference`."""
 
 import asyncio
 import importlib.util
@@ -23,6 +23,12 @@ app = typer.Typer(
 )
 
 JobFile = Annotated[Path, typer.Argument(help="The job document (YAML).")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="A value of the document, such as spec.steps=5; several may be given."
+    ),
+]
 RunFolder = Annotated[str, typer.Argument(help="A run's folder, such as runs/quickstart, or its URI.")]
 
 
@@ -43,12 +49,13 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
     artifacts_uri: Annotated[str | None, typer.Option("--artifacts", help="Instead of spec.artifacts.uri.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to share out; all cores if left out.")] = None,
+    settings: Settings = None,
 ) -> None:
     """Train on this machine. A job that was interrupted goes on; one that is finished says so."""
     from rlhfless_operator.errors import UserError
     from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
 
-    job = load_job(job_file).resolve_paths(job_file.parent)
+    job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
     root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
     if fresh and artifacts.list_files(root):
         if not yes:
@@ -65,10 +72,78 @@ def run(
 
 
 @app.command()
-def validate(job_file: JobFile) -> None:
-    """Say everything that is wrong with a job document: field, line, value and remedy."""
-    job = load_job(job_file)
+def validate(job_file: JobFile, settings: Settings = None) -> None:
+    """Say everything that is wrong with a job document, and with the files that it names: field, line and remedy."""
+    from rlhfless_operator.job.file_contents import not_checked
+
+    job = load_job(job_file, packages=True, settings=settings or ())
     typer.echo(f"{job_file}: {job.metadata.name} is a valid job")
+    for line in not_checked(job, job_file.parent):
+        typer.echo(f"  not checked: {line}")
+
+
+@app.command()
+def convert(
+    configuration: Annotated[Path, typer.Argument(help="TRL's GRPO or verl's configuration: YAML, or a script.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the job into this file.")] = None,
+    peer: Annotated[Literal["trl", "verl"] | None, typer.Option("--from", help="Whose; told by its names.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="That TRL is launched with: its batch size depends on it.")] = 1,
+) -> None:
+    """Write a job that means what a configuration of TRL or verl does; say what each field became, and what is left."""
+    from rlhfless_operator.convert import convert_trl, convert_verl, job_yaml, read_configuration, table
+
+    whose, given = read_configuration(configuration, peer)
+    name = configuration.name
+    conversion = convert_trl(given, name, processes) if whose == "trl" else convert_verl(given, name)
+    text = job_yaml(conversion)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        if output.exists():
+            _fail(f"{output} is there already; name another file")
+        output.write_text(text, encoding="utf-8")
+    typer.echo(table(conversion), err=True)
+
+
+@app.command("try-reward")
+def try_reward(
+    job_file: JobFile,
+    responses: Annotated[
+        Path | None,
+        typer.Option(help='Of these: JSONL of {"response": …} with "row" or "prompt", or lines of text.'),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Else: how many of the first prompts to answer.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Else: how many answers to each.")] = 4,
+    row: Annotated[
+        int | None,
+        typer.Option(min=0, help="Row of the prompt of responses that name none; one after the other if left out."),
+    ] = None,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="With the evaluation's data and rewards.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Score given responses, or some that the model samples here, and train nothing.
+
+    The exit status is 1 if a reward fails, or if no response has a reward.
+    """
+    from rich.console import Console
+
+    from rlhfless_operator.errors import UserError
+    from rlhfless_operator.local import try_reward as trials
+
+    job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
+    try:
+        trial = trials.make_trial(job, responses, prompts=prompts, samples=samples, row=row, evaluation=evaluation)
+        result = trials.run_trial(trial)
+    except UserError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(result.model_dump_json())
+    else:
+        Console().print(trials.view(result))
+    for fault in (found := trials.faults(result)):
+        typer.echo(f"error: {fault}", err=True)
+    raise typer.Exit(int(bool(found)))
 
 
 @app.command()
@@ -135,6 +210,7 @@ def plan(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Most money for a step: the fastest plan.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    settings: Settings = None,
 ) -> None:
     """Forecast a job before paying for it: actors, seconds and money of a step, the front, and the lower bound."""
     from rich.console import Console
@@ -142,7 +218,7 @@ def plan(
     from rlhfless_operator.simulator.forecast import WEIGHTS
     from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of, view
 
-    job = load_job(job_file).resolve_paths(job_file.parent)
+    job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
     question = Question(
         gpu=gpu,
         gpus=gpus,
@@ -202,6 +278,7 @@ def preflight(
         str | None, typer.Option(help="NAMESPACE/NAME of the operator, to look at its permissions, not yours.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    settings: Settings = None,
 ) -> None:
     """Say what a cluster lacks for jobs to run, and how to set it. Settings are the operator's, from RLHFLESS_*.
 
@@ -220,13 +297,13 @@ def preflight(
     given = {"RLHFLESS_KNATIVE_NAMESPACE": knative_namespace, "RLHFLESS_ARTIFACTS": artifacts_uri}
     environment = {"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **os.environ}
     environment |= {name: value for name, value in given.items() if value is not None}
-    job = load_job(job_file) if job_file is not None else None
+    job = load_job(job_file, settings=settings or ()) if job_file is not None else None
 
     async def look() -> list[checks.Finding]:
-        settings = ClusterSettings.from_environment(environment)
+        cluster = ClusterSettings.from_environment(environment)
         async with connect() as client:
             return await checks.preflight(
-                client, settings, job=job, namespace=namespace, service_account=service_account
+                client, cluster, job=job, namespace=namespace, service_account=service_account
             )
 
     try:

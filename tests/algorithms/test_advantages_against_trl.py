@@ -7,6 +7,7 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.settings import AlgorithmSettings, KlSettings
+from tests.algorithms.differences import assert_same
 from tests.algorithms.trl_trainers import GROUP, Trainer, changed
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixtures.
 from tests.algorithms.trl_trainers import rloo as rloo
@@ -61,7 +62,7 @@ compared = settings(max_examples=25, deadline=None, suppress_health_check=[Healt
 def test_group_advantages_are_trl_s(grpo: GRPOTrainer, rewards: list[float | None]) -> None:
     ours = our_advantages(AlgorithmSettings(name="grpo"), rewards)
     # TRL computes n / (n − 1) in float32 whatever the rewards are in.
-    torch.testing.assert_close(ours, trl_advantages(grpo, rewards), rtol=1e-6, atol=1e-6)
+    assert_same("group advantages, in TRL's float32", ours, trl_advantages(grpo, rewards), rtol=1e-6, atol=1e-6)
 
 
 @compared
@@ -70,14 +71,14 @@ def test_unscaled_advantages_are_trl_s(grpo: GRPOTrainer, rewards: list[float | 
     with changed(grpo, scale_rewards="none"):
         theirs = trl_advantages(grpo, rewards)
     ours = our_advantages(AlgorithmSettings(name="dr_grpo"), rewards)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    assert_same("group advantages, not scaled", ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @compared
 @given(rewards=rewards_of_two_groups)
 def test_leave_one_out_advantages_are_trl_s(rloo: RLOOTrainer, rewards: list[float | None]) -> None:
     ours = our_advantages(AlgorithmSettings(name="rloo"), rewards)
-    torch.testing.assert_close(ours, trl_advantages(rloo, rewards), rtol=1e-9, atol=1e-9)
+    assert_same("leave-one-out advantages", ours, trl_advantages(rloo, rewards), rtol=1e-9, atol=1e-9)
 
 
 def test_kl_in_the_reward_of_rloo_is_trl_s(rloo: RLOOTrainer) -> None:
@@ -86,6 +87,6 @@ def test_kl_in_the_reward_of_rloo_is_trl_s(rloo: RLOOTrainer) -> None:
     rewards = [1.0, 0.0, 0.5, None, 0.25, 1.0, 1.0, 0.0]
     with changed(rloo, beta=0.2, ref_model=rloo.model):
         theirs = trl_advantages(rloo, rewards, old=old, reference=reference)
-    kl = KlSettings(coefficient=0.2, placement="reward", estimator="k1")
+    kl = KlSettings(coefficient=0.2, placement="reward")
     ours = our_advantages(AlgorithmSettings(name="rloo", kl=kl), rewards, log_probs=old, reference_log_probs=reference)
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    assert_same("KL in the reward, rloo", ours, theirs, rtol=1e-9, atol=1e-9)

@@ -33,7 +33,7 @@ def test_value_is_the_mean_that_is_meant(lengths: list[int], aggregation: Aggreg
     elif aggregation == "seq-mean-token-mean":
         expected = sum(sum(row) / len(row) for row in rows) / len(rows)
     else:
-        expected = sum(sum(row) / LONGEST for row in rows) / len(rows)
+        expected = sum(sum(row) / LONGEST for row in rows) / len(lengths)
     assert ours.item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -78,7 +78,13 @@ def test_token_mean_is_no_mean_of_means() -> None:
     assert total.item() / divisor == pytest.approx(0.32)
 
 
-@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_fully_masked_rows_count_where_the_divisor_is_a_constant() -> None:
+    """Dr. GRPO's: else a step with many masked samples would weigh the others more."""
+    assert normalizer([5, 0, 12, 0], "seq-mean-token-sum-norm", LONGEST) == 4 * LONGEST
+    assert normalizer([5, 7, 12, 9], "seq-mean-token-sum-norm", LONGEST) == 4 * LONGEST
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_fully_masked_rows_are_as_if_they_were_not_there(aggregation: Aggregation) -> None:
     losses = torch.randn(4, LONGEST, generator=torch.Generator().manual_seed(3))
     lengths = [5, 0, 12, 0]

@@ -1,9 +1,11 @@
 """Clipped objectives and the critic's loss, case by case: value and gradient."""
 
+import math
+
 import pytest
 import torch
 
-from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, value_loss
+from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, sapo_loss, value_loss
 
 torch.set_num_threads(1)
 
@@ -60,6 +62,18 @@ def test_cispo_clips_the_weight_and_keeps_every_token_s_gradient(
     loss = cispo_loss(attached, log_prob, torch.tensor([[advantage]], dtype=torch.float64), clip_low, 0.28)
     expected = (pytest.approx(weight * advantage * 1.5), pytest.approx(-weight * advantage))
     assert value_and_slope(loss, log_prob) == expected
+
+
+@pytest.mark.parametrize(("advantage", "temperature"), [(2.0, 1.0), (-2.0, 1.5), (0.0, 1.5)])
+@pytest.mark.parametrize("ratio", [0.2, 1.0, 3.0, 50.0])
+def test_sapo_s_gate_is_the_plain_gradient_at_one_and_fades_out_from_there(
+    advantage: float, temperature: float, ratio: float
+) -> None:
+    leaf = torch.tensor([[ratio]], dtype=torch.float64, requires_grad=True)
+    loss = sapo_loss(leaf, torch.tensor([[advantage]], dtype=torch.float64), 1.0, 1.5)
+    value = -4 / temperature / (1 + math.exp(-temperature * (ratio - 1))) * advantage
+    slope = -advantage / math.cosh(temperature * (ratio - 1) / 2) ** 2
+    assert value_and_slope(loss, leaf) == (pytest.approx(value), pytest.approx(slope))
 
 
 def test_one_ratio_for_a_whole_sequence_is_applied_to_each_token() -> None:

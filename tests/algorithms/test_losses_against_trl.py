@@ -17,6 +17,7 @@ from rlhfless_functions.algorithms.diagnostics import summarize
 from rlhfless_functions.algorithms.objectives import policy_loss
 from rlhfless_functions.model.forward import collate, response_log_probs
 from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings, KlSettings
+from tests.algorithms.differences import assert_same
 from tests.algorithms.trl_trainers import LONGEST, SAMPLES, VOCABULARY, Trainer, changed, tiny_model
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixtures.
 from tests.algorithms.trl_trainers import rloo as rloo
@@ -93,9 +94,11 @@ def our_loss(algorithm: AlgorithmSettings, batch: SimpleNamespace, **tensors: An
     return total.detach(), leaf.grad
 
 
-def assert_equal(ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+def assert_equal(
+    check: str, ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    for what, one, other in zip(("loss", "gradient"), ours, theirs, strict=True):
+        assert_same(f"{check}, {what}", one, other)
 
 
 GRPO_FAMILY = {
@@ -118,7 +121,21 @@ def test_loss_and_gradient_are_those_of_trl(grpo: GRPOTrainer, name: Any, seed: 
     batch = random_batch(seed)
     with changed(grpo, **GRPO_FAMILY[name]):
         theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old)
-    assert_equal(our_loss(AlgorithmSettings(name=name), batch), theirs)
+    assert_equal(f"{name} objective", our_loss(AlgorithmSettings(name=name), batch), theirs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("drifted", [True, False])
+def test_sapo_is_trl_s(grpo: GRPOTrainer, drifted: bool, seed: int) -> None:
+    """With a temperature that is no other number in float32, in which TRL keeps it."""
+    batch = random_batch(seed)
+    if not drifted:
+        batch.old = batch.log_probs
+    with changed(grpo, loss_type="sapo"), changed(grpo.args, sapo_temperature_neg=1.25):
+        theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old)
+    algorithm = AlgorithmSettings(name="sapo", sapo_temperature_negative=1.25)
+    assert_equal("sapo objective", our_loss(algorithm, batch), theirs)
+    assert (grpo.args.sapo_temperature_pos, grpo.args.sapo_temperature_neg) == (1.0, 1.05), "which are our defaults"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -126,7 +143,29 @@ def test_sequence_mean_of_grpo_as_published(grpo: GRPOTrainer, seed: int) -> Non
     batch = random_batch(seed)
     with changed(grpo, loss_type="grpo"):
         theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old)
-    assert_equal(our_loss(AlgorithmSettings(aggregation="seq-mean-token-mean"), batch), theirs)
+    ours = our_loss(AlgorithmSettings(aggregation="seq-mean-token-mean"), batch)
+    assert_equal("grpo objective, seq-mean-token-mean", ours, theirs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_that_are_masked_change_nothing_of_dr_grpo_s_step(grpo: GRPOTrainer, seed: int) -> None:
+    """Truncated and unscorable samples are masked whole; the constant divisor still counts them."""
+    batch = random_batch(seed)
+    masked = torch.tensor([False, True, False, False, True, True, False, False])
+    batch.mask, batch.lengths = without(batch, masked)
+    with changed(grpo, **GRPO_FAMILY["dr_grpo"]):
+        theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old)
+    ours = our_loss(AlgorithmSettings(name="dr_grpo"), batch)
+    assert_equal("dr_grpo objective with masked samples", ours, theirs)
+    scored_zero = random_batch(seed)
+    scored_zero.advantages = scored_zero.advantages.masked_fill(masked, 0.0)
+    torch.testing.assert_close(ours[1], our_loss(AlgorithmSettings(name="dr_grpo"), scored_zero)[1])
+
+
+def without(batch: SimpleNamespace, masked: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Mask and lengths of a batch some of whose samples are left out of the loss."""
+    mask = batch.mask & ~masked[:, None]
+    return mask, mask.sum(-1).tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -134,7 +173,7 @@ def test_rloo_takes_a_response_as_one_action(rloo: RLOOTrainer, seed: int) -> No
     batch = random_batch(seed)
     batch.old = batch.log_probs + 0.1 * (batch.old - batch.log_probs)  # products of ratios on both sides of the clip
     theirs = trl_loss(rloo, batch, old_logps=(batch.old * batch.mask).sum(-1))
-    assert_equal(our_loss(AlgorithmSettings(name="rloo"), batch), theirs)
+    assert_equal("rloo objective", our_loss(AlgorithmSettings(name="rloo"), batch), theirs)
 
 
 @pytest.mark.parametrize("name", GRPO_FAMILY)
@@ -149,7 +188,7 @@ def test_first_update_needs_no_old_log_probs(grpo: GRPOTrainer, name: Any) -> No
     )
     total = loss.total / normalizer(batch.lengths, algorithm.resolved().aggregation, LONGEST)
     total.backward()
-    assert_equal((total.detach(), leaf.grad), theirs)
+    assert_equal(f"{name} objective", (total.detach(), leaf.grad), theirs)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
@@ -159,7 +198,8 @@ def test_importance_weighted_k3_is_trl_s_bias_corrected_kl(grpo: GRPOTrainer, na
         assert grpo.args.use_bias_correction_kl
         theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old, ref_per_token_logps=batch.reference)
     algorithm = AlgorithmSettings(name=name, kl=KlSettings(coefficient=0.3, estimator="k3"))
-    assert_equal(our_loss(algorithm, batch, reference_log_probs=batch.reference), theirs)
+    ours = our_loss(algorithm, batch, reference_log_probs=batch.reference)
+    assert_equal("KL in the loss, weighted k3", ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
@@ -169,8 +209,9 @@ def test_truncated_importance_sampling_is_trl_s(grpo: GRPOTrainer, name: Any, ca
     weights = torch.exp((batch.old - batch.sampler) * batch.mask).clamp(max=cap)
     with changed(grpo, use_vllm=True, vllm_importance_sampling_correction=True, **GRPO_FAMILY[name]):
         theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old, importance_sampling_ratio=weights)
-    algorithm = AlgorithmSettings(name=name, importance_sampling=ImportanceSamplingSettings(cap=cap))
-    assert_equal(our_loss(algorithm, batch, sampler_log_probs=batch.sampler), theirs)
+    algorithm = AlgorithmSettings(name=name, importance_sampling=ImportanceSamplingSettings(high=cap))
+    ours = our_loss(algorithm, batch, sampler_log_probs=batch.sampler)
+    assert_equal("importance correction in the loss", ours, theirs)
 
 
 def test_dual_clip_is_trl_s_delta(grpo: GRPOTrainer) -> None:
@@ -180,7 +221,7 @@ def test_dual_clip_is_trl_s_delta(grpo: GRPOTrainer) -> None:
     plain = our_loss(AlgorithmSettings(), batch)
     dual = our_loss(AlgorithmSettings(dual_clip=1.3), batch)
     assert not torch.equal(plain[1], dual[1])
-    assert_equal(dual, theirs)
+    assert_equal("dual clip", dual, theirs)
 
 
 def test_clip_shares_are_trl_s(grpo: GRPOTrainer) -> None:
@@ -203,7 +244,9 @@ def test_clip_shares_are_trl_s(grpo: GRPOTrainer) -> None:
     for name, theirs in names.items():
         per_part = torch.tensor(grpo._metrics["train"][theirs], dtype=torch.float64)
         assert ours[name] > 0
-        assert ours[name] == pytest.approx(float((per_part * tokens).sum() / tokens.sum()), rel=1e-6)
+        expected = (per_part * tokens).sum() / tokens.sum()
+        one = torch.tensor(ours[name], dtype=torch.float64)
+        assert_same("shares of clipped tokens, entropy", one, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -250,7 +293,8 @@ def test_parameter_gradients_through_both_models(grpo: GRPOTrainer, temperature:
         entropy=entropy,
     ).total / normalizer([9, 1, 4, 6], "token-mean", LONGEST)
     ours.backward()
-    assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
+    check = "the same through both models, float32"
+    assert_same(f"{check}, loss", ours.detach().double(), loss.detach().double(), rtol=0, atol=1e-6)
     expected = dict(theirs.named_parameters())
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-5, atol=1e-6, msg=name)
+        assert_same(f"{check}, gradients", parameter.grad, expected[name].grad, rtol=1e-5, atol=1e-6)

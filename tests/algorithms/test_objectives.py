@@ -54,7 +54,7 @@ def everything_on(name: AlgorithmName) -> AlgorithmSettings:
         name=name,
         kl=KlSettings(coefficient=0.2, estimator="k3"),
         entropy_coefficient=0.1,
-        dual_clip=None if name == "cispo" else 1.5,
+        dual_clip=1.5 if AlgorithmSettings(name=name).resolved().clip == "ppo" else None,
     )
 
 
@@ -152,12 +152,12 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch_whatever_stands_in_its_padding
 def test_importance_weights_scale_the_policy_term_and_nothing_else() -> None:
     tensors = random_tensors(7)
     others = {key: tensors[key] for key in ("log_probs", "old_log_probs", "mask", "advantages")}
-    plain = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(cap=1.5))
+    plain = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(high=1.5))
     ratio = (tensors["old_log_probs"] - tensors["sampler_log_probs"]).exp().clamp(max=1.5)
     weighted = policy_loss(plain, sampler_log_probs=tensors["sampler_log_probs"], **others).total
     by_hand = policy_loss(plain, **{**others, "advantages": tensors["advantages"] * ratio}).total
     torch.testing.assert_close(weighted, by_hand)
-    off = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(cap=None))
+    off = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(mode="none"))
     unweighted = policy_loss(off, sampler_log_probs=tensors["sampler_log_probs"], **others).total
     torch.testing.assert_close(unweighted, policy_loss(off, **others).total)
 
@@ -285,6 +285,43 @@ def test_reinforce_plus_plus_is_its_paper_s(seed: int) -> None:
     assert loss == pytest.approx(formula(tensors["log_probs"]), abs=1e-12)
     expected = gradient_by_finite_differences(formula, tensors["log_probs"])
     torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gmpo_is_its_paper_s(seed: int) -> None:
+    """arXiv 2507.20673, eq. 4: the geometric mean over tokens of ratios that are clipped to (e^−0.4, e^0.4)."""
+    tensors = random_tensors(seed)
+    tensors["log_probs"] = tensors["old_log_probs"] + 2 * (tensors["log_probs"] - tensors["old_log_probs"])
+    low, high = 1 - math.exp(-0.4), math.exp(0.4) - 1
+    algorithm = AlgorithmSettings(name="gmpo", clip_low=low, clip_high=high)
+    defaults = AlgorithmSettings(name="gmpo").resolved()
+    assert (defaults.clip_low, defaults.clip_high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    of_samples = tensors["advantages"][:, 0]
+    tensors["advantages"] = of_samples[:, None].expand(8, LONGEST)
+    lengths = tensors["mask"].sum(-1).tolist()
+    divisor = normalizer(lengths, "seq-mean-token-mean", LONGEST)
+    others = {key: tensors[key] for key in ("old_log_probs", "advantages", "mask")}
+
+    def loss(leaf: torch.Tensor) -> torch.Tensor:
+        return policy_loss(algorithm, log_probs=leaf, **others).total / divisor
+
+    def formula(log_probs: torch.Tensor) -> float:
+        terms = []
+        for row, length in enumerate(lengths):
+            advantage, product = of_samples[row].item(), 1.0
+            for t in range(length):
+                ratio = math.exp((log_probs - tensors["old_log_probs"])[row, t].item())
+                clipped = min(max(ratio, math.exp(-0.4)), math.exp(0.4))
+                product *= min(ratio, clipped) if advantage > 0 else max(ratio, clipped)
+            if length:
+                terms.append(-(product ** (1 / length)) * advantage)
+        return math.fsum(terms) / len(terms)
+
+    assert loss(tensors["log_probs"]).item() == pytest.approx(formula(tensors["log_probs"]), abs=1e-12)
+    expected = gradient_by_finite_differences(formula, tensors["log_probs"])
+    torch.testing.assert_close(gradient(loss, tensors["log_probs"]), expected, rtol=1e-6, atol=1e-8)
+    statistics = summarize(policy_loss(algorithm, log_probs=tensors["log_probs"], **others).statistics)
+    assert 0 < statistics["clip_low"] < 1 and 0 < statistics["clip_high"] < 1
 
 
 @pytest.mark.parametrize("seed", range(3))

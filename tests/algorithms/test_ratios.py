@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from rlhfless_functions.algorithms.ratios import importance_ratio, sampler_ratio, truncated_weights
+from rlhfless_functions.algorithms.ratios import (
+    clipped_geometric_mean,
+    correction_weights,
+    importance_ratio,
+    sampler_ratio,
+)
+from rlhfless_functions.settings import ImportanceSamplingSettings
 
 torch.set_num_threads(1)
 
@@ -54,13 +60,47 @@ def test_a_fully_masked_sample_has_ratio_one() -> None:
     assert importance_ratio(NEW[:1], OLD[:1], mask, "sequence").tolist() == [[1.0]]
 
 
-def test_sampler_ratio_is_detached_and_truncated_from_above_only() -> None:
+def test_sampler_ratio_is_detached_and_truncated_from_above_only_unless_there_is_a_lower_bound() -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -3.0, -0.5, torch.nan]])
     ratio = sampler_ratio(old, sampler, torch.tensor([[True, True, True, False]]))
     assert not ratio.requires_grad
     assert ratio.tolist() == [pytest.approx([1.0, math.exp(2), math.exp(-0.5), 1.0])]
-    assert truncated_weights(ratio, 2.0).tolist() == [pytest.approx([1.0, 2.0, math.exp(-0.5), 1.0])]
+    weights = correction_weights(ratio, ImportanceSamplingSettings(high=2.0))
+    assert weights.tolist() == [pytest.approx([1.0, 2.0, math.exp(-0.5), 1.0])]
+    weights = correction_weights(ratio, ImportanceSamplingSettings(low=0.8, high=2.0))
+    assert weights.tolist() == [pytest.approx([1.0, 2.0, 0.8, 1.0])]
+
+
+def test_masked_weights_are_the_ratio_within_the_bounds_which_belong_to_it_and_zero_outside() -> None:
+    ratio = torch.tensor([[0.4, 0.5, 1.0, 5.0, 5.1, 1e8]])
+    both = ImportanceSamplingSettings(mode="mask", low=0.5, high=5.0)
+    assert correction_weights(ratio, both).tolist() == [[0.0, 0.5, 1.0, 5.0, 0.0, 0.0]]
+    above_alone = ImportanceSamplingSettings(mode="mask", high=5.0)
+    assert correction_weights(ratio, above_alone).tolist() == [[pytest.approx(0.4), 0.5, 1.0, 5.0, 0.0, 0.0]]
+
+
+def test_sampler_ratio_of_a_response_is_the_product_or_the_geometric_mean_of_its_tokens() -> None:
+    product = sampler_ratio(NEW, OLD, MASK, "sequence_product")
+    assert product.tolist() == [[pytest.approx(math.exp(0.4))], [pytest.approx(math.exp(0.8))]]
+    mean = sampler_ratio(NEW, OLD, MASK, "geometric_mean")
+    assert mean.tolist() == [[pytest.approx(math.exp(0.4 / 3))], [pytest.approx(math.exp(0.8 / 2))]]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "log_mean", "slopes"),
+    [(1.0, (-1.0 + 0.1 + 0.4) / 3, [1, 1, 0]), (-1.0, (-0.4 + 0.1 + 2.0) / 3, [0, 1, 1])],
+)
+def test_each_token_is_clipped_on_the_side_of_the_advantage_before_the_geometric_mean(
+    advantage: float, log_mean: float, slopes: list[int]
+) -> None:
+    leaf = torch.tensor([[-1.0, 0.1, 2.0, 7.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, True, False]])
+    low, high = 1 - math.exp(-0.4), math.exp(0.4) - 1
+    mean = clipped_geometric_mean(leaf, torch.zeros_like(leaf), torch.full((1, 4), advantage), mask, low, high)
+    assert mean.item() == pytest.approx(math.exp(log_mean))
+    mean.backward()
+    assert leaf.grad.tolist() == [pytest.approx([math.exp(log_mean) / 3 * slope for slope in slopes] + [0])]
 
 
 def expected_ratio(trainer: torch.Tensor, sampler: torch.Tensor) -> float:

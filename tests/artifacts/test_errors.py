@@ -106,6 +106,26 @@ def test_a_missing_bucket_is_named(write: Callable[[str], object], s3: str) -> N
         write("s3://no-such-bucket/x")
 
 
+READERS: dict[str, Callable[[str], object]] = {
+    "read": artifacts.read_bytes,
+    "list": artifacts.list_files,
+    "folder": artifacts.local_folder,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_way_of_reading_names_a_missing_bucket(read: Callable[[str], object], s3: str) -> None:
+    with pytest.raises(
+        ArtifactMissingError, match=r"s3://no-such-bucket/x .*the bucket no-such-bucket cannot be found"
+    ):
+        read("s3://no-such-bucket/x")
+
+
+def test_a_file_that_is_missing_in_a_bucket_that_is_there_says_nothing_of_the_bucket(s3: str) -> None:
+    with pytest.raises(ArtifactMissingError, match=r"/x does not exist: check the URI"):
+        artifacts.read_bytes(f"{s3}/x")
+
+
 def test_a_store_that_is_not_there_is_named_and_may_be_tried_again(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     fsspec.filesystem("s3").clear_instance_cache()

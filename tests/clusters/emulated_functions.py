@@ -53,6 +53,8 @@ class Emulation:
     removed: int = 0
     unavailable: str = ""
     """What `open` complains of."""
+    learnt: Callable[[int], dict[str, float]] = lambda step: {}
+    """Further metrics of learning, by step."""
     remember: bool = True
     """Whether requests are kept."""
 
@@ -128,7 +130,7 @@ class EmulatedPlatform:
                     for sample in request.samples
                 ]
                 yield Samples(samples=finished, part=f"{request.sink}/0.parquet")
-            result = _result_of(request)
+            result = _result_of(request, self._emulation)
             artifacts.write_json(request.result, result)
             yield Done(result=result)
         finally:
@@ -147,7 +149,7 @@ class EmulatedPlatform:
         self._on_state(StateChange(f"{stage}-0", stage, state, time.monotonic()))  # type: ignore[arg-type]
 
 
-def _result_of(request: RunRequest) -> dict:
+def _result_of(request: RunRequest, emulation: Emulation) -> dict:
     match request:
         case MaterializeRequest():
             with artifacts.publish(request.sink) as folder:
@@ -171,7 +173,8 @@ def _result_of(request: RunRequest) -> dict:
             result = LearnResult(
                 weights=WeightsReference(version=step, uri=request.publish),
                 checkpoint=request.save_checkpoint,
-                metrics={"policy/loss": -0.1, "policy/kl": 0.01, "policy/entropy": 1.0, "seconds": 0.01},
+                metrics={"policy/loss": -0.1, "policy/kl": 0.01, "policy/entropy": 1.0, "seconds": 0.01}
+                | emulation.learnt(step),
             )
         case ExportRequest():
             with artifacts.publish(request.destination) as folder:

@@ -93,11 +93,40 @@ def test_more_steps_make_a_finished_job_go_on(jobs: Jobs, tmp_path: Path) -> Non
     assert emulation.opened == 2, "a change that asks for no work starts none"
 
 
+def test_a_finished_job_that_is_changed_says_that_nothing_was_trained_with_it(jobs: Jobs, tmp_path: Path) -> None:
+    with running_operator(tmp_path):
+        jobs.apply(small_job(steps=1))
+        jobs.wait_phase("job", "Succeeded")
+        jobs.patch("job", {"spec": {"optimizer": {"learningRate": 0.5}}})
+        status = jobs.wait("job", lambda status: "since then" in status.get("message", ""))
+        assert status["phase"] == "Succeeded"
+        changed = "since then spec.optimizer.learningRate was 1e-06 and is 0.5: nothing was trained with that"
+        assert changed in status["message"]
+
+
 def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, tmp_path: Path) -> None:
     with running_operator(tmp_path):
         jobs.apply(small_job(steps=1, ttlAfterFinished="0s"))
         jobs.wait_gone("job")
     assert (tmp_path / "runs" / "job" / "model" / "README.md").exists(), "the work stays"
+
+
+def test_steps_that_teach_nothing_are_a_condition_until_one_teaches_again(jobs: Jobs, tmp_path: Path) -> None:
+    held = Held(lambda request: request.task == "learn" and request.key.step in (4, 5) and request.key.step not in let)
+    let: set[int] = set()
+    emulation = Emulation(learnt=lambda step: {"batch/teaching_groups": float(step == 5)}, holding=held)
+    with running_operator(tmp_path, emulation):
+        jobs.apply(small_job(steps=5))
+        status = jobs.wait("job", lambda status: condition(status, "StepsTeach").get("status") == "False")
+        assert condition(status, "StepsTeach")["reason"] == "NothingToLearn"
+        assert "steps 1 to 3 taught nothing: the samples of every group" in condition(status, "StepsTeach")["message"]
+    with running_operator(tmp_path, emulation):
+        let.add(4)
+        jobs.wait("job", lambda status: "steps 1 to 4 taught" in condition(status, "StepsTeach")["message"])
+        let.add(5)
+        status = jobs.wait_phase("job", "Succeeded", "Failed")
+    assert (status["phase"], condition(status, "StepsTeach")["status"]) == ("Succeeded", "True")
+    assert condition(status, "StepsTeach")["reason"] == "SomethingToLearn"
 
 
 def test_a_job_that_takes_too_long_fails_and_goes_on_when_it_may(jobs: Jobs, tmp_path: Path) -> None:

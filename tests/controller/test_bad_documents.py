@@ -29,6 +29,8 @@ WANTED = 220
 
 BEYOND_A_SCHEMA: tuple[dict[str, Any], ...] = (
     {"rewards": [{"name": "right", "math": {}, "memory": "9999999Ti"}]},
+    {"rewards": [{"name": "right", "format": {"pattern": "(<answer>"}}]},
+    {"rewards": [{"name": "right", "exactMatch": {"pattern": "[0-9"}}]},
     {"activeDeadline": f"{'9' * 400}d"},
     {"ttlAfterFinished": f"{'9' * 400}d"},
     {"limits": {"stall": f"{'9' * 400}h"}},

@@ -1,4 +1,4 @@
-"""A supervisor's own tasks: what they end with is the supervisor's matter, and nobody else's."""
+"""A supervisor's own tasks: it handles their errors itself, and kopf never sees them."""
 
 import asyncio
 

@@ -21,6 +21,7 @@ from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.training.unscorable import UnscorableError
 from tests.controller.operator_harness import small_job
 
 
@@ -99,6 +100,8 @@ def test_how_a_driver_ends_decides_what_comes_next() -> None:
     assert outcome_of(StoreUnavailableError("")).reason == Reason.STORE_UNAVAILABLE
     assert outcome_of(StageFailedError("why")).message == "why"
     assert outcome_of(ValueError("why")).kind == "failed"
+    unscorable = outcome_of(UnscorableError("why"))
+    assert (unscorable.kind, unscorable.reason, unscorable.message) == ("failed", Reason.UNSCORABLE, "why")
     assert outcome_of(DeadlineExceededError("")).reason == Reason.DEADLINE_EXCEEDED
     changed = outcome_of(JobChangedError("spec.seed", "folder"))
     assert changed.reason == Reason.SPEC_CHANGED

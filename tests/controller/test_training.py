@@ -21,7 +21,8 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.local import LocalPlatform
 from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
 from tests.prerequisites import needs_api_server
-from tests.training.whole_jobs import assert_equal_weights, weights_in
+from tests.training.rounds import rounds_job
+from tests.training.whole_jobs import MakeJob, assert_equal_weights, weights_in
 
 pytestmark = needs_api_server("no job is trained through a real API server")
 
@@ -49,12 +50,21 @@ async def local_functions(client: Any, settings: ClusterSettings) -> AsyncIterat
     yield make
 
 
+def _grpo_job(make: MakeJob) -> Path:
+    return make(steps=2, artifacts={"uri": "runs"})
+
+
+def _dapo_job(make: MakeJob) -> Path:
+    return rounds_job(make, "tiny", artifacts={"uri": "runs"})
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("warm_start")
+@pytest.mark.parametrize("make_job", [_grpo_job, _dapo_job], ids=["grpo", "dapo in rounds"])
 def test_the_same_document_and_seed_give_the_same_weights(
-    tiny_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: Callable[[MakeJob], Path]
 ) -> None:
-    file = tiny_job(steps=2, artifacts={"uri": "runs"})
+    file = make_job(tiny_job)
     laptop = tmp_path / "laptop" / "tiny"
     job = load_job(file).resolve_paths(file.parent)
 

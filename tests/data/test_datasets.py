@@ -10,53 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.data.dataset_files import read_table
-from rlhfless_functions.data.datasets import make_prompts
-from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
-from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import DataSettings, SamplingSettings
+from rlhfless_functions.api import DataCounts
+from rlhfless_functions.data.prompts import publish_prompts, read_prompts
+from tests.data.reading import chat_tokenizer as chat_tokenizer
+from tests.data.reading import counts_of, fault, prompts_of, write_jsonl
+from tests.data.reading import tokenizer as tokenizer
 
 ROWS = [{"prompt": "1+1=", "answer": "2", "level": 1}, {"prompt": "2+2=", "answer": "4", "level": 2}]
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}a:{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(tiny_model)
-
-
-@pytest.fixture
-def chat_tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def prompts_of(
-    source: str | Path, tokenizer: PreTrainedTokenizerBase, positions: int | None = None, **settings: Any
-) -> tuple[list[Prompt], int]:
-    sampling = SamplingSettings(max_prompt_tokens=settings.pop("longest", 64), max_response_tokens=8)
-    data = DataSettings(source=str(source), **settings)
-    return make_prompts(read_table(data), data, sampling, tokenizer, positions)
-
-
-def fault(*arguments: Any, **settings: Any) -> str:
-    with pytest.raises(TaskError) as raised:
-        prompts_of(*arguments, **settings)
-    assert raised.value.reason in ("data_invalid", "artifact_missing")
-    assert not raised.value.retryable
-    return str(raised.value)
 
 
 # --- forms -------------------------------------------------------------------------------------------------------
@@ -146,6 +109,14 @@ def test_a_missing_source_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path:
     assert "data.source" in message and str(tmp_path / source) in message and "does not exist" in message
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet", "saved"])
+def test_a_missing_bucket_is_named(tokenizer: PreTrainedTokenizerBase, s3: str, name: str) -> None:
+    message = fault(f"s3://no-such-bucket/{name}", tokenizer)
+    assert (
+        f"data.source: s3://no-such-bucket/{name} does not exist: the bucket no-such-bucket cannot be found" in message
+    )
+
+
 # --- columns -----------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +152,8 @@ def test_columns_are_found_under_the_names_users_know(
         ({"prompt": "1"}, {"prompt_column": "promt"}, ["no column 'promt'", "it has prompt", "data.promptColumn"]),
         ({"prompt": "1"}, {"ground_truth_column": "gold"}, ["no column 'gold'", "data.groundTruthColumn"]),
         ({"prompt": 1}, {}, ["line 1", "must hold text or a list of chat messages", "holds 1"]),
-        ({"prompt": ""}, {}, ["line 1", "must hold text"]),
+        ({"prompt": ""}, {}, ["line 1", "no row of", "1 empty", "Give the empty rows a prompt or take them out"]),
+        ({"prompt": None, "question": 1}, {}, ["line 1", "must hold text"]),
         ({"prompt": [{"text": "1"}]}, {}, ["line 1", "with role and content"]),
     ],
 )
@@ -225,8 +197,22 @@ def test_messages_go_through_the_chat_template(chat_tokenizer: PreTrainedTokeniz
 
 def test_an_assistants_last_message_is_continued(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "it is"}]
-    ((prompt,), _) = prompts_of(write_jsonl(tmp_path / "a.jsonl", [{"prompt": messages}]), chat_tokenizer)
+    source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": messages}])
+    ((prompt,), _) = prompts_of(source, chat_tokenizer, answered_prompts="continue")
     assert prompt.text == "u:1+1=\na:it is"
+
+
+def test_a_chat_that_ends_with_the_answer_is_no_prompt(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "1+1="}
+    rows = [{"prompt": [asked]}, {"prompt": [asked, {"role": "assistant", "content": "2"}]}]
+    source = write_jsonl(tmp_path / "a.jsonl", rows)
+    ((prompt,), _) = prompts_of(source, chat_tokenizer)
+    assert prompt.text == "u:1+1=\na:"
+    assert counts_of(source, chat_tokenizer) == {"rows": 2, "answered": 1, "first": {"answered": "line 2"}}
+    message = fault(source, chat_tokenizer, answered_prompts="fail")
+    assert "line 2 ends with the assistant's message, as do 1 of 2 rows" in message
+    message = fault(write_jsonl(tmp_path / "b.jsonl", rows[1:]), chat_tokenizer)
+    assert "no row of" in message and "set data.answeredPrompts to continue if they are beginnings" in message
 
 
 def test_a_system_prompt_makes_messages_of_text(chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -310,7 +296,8 @@ def test_a_published_dataset_has_prompts_for_the_functions_and_an_index_for_the_
 ) -> None:
     prompts, _ = prompts_of(save_jsonl(tmp_path), tokenizer)
     uri = str(tmp_path / "published")
-    publish_prompts(uri, prompts, dropped=3)
+    counts = DataCounts(rows=5, too_long=2, empty=1)
+    publish_prompts(uri, prompts, counts)
     assert read_prompts(uri) == prompts
-    index = {"prompts": 2, "dropped": 3, "lengths": [4, 4], "prefixes": None}
+    index = {"prompts": 2, "dropped": 3, "counts": counts.model_dump(), "lengths": [4, 4], "prefixes": None}
     assert artifacts.read_json(artifacts.join(uri, "index.json")) == index

@@ -168,7 +168,7 @@ def test_a_job_is_valid_and_every_path_in_it_exists(path: Path) -> None:
     assert [path for path in paths if not Path(path).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["grpo.yaml", "ppo.yaml"])
+@pytest.mark.parametrize("name", ["grpo.yaml", "ppo.yaml", "dapo.yaml"])
 def test_the_quickstarts_limits_fit_its_data_and_its_model(name: str) -> None:
     spec = load(QUICKSTART / name).spec
     longest = max(len(row["prompt"]) for row in rows("train.jsonl") + rows("heldout.jsonl"))
@@ -179,9 +179,10 @@ def test_the_quickstarts_limits_fit_its_data_and_its_model(name: str) -> None:
     assert spec.prices.instance_hour > 0
 
 
-def test_grpo_and_ppo_differ_in_nothing_but_the_algorithm() -> None:
-    grpo, ppo = (load(QUICKSTART / name).spec for name in ("grpo.yaml", "ppo.yaml"))
-    assert ppo.model_copy(update={"algorithm": grpo.algorithm}) == grpo
+@pytest.mark.parametrize("name", ["ppo.yaml", "dapo.yaml"])
+def test_grpo_and_the_others_differ_in_nothing_but_the_algorithm(name: str) -> None:
+    grpo, other = (load(QUICKSTART / job).spec for job in ("grpo.yaml", name))
+    assert other.model_copy(update={"algorithm": grpo.algorithm}) == grpo
 
 
 def test_the_reward_of_ones_own_prefers_right_to_wrong_to_none() -> None:

@@ -22,7 +22,7 @@ spec:
     kl: {coefficient: 0.01, placement: reward, estimator: k1}
     critic: {learningRate: 1e-5, valueClip: null}
     importanceSampling:
-      cap: 2
+      high: 2
   rewards:
     - name: right
       math: {}

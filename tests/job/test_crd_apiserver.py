@@ -73,13 +73,22 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 EVALUATION = {"data": {"source": "held-out.jsonl"}}
+SPEC = smallest()["spec"]
 GOOD = [
     ("spec.seed", 2**53 - 1),
     ("spec.algorithm.name", "ppo"),
+    ("spec", {**SPEC, "learning": {"overlap": "auto"}, "algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}}),
+    ("spec", {**SPEC, "learning": {"processes": 1}, "optimizer": {"name": "muon"}}),
+    ("spec", {**SPEC, "batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "ppo"}}),
     ("spec.algorithm", {"name": "ppo", "critic": {"valueClip": None}}),
     ("spec.algorithm", {"name": "ppo", "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"}}),
     ("spec.algorithm", {"name": "grpo", "advantage": "discounted", "advantageNormalization": "batch"}),
-    ("spec.algorithm.importanceSampling.cap", None),
+    ("spec.algorithm.importanceSampling", {"mode": "mask", "level": "geometric_mean", "low": 0.99, "high": 1.01}),
+    ("spec.algorithm.importanceSampling.low", None),
+    ("spec.algorithm.kl", {"coefficient": 0.1, "placement": "reward"}),
+    ("spec.algorithm", {"name": "gmpo"}),
+    ("spec.algorithm", {"name": "grpo", "clip": "sapo", "sapoTemperatureNegative": 2}),
+    ("spec.algorithm", {"advantageNormalization": "group_per_reward", "kl": {"coefficient": 0.1}}),
     ("spec.batch", {"promptsPerStep": 4, "samplesPerPrompt": 2, "minibatchSamples": 4}),
     ("spec.batch.minibatchSamples", None),
     ("spec.sampling.stop", ["\n\n"]),
@@ -92,6 +101,9 @@ GOOD = [
     ("spec.prices.instanceHour", "2.50"),
     ("spec.evaluation", EVALUATION),
     ("spec.evaluation", None),
+    ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": 0}}),
+    ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": 0.5}, "samplesPerPrompt": 4}),
+    ("spec.evaluation", {**EVALUATION, "rewards": [{"name": "a", "math": {}}, {"name": "b", "math": {}}]}),
     ("spec.tracking", {"wandb": {"project": "p", "mode": "offline"}, "mlflow": None}),
     ("spec.rewards.0.memory", "512Mi"),
     ("spec.rewards", [{"name": "a", "math": {}}, {"name": "b", "length": {"bufferTokens": 10}, "weight": -1}]),
@@ -128,15 +140,42 @@ BAD = [
     ("spec.rewards.0.memory", "1Zi"),
     ("spec.rewards.0.name", "_"),
     ("spec.algorithm.name", "a2c"),
+    ("spec.algorithm.importanceSampling", {"low": 2, "high": 2}),
+    ("spec.algorithm.importanceSampling.cap", 2),
+    ("spec.algorithm.kl", {"coefficient": 0.1, "placement": "reward", "estimator": "k2"}),
+    ("spec.algorithm.kl", {"coefficient": 0.1, "placement": "reward", "estimator": "k3"}),
+    ("spec.algorithm.kl", {"coefficient": 0.1, "estimator": "k1"}),
+    ("spec.algorithm", {"name": "cispo", "dualClip": 3}),
+    ("spec.algorithm", {"name": "sapo", "clipLow": 0.2}),
+    ("spec.algorithm", {"name": "gmpo", "ratioLevel": "token"}),
+    ("spec.algorithm", {"name": "ppo", "clip": "gmpo", "ratioLevel": "sequence"}),
     ("spec.algorithm.critic", {}),
     ("spec.algorithm", {"name": "ppo", "advantageNormalization": "group"}),
+    ("spec.algorithm", {"name": "ppo", "advantageNormalization": "group_per_reward"}),
+    (
+        "spec.algorithm",
+        {
+            "advantageNormalization": "group_per_reward",
+            "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
+        },
+    ),
+    ("spec.limits.unscorable", 1.5),
     ("spec.algorithm.advantage", "gae"),
     ("spec.algorithm.kl", {"coefficient": 0.1, "estimator": "k1"}),
     ("spec.algorithm.dualClip", 1.0),
     ("spec.batch.samplesPerPrompt", 1),
+    ("spec", {**SPEC, "batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "ppo", "dynamicSamplingRounds": 1}}),
+    ("spec", {**SPEC, "learning": {"overlap": "auto"}, "algorithm": {"name": "dapo"}}),
+    ("spec", {**SPEC, "learning": {"processes": 2}, "optimizer": {"name": "muon"}}),
     ("spec.batch.samplesPerPrompt", 2**40),
     ("spec.batch", {"promptsPerStep": 2**53, "samplesPerPrompt": 2**53}),
     ("spec.evaluation", {**EVALUATION, "samplesPerPrompt": 1025}),
+    ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": 0}, "samplesPerPrompt": 2}),
+    ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": -1}}),
+    ("spec.evaluation", {**EVALUATION, "rewards": []}),
+    ("spec.evaluation", {**EVALUATION, "rewards": [{"name": "a", "math": {}}, {"name": "a", "math": {}}]}),
+    ("spec.evaluation", {**EVALUATION, "rewards": [{"name": "a", "length": {"bufferTokens": 1024}}]}),
+    ("spec.sampling.temperature", 0),
     ("spec.batch.minibatchSamples", 7),
     ("spec.generation.instances.min", 2),
     ("spec.generation.flush", "0s"),
@@ -184,8 +223,8 @@ def test_the_server_fills_in_the_defaults_of_the_model(server: ApiServer) -> Non
 
 
 def test_an_explicit_null_that_means_something_is_kept(server: ApiServer) -> None:
-    _, stored = create(server, changed("spec.algorithm.importanceSampling.cap", None))
-    assert stored["spec"]["algorithm"]["importanceSampling"] == {"cap": None}
+    _, stored = create(server, changed("spec.algorithm", {"name": "ppo", "critic": {"valueClip": None}}))
+    assert stored["spec"]["algorithm"]["critic"]["valueClip"] is None
 
 
 def test_the_examples_can_be_applied(server: ApiServer) -> None:
@@ -240,6 +279,10 @@ def test_what_is_learnt_from_is_fixed_once_a_step_is_done(server: ApiServer, sto
         status, answer = replace(server, stored, field, value)
         assert status == 422
         assert f"spec.{field} can't be changed once a step is done" in answer["message"]
+    status, answer = replace(server, stored, "optimizer", {"name": "muon"})
+    assert status == 422
+    assert "spec.optimizer.name can't be changed once a step is done" in answer["message"]
+    assert replace(server, stored, "optimizer", {"learningRate": 0.5})[0] == 200, "from the next step on"
     assert replace(server, stored, "suspend", True)[0] == 200
 
 

@@ -49,6 +49,13 @@ def test_a_job_whose_files_are_all_there_has_no_faults(folder: Path) -> None:
     ("spec", "field", "words"),
     [
         ({"model": {"source": "./nowhere"}}, ("spec", "model", "source"), "does not exist"),
+        ({"data": {"source": "data/train.jsonl"}}, ("spec", "data", "source"), "data/train.jsonl does not exist"),
+        ({"data": {"source": "./openai/gsm8k"}}, ("spec", "data", "source"), "gsm8k does not exist"),
+        (
+            {"data": {"source": "openai/gsm8k"}},
+            ("spec", "data", "source"),
+            "openai/gsm8k is no file, nor a folder beside the job file",
+        ),
         ({"model": {"source": "data.jsonl"}}, ("spec", "model", "source"), "is a file"),
         ({"model": {"source": "."}}, ("spec", "model", "source"), "has no config.json"),
         ({"model": {"source": "a/b/c"}}, ("spec", "model", "source"), "neither a folder nor a hub name"),
@@ -116,3 +123,10 @@ def test_what_lies_elsewhere_is_not_looked_at(folder: Path) -> None:
         "rewards": python(file="s3://bucket/reward.py"),
     }
     assert check_files(job(**spec), folder) == []
+
+
+def test_a_dataset_of_the_hub_is_named_with_how_to_have_it(folder: Path) -> None:
+    [fault] = check_files(job(data={"source": "openai/gsm8k"}), folder)
+    assert "hf://datasets/openai/gsm8k/FILE.parquet" in fault.remedy
+    assert "hf download openai/gsm8k --repo-type dataset --local-dir gsm8k" in fault.remedy
+    assert check_files(job(data={"source": "hf://datasets/openai/gsm8k/main/train.parquet"}), folder) == []

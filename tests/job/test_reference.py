@@ -46,7 +46,8 @@ def test_types_say_their_unit_and_their_bounds() -> None:
     assert row("spec.model", "dtype")[:2] == ["`float32`, `bfloat16`", "`bfloat16`"]
     assert row("spec.sampling", "stop")[:2] == ["list of text, at most 16", "`[]`"]
     assert row("spec.checkpoints", "best")[:2] == ["`true` or `false`", "`false`"]
-    assert row("spec.algorithm.importanceSampling", "cap")[:2] == ["number, > 0 or `null`", "`2`"]
+    assert row("spec.algorithm.importanceSampling", "high")[:2] == ["number, > 0", "`2`"]
+    assert row("spec.algorithm.critic", "valueClip")[:2] == ["number, > 0 or `null`", "`0.2`"]
     assert row("metadata", "name")[:2] == ["text, at most 53 characters", "**required**"]
 
 

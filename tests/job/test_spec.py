@@ -1,5 +1,6 @@
 """The job document: its defaults, the rules that span fields, and its paths."""
 
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def test_other_names_are_refused(name: str) -> None:
 TWO = [{"name": "a", "math": {}}, {"name": "a", "format": {"pattern": "x"}}]
 LONG = [{"name": "short", "length": {"bufferTokens": 64}}]
 EVALUATION = {"data": {"source": "held-out.jsonl"}}
+GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,31 @@ EVALUATION = {"data": {"source": "held-out.jsonl"}}
         ({"rewards": TWO}, "rewards", "the name a is given to several"),
         ({"batch": {"samplesPerPrompt": 1}}, "batch.samplesPerPrompt", "grpo compares the samples of a prompt"),
         ({"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "rloo"}}, "batch.samplesPerPrompt", "leave_one_out"),
+        (
+            {"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "ppo", "dynamicSamplingRounds": 1}},
+            "batch.samplesPerPrompt",
+            "or dynamicSamplingRounds: 0",
+        ),
+        (
+            {"learning": {"processes": 2}, "optimizer": {"name": "muon"}},
+            "optimizer.name",
+            "muon needs whole matrices, and 2 processes hold parts of them; write adamw, or set",
+        ),
+        (
+            {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo"}},
+            "learning.overlap",
+            "dynamic sampling (algorithm dapo, dynamicSamplingRounds: 4)",
+        ),
         ({"generation": {"instances": {"min": 2}}}, "generation.instances", "min 2 is more than max 1"),
         ({"checkpoints": {"best": True}}, "checkpoints.best", "add spec.evaluation"),
         ({"rewards": LONG, "sampling": {"maxResponseTokens": 64}}, "rewards", "is not less than"),
+        ({"evaluation": {**EVALUATION, "rewards": TWO}}, "evaluation.rewards", "the name a is given to several"),
+        (
+            {"evaluation": {**EVALUATION, "rewards": LONG}, "sampling": {"maxResponseTokens": 64}},
+            "evaluation.rewards",
+            "is not less than",
+        ),
+        ({"evaluation": {**GREEDY, "samplesPerPrompt": 2}}, "evaluation.samplesPerPrompt", "would all be the same"),
     ],
 )
 def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, Any], field: str, words: str) -> None:
@@ -115,9 +139,15 @@ def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, An
         {"steps": None, "epochs": 2},
         {"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "ppo"}},
         {"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "reinforce_plus_plus"}},
+        {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}},
+        {"learning": {"overlap": "auto"}},
+        {"learning": {"processes": 1}, "optimizer": {"name": "muon"}},
+        {"batch": {"samplesPerPrompt": 2}, "algorithm": {"name": "ppo", "dynamicSamplingRounds": 1}},
         {"generation": {"instances": {"min": 2, "max": 2}}},
         {"checkpoints": {"best": True}, "evaluation": EVALUATION},
         {"rewards": LONG, "sampling": {"maxResponseTokens": 65}},
+        {"evaluation": {**GREEDY, "samplesPerPrompt": 1, "rewards": LONG}},
+        {"evaluation": {**EVALUATION, "samplesPerPrompt": 2, "sampling": {"temperature": 0.1}}},
     ],
 )
 def test_rules_hold_at_their_edges(spec: dict[str, Any]) -> None:
@@ -127,10 +157,21 @@ def test_rules_hold_at_their_edges(spec: dict[str, Any]) -> None:
 def test_all_broken_rules_are_found_at_once() -> None:
     large = {"promptsPerStep": 10**5, "samplesPerPrompt": 1}
     broken = {"epochs": 1, "rewards": TWO + LONG, "checkpoints": {"best": True}, "batch": large}
-    with pytest.raises(ValidationError) as caught:
-        job(**broken, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2}})
-    (error,) = caught.value.errors()
-    assert [violation.field for violation in error["ctx"]["violations"]] == [rule.field for rule in SPEC_RULES]
+    broken |= {
+        "learning": {"overlap": "auto", "processes": 2},
+        "optimizer": {"name": "muon"},
+        "algorithm": {"name": "dapo"},
+    }
+    evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": TWO + LONG}
+    fields = []
+    # That there is no evaluation is a fault of its own.
+    for spec in (broken, {"evaluation": evaluation}):
+        with pytest.raises(ValidationError) as caught:
+            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2}})
+        (error,) = caught.value.errors()
+        fields += [violation.field for violation in error["ctx"]["violations"]]
+    assert fields.count("generation.instances") == 2
+    assert Counter([*(rule.field for rule in SPEC_RULES), "generation.instances"]) == Counter(fields)
 
 
 def test_local_paths_become_absolute_from_the_job_files_folder(tmp_path: Path) -> None:
@@ -143,7 +184,10 @@ def test_local_paths_become_absolute_from_the_job_files_folder(tmp_path: Path) -
             {"name": "preference", "model": {"source": "../reward-model"}},
             {"name": "right", "math": {}},
         ],
-        evaluation={"data": {"source": "/data/held-out.parquet"}},
+        evaluation={
+            "data": {"source": "/data/held-out.parquet"},
+            "rewards": [{"name": "strict", "python": {"file": "strict.py"}}],
+        },
         artifacts={"uri": "runs"},
     ).resolve_paths(tmp_path)
     spec = resolved.spec
@@ -159,6 +203,9 @@ def test_local_paths_become_absolute_from_the_job_files_folder(tmp_path: Path) -
     assert right.kind == "math"
     assert spec.evaluation is not None
     assert spec.evaluation.data.source == "/data/held-out.parquet"
+    (strict,) = spec.evaluation_rewards
+    assert strict.python is not None
+    assert strict.python.file == str(tmp_path / "strict.py")
     assert spec.artifacts.uri == "runs"
 
 

@@ -37,7 +37,7 @@ def test_a_good_document_is_a_job() -> None:
         ("steps: 10", "epoch: 10", "spec.epoch", "did you mean epochs?"),
         ("limits:", "samplesPerPrompt: 4\n  limits:", "spec.samplesPerPrompt", "it belongs to spec.batch"),
         ("limits:", "wibble: 4\n  limits:", "spec.wibble", "known here: model, algorithm, rewards"),
-        ("math: {}", "math: {tolerance: 1}", "spec.rewards[0].math.tolerance", "remove it"),
+        ("math: {}", "math: {tolerance: 1}", "spec.rewards[0].math.tolerance", "known here: requireEnd, timeout"),
         ("limits:", "top_p: 0.9\n  limits:", "spec.top_p", "remove it: responses are sampled from the whole"),
         ("kind: RLHFJob", "kind: RLHFJob\nstatus: {}", "status", "known here: apiVersion"),
         # What must be there
@@ -89,7 +89,7 @@ def test_a_good_document_is_a_job() -> None:
         ("steps: 10", "steps: 0", "spec.steps", "write at least 1"),
         ("[q_proj]", "[]", "spec.model.lora.targetModules", "an empty list is out of bounds; write at least 1"),
         ("name: ppo", "name: PPO", "spec.algorithm.name", "did you mean ppo?"),
-        ("name: ppo", "name: a2c", "spec.algorithm.name", "reinforce_plus_plus, dr_grpo, dapo, gspo or cispo"),
+        ("name: ppo", "name: a2c", "spec.algorithm.name", "dapo, gspo, cispo, gmpo or sapo"),
         ("schedule: cosine", "schedule: 5", "spec.optimizer.schedule", "write constant, linear or cosine"),
         ("v1alpha1", "v1", "apiVersion", "write rlhfless.io/v1alpha1"),
         ("kind: RLHFJob", "kind: Deployment", "kind", "this is no job; write kind: RLHFJob"),
@@ -98,6 +98,9 @@ def test_a_good_document_is_a_job() -> None:
         # Rules that span fields
         ("minibatchSamples: 16", "minibatchSamples: 7", "spec.batch.minibatchSamples", "does not divide"),
         ("placement: reward", "placement: loss", "spec.algorithm.kl.estimator", "use k2 or k3"),
+        ("estimator: k1", "estimator: k3", "spec.algorithm.kl.estimator", "use k1, or placement: loss"),
+        ("high: 2", "cap: 2", "spec.algorithm.importanceSampling.cap", "it is spec.algorithm.importanceSampling.high"),
+        ("high: 2", "level: sequence", "spec.algorithm.importanceSampling.level", "did you mean sequence_product?"),
         ("name: ppo", "name: reinforce_plus_plus", "spec.algorithm.critic", "has no critic; remove it"),
         ("math: {}", "math: {}\n      format: {pattern: x}", "spec.rewards[0]", "it has math and format"),
         ("name: short", "name: right", "spec.rewards", "the name right is given to several"),
@@ -178,6 +181,29 @@ def test_all_faults_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) -
     ]
 
 
+def test_a_name_that_is_a_truth_value_hides_no_other_fault() -> None:
+    """verl's `n:` is true or false to readers of YAML 1.1."""
+    text = GOOD.replace("samplesPerPrompt: 4", "n: 4").replace("rank: 8", "rnk: 8").replace("best: true", "best: yes")
+    found = [str(fault) for fault in faults(text)]
+    assert found == [
+        "spec.model.lora.rnk: unknown field; did you mean rank?",
+        "spec.batch.n: unknown field; it is spec.batch.samplesPerPrompt here",
+        "spec.checkpoints.best: yes is a truth value to some readers of YAML and text to others;"
+        ' write true or false, or "yes" in quotes for text',
+    ]
+
+
+def test_a_name_of_the_users_own_that_is_a_truth_value_is_a_fault() -> None:
+    fault = only(GOOD.replace("labels: {team: a}", "labels: {n: a}"))
+    assert fault.path == "metadata.labels.n"
+    assert "is a truth value to some readers" in fault.message
+
+
+def test_a_repeated_field_hides_no_other_fault() -> None:
+    text = GOOD.replace("steps: 10", "steps: 10\n  steps: 20").replace("stall: 1m30s", "stall: 90")
+    assert [fault.path for fault in faults(text)] == ["spec.steps", "spec.limits.stall"]
+
+
 def test_what_follows_from_another_fault_is_not_reported() -> None:
     # Whether the minibatch divides the step, or one length is given, can't be said of fields that are wrong.
     assert only(GOOD.replace("promptsPerStep: 8", "promptsPerStep: 7.5")).path == "spec.batch.promptsPerStep"
@@ -207,8 +233,16 @@ def test_missing_files_are_faults_with_field_and_line(tmp_path: Path) -> None:
     )
     assert load_job(path, files=False) == parse_job(GOOD)
     for name in ("data.jsonl", "held-out.jsonl"):
-        (tmp_path / name).write_text("{}\n")
+        (tmp_path / name).write_text('{"question": "1+1=", "answer": 2, "prompt": "1+1="}\n')
     assert load_job(path) == parse_job(GOOD)
+
+
+def test_the_files_of_the_evaluations_own_rewards_are_looked_at(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "    data: {source: held-out.jsonl}",
+        "    data: {source: held-out.jsonl}\n    rewards: [{name: strict, python: {file: strict.py}}]",
+    )
+    assert [fault.path for fault in faults(text, base=tmp_path)][-1] == "spec.evaluation.rewards[0].python.file"
 
 
 def test_a_file_that_cannot_be_read_is_one_fault(tmp_path: Path) -> None:

@@ -101,6 +101,20 @@ def test_two_processes_take_the_steps_that_one_takes(
     assert "seconds/load" not in together.metrics
 
 
+def test_ratios_are_one_on_every_rank_before_anything_is_learnt(
+    tmp_path: Path, tiny_model: Path, learner: Learner
+) -> None:
+    nothing = OPTIMIZER.model_copy(update={"learning_rate": 1e-12})
+    four = BatchSettings(prompts_per_step=4, samples_per_prompt=2, minibatch_samples=2, microbatch_tokens=20)
+    job = job_of(
+        tmp_path, tiny_model, dtype="bfloat16", optimizer=nothing, batch_settings=four, learning=LearningSettings()
+    )
+    metrics = learner.run(job.request(1, **with_processes(job, 2)), context()).metrics
+    assert metrics["policy/updates"] == 4
+    assert metrics["policy/ratio_min"] == pytest.approx(1, abs=1e-6)
+    assert metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-6)
+
+
 def test_what_several_processes_publish_is_a_hugging_face_folder_that_none_of_them_held(
     tmp_path: Path, tiny_model: Path, learner: Learner
 ) -> None:

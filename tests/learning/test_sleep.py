@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api.metrics import LEARNING_METRICS
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning import learner as learner_module
 from rlhfless_functions.learning.learner import Learner
-from rlhfless_functions.learning.metrics import METRICS
 from rlhfless_functions.learning.offload import relocate
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.task import TaskError
@@ -132,7 +132,7 @@ def test_a_state_that_left_the_device_is_back_on_it_before_the_next_step(
     assert elsewhere.moves == ["cpu", "cpu:0"]
     assert "seconds/wake" in second.metrics
     assert "seconds/wake" not in first.metrics
-    assert METRICS.keys() >= {"seconds/wake"}
+    assert LEARNING_METRICS.keys() >= {"seconds/wake"}
     assert_equal(job.published(2, "slept"), job.published(2))
 
 

@@ -11,7 +11,6 @@ import torch
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning import state as training_state
 from rlhfless_functions.learning.state import initial_state
-from rlhfless_functions.model.forward import collate, response_log_probs
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import (
     AlgorithmSettings,
@@ -54,7 +53,7 @@ def test_the_gradient_is_the_one_that_the_formula_says(tiny_model: Path) -> None
     request = learn_request(
         tiny_model,
         algorithm=AlgorithmSettings(
-            kl=KlSettings(coefficient=0.3, estimator="k2"), importance_sampling=ImportanceSamplingSettings(cap=1.1)
+            kl=KlSettings(coefficient=0.3, estimator="k2"), importance_sampling=ImportanceSamplingSettings(high=1.1)
         ),
         sampling=SamplingSettings(max_response_tokens=16, temperature=0.7),
     )
@@ -74,32 +73,6 @@ def test_the_gradient_is_the_one_that_the_formula_says(tiny_model: Path) -> None
         total = total + (-weight * torch.tensor(sample.advantages) * log_probs + 0.3 * distance.square() / 2).sum()
     (total / sum(len(sample.response_tokens) for sample in samples)).backward()
     assert_same_gradients(gradients, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-
-
-def test_a_single_update_needs_no_old_log_probs(tiny_model: Path) -> None:
-    request = learn_request(tiny_model)
-    samples = ragged_samples(old_log_probs=None)
-    _, report, (gradients,), _ = take_step(request, samples)
-    model = initial_state(request).policy
-    for sample in samples:
-        batch = collate([sample.prompt_tokens], [sample.response_tokens], 0)
-        sample.old_log_probs = response_log_probs(model, batch, 1.0)[0][0].tolist()
-    _, _, (with_old,), _ = take_step(request, samples)
-    assert_same_gradients(gradients, with_old)
-    assert report.summary()["ratio_min"] == report.summary()["ratio_max"] == 1.0
-
-
-@pytest.mark.parametrize("given", [{"minibatch_samples": 4}, {"epochs": 2}])
-def test_several_updates_need_old_log_probs(tiny_model: Path, given: dict[str, int]) -> None:
-    request = learn_request(
-        tiny_model,
-        algorithm=AlgorithmSettings(epochs=given.get("epochs", 1)),
-        batch_settings=BatchSettings(
-            prompts_per_step=4, samples_per_prompt=2, minibatch_samples=given.get("minibatch_samples")
-        ),
-    )
-    with pytest.raises(TaskError, match="step 1: the batch has no old_log_probs, which 2 optimizer updates"):
-        take_step(request, ragged_samples(old_log_probs=None))
 
 
 def test_every_epoch_updates_once_a_minibatch(tiny_model: Path) -> None:
@@ -211,6 +184,8 @@ def test_in_its_warm_up_only_the_critic_learns(tiny_model: Path) -> None:
         assert frozen == (step <= 2)
         assert len(policy) == (0 if step <= 2 else 1)
         assert (report.learning_rate == 0) == (step <= 2)
+        if step > 2:
+            continue
         gaps = [
             abs(old - sampler)
             for sample in ragged_samples()

@@ -52,13 +52,18 @@ def test_transformers_generates_on_one_gpu() -> None:
     [
         {"algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}}},
         {"algorithm": {"name": "ppo"}},
-        {"algorithm": {"name": "grpo", "kl": {"coefficient": 0}, "epochs": 2}},
         {"rewards": [{"name": "judge", "model": {"source": "/reward"}}]},
         {"preparation": {"pods": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}},
     ],
 )
 def test_preparation_has_a_gpu_where_a_model_computes_in_it(spec: dict[str, Any]) -> None:
     assert assignment(job(**spec), "0").per_instance == {"generation": 1, "preparation": 1, "learning": 1}
+
+
+def test_preparation_needs_no_gpu_for_several_updates() -> None:
+    """The learner asks its own policy what it said before the first."""
+    made = job(algorithm={"name": "grpo", "kl": {"coefficient": 0}, "epochs": 2})
+    assert assignment(made, "0").per_instance == {"generation": 1, "preparation": 0, "learning": 1}
 
 
 def test_preparation_needs_no_gpu_for_memory_of_the_host() -> None:

@@ -53,6 +53,27 @@ MIDDLE = ViewState(
 )
 
 
+def barren(*steps: int) -> list[StepRecord]:
+    """Records of steps, with nothing to learn from."""
+    made = [step(number) for number in steps]
+    return [each.model_copy(update={"metrics": {**each.metrics, "batch/teaching_groups": 0.0}}) for each in made]
+
+
+@pytest.mark.parametrize(("after", "told"), [(-1, [3, 6]), (4, [6])])
+def test_steps_that_teach_nothing_are_told_when_they_count_and_when_they_have_doubled(
+    after: int, told: list[int]
+) -> None:
+    stream = io.StringIO()
+    view = TrainingView("job", 8, Console(file=stream, width=100), after=after)
+    for number in range(1, 9):
+        view.update(ViewState(job="job", steps=8, records=barren(*range(1, number + 1))))
+    warnings = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
+    assert [f"steps 1 to {number} taught nothing" in line for number, line in zip(told, warnings, strict=True)] == [
+        True for _ in told
+    ]
+    assert "steps 1 to 3 taught nothing" in shown(ViewState(job="job", steps=8, records=barren(1, 2, 3)))
+
+
 def shown(state: ViewState, width: int = 100) -> str:
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None).print(render(state, width))

@@ -38,6 +38,8 @@ def test_a_job_needs_its_stores_and_its_reward_servers(tiny_job: Callable[..., P
         "http://judge:8000/score",
         "http://minio.storage.svc:9000",
     }
+    evaluation = {"data": {"source": "train.jsonl"}, "rewards": [REWARDS[0]]}
+    assert addresses(tiny_job, evaluation=evaluation) == {"http://judge:8000/score"}
     assert addresses(tiny_job, "s3://runs/job") == {"https://s3.amazonaws.com"}
     assert addresses(tiny_job, data={"source": "https://data.example/train.jsonl"}) == {
         "https://data.example/train.jsonl"

@@ -10,6 +10,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import SampleTask
 from rlhfless_functions.data.prompts import read_prompts
 from rlhfless_functions.data.rollouts import VersionSpan
+from rlhfless_functions.preparation import stage
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings, FormatReward, PythonReward, RewardSettings, SamplingSettings
 from tests.preparation.batches import EOS, KL, RIGHT, BatchFolder, make_context, make_rollout
@@ -149,15 +150,31 @@ def test_an_evaluation_is_scored_and_nothing_more(two_groups: BatchFolder) -> No
     }
 
 
-def test_an_evaluation_shows_the_first_samples_of_the_first_prompts(place: BatchFolder) -> None:
+def test_the_samples_that_are_asked_for_come_back_as_text(place: BatchFolder) -> None:
     place.materialize([{"prompt": f"{row}+1=", "answer": str(row + 1)} for row in range(9)])
     place.generate({8: ["9"], 0: ["1", "2"], 7: ["7", "8"]})
-    examples = place.prepare(purpose="evaluation")[0].examples
-    assert [(example.prompt, example.response, example.reward, example.tokens) for example in examples] == [
-        ("0+1=", "1", 1.0, 2),
-        ("7+1=", "7", 0.0, 2),
-    ]
+    asked = [SampleTask(prompt=7, index=1), SampleTask(prompt=0, index=0)]
+    for purpose in ("evaluation", "training"):
+        examples = place.prepare(purpose=purpose, examples=asked)[0].examples
+        assert [(each.row, each.index, each.prompt, each.response, each.reward, each.tokens) for each in examples] == [
+            (0, 0, "0+1=", "1", 1.0, 2),
+            (7, 1, "7+1=", "8", 1.0, 2),
+        ]
+        assert [each.terms for each in examples] == [{"right": 1.0}] * 2
+        assert {each.version for each in examples} == {2}
+        assert all((each.advantage is None) == (purpose == "evaluation") for each in examples)
     assert place.prepare()[0].examples == []
+
+
+def test_of_a_very_long_text_the_beginning_and_the_end_come_back(
+    place: BatchFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "_LONGEST_TEXT", 8)
+    place.materialize([{"prompt": "1+1=", "answer": "2"}])
+    place.generate({0: ["0123456789"]})
+    (sample,) = place.prepare(examples=[SampleTask(prompt=0, index=0)])[0].examples
+    assert sample.prompt == "1+1="
+    assert sample.response == "0123\n[… 2 characters left out …]\n6789"
 
 
 def test_how_a_step_is_cut_into_chunks_changes_nothing(two_groups: BatchFolder) -> None:

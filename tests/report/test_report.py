@@ -14,10 +14,11 @@ import yaml
 
 from rlhfless_functions.artifacts import exists, join, read_bytes, write_bytes
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.metrics import STEP_METRICS
 from rlhfless_operator.records.record import SampleRecord
 from rlhfless_operator.report import compare, model_card, write_comparison, write_report
 from rlhfless_operator.report.learning import smoothed
-from rlhfless_operator.report.samples import samples_section, shared_lines
+from rlhfless_operator.report.samples import MOST_STEPS, samples_section, shared_lines, training_section
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -96,6 +97,7 @@ def write_run(folder: str, name: str = "tiny", **spec: Any) -> str:
     samples = [
         {"when": "before", "prompt": "Q:1+1", "response": "<script>alert(1)</script>", "reward": 0.0, "tokens": 9},
         {"when": "after", "prompt": "Q:1+1", "response": "#2 & done", "reward": 1.0, "tokens": 5},
+        {"when": "training", "step": 2, "row": 0, "prompt": "Q:1+2", "response": "#of training", "reward": 0.5},
     ]
     write_bytes(join(folder, "samples.jsonl"), lines(samples))
     summary = {"name": name, "algorithm": "ppo", "steps": 4, "seconds": 8.5, "gpu_seconds": 14.8, "cost": "0.000408"}
@@ -120,9 +122,25 @@ def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(t
         assert part in page.text
     for part in ("Cost of each step", "Instance-seconds by state", "generation", "exactMatch"):
         assert part in page.text
+    titles = {attributes.get("title") for tag, attributes in page.tags if tag == "td"}
+    assert STEP_METRICS["kl/reference"].meaning in titles
+    assert "nats per token" in page.text
+    for part in ("Samples of training", "step 2, prompt 0", "#of training"):
+        assert part in page.text
     assert "odd/one" not in page.text
     styles = [attributes.get("class") for tag, attributes in page.tags if tag == "rect"]
     assert {"fill starting", "fill busy"} <= set(styles)
+
+
+def test_the_report_says_which_steps_taught_nothing(tmp_path: Path) -> None:
+    folder = write_run(str(tmp_path))
+    steps = [metrics_line(step) for step in range(1, 9)]
+    for line in steps:
+        line["metrics"]["batch/teaching_groups"] = float(line["step"] not in (2, 5, 6, 7))
+    write_bytes(join(folder, "metrics.jsonl"), lines(steps))
+    page = Outline(read_bytes(write_report(folder)).decode())
+    assert page.text.count("taught nothing") == 1
+    assert "steps 5 to 7 taught nothing: the samples of every group got the same reward, 1.1 in the mean" in page.text
 
 
 def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
@@ -213,6 +231,30 @@ def test_what_all_prompts_begin_with_is_shown_once() -> None:
     text = Outline(samples_section(records)).text
     assert text.count("Work out the sum") == 1
     assert text.count("unscored") == 3
+
+
+def training_sample(step: int, index: int, **changes: Any) -> SampleRecord:
+    fields = {"row": 3, "prompt": "Q:1+1", "response": f"<b>{step}/{index}", "reward": float(index), "tokens": 7}
+    return SampleRecord(when="training", step=step, index=index, **{**fields, **changes})
+
+
+def test_samples_of_training_are_a_card_for_each_of_some_steps() -> None:
+    samples = [training_sample(step, index) for step in range(1, 101) for index in range(2)]
+    page = Outline(training_section(samples))
+    cards = [attributes for tag, attributes in page.tags if tag == "details"]
+    assert len(cards) == MOST_STEPS
+    assert ["open" in card for card in cards] == [True, *[False] * (MOST_STEPS - 2), True]
+    for part in ("step 1, prompt 3", "step 100, prompt 3", "<b>1/0", "<b>100/1", "sample 1 1 7 tokens"):
+        assert part in page.text
+    assert samples_section(samples) == ""
+    assert training_section([]) == ""
+
+
+def test_a_sample_of_training_tells_its_terms_and_its_advantage() -> None:
+    terms = {"right": 1.0, "format": None}
+    sample = training_sample(1, 0, terms=terms, advantage=-0.5, finish_reason="truncated", reward=None)
+    text = Outline(training_section([sample])).text
+    assert "sample 0 unscored 7 tokens, truncated, right 1, format unscored, advantage -0.5" in text
 
 
 def test_one_prompt_or_a_short_common_beginning_is_shown_whole() -> None:

@@ -62,9 +62,12 @@ def test_code_that_misbehaves_scores_nothing_and_harms_nothing(scorer: RewardSco
     assert score(scorer, ASSERTS, *programs) == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
-def test_a_test_that_hangs_fails_with_those_after_it(scorer: RewardScorer) -> None:
+def test_a_test_that_hangs_fails_alone(scorer: RewardScorer) -> None:
     program = "def double(x):\n    while x == 3: pass\n    return 2 * x"
-    assert score(scorer, [*ASSERTS, "assert double(4) == 8"], program) == [pytest.approx(1 / 3)]
+    assert score(scorer, [*ASSERTS, "assert double(4) == 8"], program) == [pytest.approx(2 / 3)]
+    tests = [{"input": f"{number}\n", "output": f"{2 * number}"} for number in (1, 3, 4)]
+    program = "n = int(input())\nwhile n == 3: pass\nprint(2 * n)"
+    assert score(scorer, tests, program) == [pytest.approx(2 / 3)]
 
 
 def test_exiting_quietly_is_not_passing(scorer: RewardScorer) -> None:
@@ -153,5 +156,5 @@ def test_the_last_closed_block_counts() -> None:
     assert last_code_block("a = 1") is None
 
 
-def test_a_group_has_the_time_of_all_its_tests() -> None:
-    assert longest_call({"tests": ASSERTS}, "tests", 10.0, responses=8) == 3 * 10 * 8
+def test_a_group_has_the_time_of_all_its_tests_and_of_running_the_code_for_each() -> None:
+    assert longest_call({"tests": ASSERTS}, "tests", 10.0, responses=8) == 2 * 2 * 10 * 8

@@ -43,3 +43,17 @@ def test_expressions_and_sets_are_compared_as_such() -> None:
 def test_a_truth_that_is_no_mathematics_is_named() -> None:
     with pytest.raises(LookupError, match="'' of row 4 is no mathematics"):
         score("", "42")
+
+
+def test_math_may_demand_that_the_response_ended() -> None:
+    group = RewardGroup(4, "q", None, [r"\boxed{4}"] * 2, [[1]] * 2, ["stop", "truncated"], {"ground_truth": "4"})
+    assert math_scorer(require_end=True)(group, Call(1)) == [1, 0]
+    assert math_scorer()(group, Call(1)) == [1, 1]
+
+
+def test_a_response_that_takes_too_long_scores_0_and_is_counted() -> None:
+    call = Call(1)
+    group = RewardGroup(4, "q", None, [r"\boxed{10^{10^{10}}}", "4"], [[1]] * 2, ["stop"] * 2, {"ground_truth": "4"})
+    assert math_scorer(seconds=0.5)(group, call) == [0, 1]
+    assert sum(number for name, number in call.metrics if name in ("timed_out", "crashed")) == 1
+    assert len(call.metrics) == 4

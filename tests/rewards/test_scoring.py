@@ -60,26 +60,57 @@ def test_terms_are_weighted_and_summed(scorer: RewardScorer) -> None:
     assert scores.totals == [[3.0, 1.0, 0.0], [0.75]]
 
 
-def test_a_response_is_unscorable_if_a_term_that_counts_is(scorer: RewardScorer, tmp_path: Path) -> None:
+def test_the_terms_that_scored_a_response_are_summed(scorer: RewardScorer, tmp_path: Path) -> None:
     right = RewardSettings(name="right", exact_match=ExactMatchReward())
     mine = python_reward(tmp_path, "return [None if c == '5' else 1.0 for c in completions]")
     scores = score(scorer, [right, mine], make_group(0, "4", "5"))
-    assert scores.totals == [[2.0, None]]
-    assert scores.metrics["reward/unscorable/count"] == 1
+    assert scores.totals == [[2.0, 0.0]]
+    assert scores.metrics["reward/unscorable/count"] == 0
     assert scores.metrics["reward/mine/unscorable/count"] == 1
     assert scores.metrics["reward/right/unscorable/count"] == 0
-    shown_only = mine.model_copy(update={"weight": 0.0})
-    assert score(scorer, [right, shown_only], make_group(0, "4", "5")).totals == [[1.0, 0.0]]
+
+
+def test_a_response_is_unscorable_where_no_term_that_counts_scored_it(scorer: RewardScorer, tmp_path: Path) -> None:
+    right = RewardSettings(name="right", exact_match=ExactMatchReward(), weight=0.0)
+    mine = python_reward(tmp_path, "return [None if c == '5' else 1.0 for c in completions]")
+    scores = score(scorer, [right, mine], make_group(0, "4", "5"))
+    assert scores.totals == [[1.0, None]]
+    assert scores.metrics["reward/unscorable/count"] == 1
+    assert scores.terms["right"] == [[1.0, 0.0]]
+
+
+def test_each_reward_may_score_its_own_task_as_in_trl(scorer: RewardScorer, tmp_path: Path) -> None:
+    rewards = []
+    for task in ("math", "code"):
+        (tmp_path / f"{task}.py").write_text(
+            f"def reward(completions, task):\n    return [1.0 if t == {task!r} else None for t in task]\n"
+        )
+        rewards.append(RewardSettings(name=task, python=PythonReward(file=str(tmp_path / f"{task}.py")), weight=2.0))
+    groups = [
+        RewardGroup(row, "q", None, ["4"], [[1]], ["stop"], {"task": task})
+        for row, task in enumerate(["math", "code", "poetry"])
+    ]
+    scores = score(scorer, rewards, *groups)
+    assert scores.totals == [[2.0], [2.0], [None]]
+    assert scores.metrics["reward/unscorable/count"] == 1
 
 
 @given(st.dictionaries(st.text(max_size=3), st.tuples(st.none() | st.floats(-1e6, 1e6), st.floats(-10, 10))))
 def test_a_weighted_sum_has_no_hidden_terms(terms: dict[str, tuple[float | None, float]]) -> None:
     total = weighted_sum({name: value for name, (value, _) in terms.items()}, {n: w for n, (_, w) in terms.items()})
     counted = [(value, weight) for value, weight in terms.values() if weight != 0]
-    if not terms or any(value is None for value, _ in counted):
+    if not terms or (counted and all(value is None for value, _ in counted)):
         assert total is None
     else:
         assert total == pytest.approx(sum(value * weight for value, weight in counted if value is not None))
+
+
+def test_a_term_that_failed_leaves_its_group_out_even_if_others_scored_it(scorer: RewardScorer, tmp_path: Path) -> None:
+    right = RewardSettings(name="right", exact_match=ExactMatchReward())
+    mine = python_reward(tmp_path, FAILS, on_error="unscorable")
+    assert score(scorer, [right, mine], make_group(0, "4"), make_group(1, "5", "4")).totals == [[2.0], [None, None]]
+    shown_only = mine.model_copy(update={"weight": 0.0})
+    assert score(scorer, [right, shown_only], make_group(1, "5", "4")).totals == [[0.0, 1.0]]
 
 
 def test_metrics_are_sums_and_counts(scorer: RewardScorer) -> None:
@@ -186,10 +217,13 @@ def test_math_runs_where_its_alarms_work(scorer: RewardScorer) -> None:
     assert score(scorer, [math], make_group(0, r"\boxed{4}"), make_group(1, "5")).totals == [[1.0], [0.0]]
 
 
-def test_a_pathological_pattern_is_bounded_by_the_time_limit(scorer: RewardScorer) -> None:
-    hopeless = RewardSettings(name="format", format=FormatReward(pattern="(a+)+"), timeout=2.0, on_error="unscorable")
-    scores = score(scorer, [hopeless], make_group(0, "a" * 64 + "b"), make_group(1, "aaa"))
-    assert scores.totals == [[None], [1.0]]
+def test_a_pathological_pattern_scores_0_past_its_time_and_is_counted(scorer: RewardScorer) -> None:
+    hopeless = RewardSettings(name="format", format=FormatReward(pattern="(a+)+", timeout=0.2))
+    scores = score(scorer, [hopeless], make_group(0, "a" * 64 + "b", "aaa"), make_group(1, "aaa"))
+    assert scores.totals == [[0.0, 1.0], [1.0]]
+    assert scores.metrics["reward/format/timed_out/sum"] == 1
+    assert scores.metrics["reward/format/timed_out/count"] == 3
+    assert scores.metrics["reward/format/crashed/sum"] == 0
 
 
 def test_a_job_without_rewards_scores_nothing(scorer: RewardScorer) -> None:

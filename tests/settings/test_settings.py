@@ -23,6 +23,7 @@ from rlhfless_functions.settings import (
     Money,
     RewardSettings,
     SamplingSettings,
+    Settings,
 )
 from rlhfless_functions.settings.base import format_bytes, format_duration, format_money, parse_bytes, parse_duration
 from rlhfless_functions.settings.rewards import RewardKind
@@ -119,7 +120,7 @@ def test_a_temperature_is_positive_and_finite(temperature: float) -> None:
 def test_a_name_stands_for_every_choice(name: AlgorithmName) -> None:
     whole = AlgorithmSettings(name=name).resolved()
     undecided = {field for field in AlgorithmSettings.model_fields if getattr(whole, field) is None}
-    assert undecided <= {"dual_clip", "critic"}
+    assert undecided <= {"dual_clip", "critic"} | ({"clip_low", "clip_high"} if whole.clip == "sapo" else set())
     assert (whole.critic is not None) == (whole.advantage == "gae")
     assert whole.resolved() == whole
     # What is resolved is itself a valid document.
@@ -137,6 +138,8 @@ def test_a_name_stands_for_every_choice(name: AlgorithmName) -> None:
         ("dapo", {"clip_low": 0.2, "clip_high": 0.28, "dynamic_sampling_rounds": 4, "aggregation": "token-mean"}),
         ("gspo", {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}),
         ("cispo", {"clip": "cispo"}),
+        ("gmpo", {"clip": "gmpo", "ratio_level": "sequence", "aggregation": "seq-mean-token-mean"}),
+        ("sapo", {"clip": "sapo", "ratio_level": "token", "clip_low": None, "aggregation": "seq-mean-token-mean"}),
     ],
 )
 def test_the_compositions_are_those_of_the_papers(name: AlgorithmName, choices: dict[str, Any]) -> None:
@@ -146,7 +149,7 @@ def test_the_compositions_are_those_of_the_papers(name: AlgorithmName, choices: 
 
 def test_a_job_may_override_each_choice() -> None:
     whole = AlgorithmSettings(name="dapo", clip_high=0.3, kl=KlSettings(coefficient=0.1)).resolved()
-    assert (whole.clip_high, whole.clip_low, whole.kl) == (0.3, 0.2, KlSettings(coefficient=0.1))
+    assert (whole.clip_high, whole.clip_low, whole.kl) == (0.3, 0.2, KlSettings(coefficient=0.1, estimator="k3"))
 
 
 def test_zero_is_a_choice_too() -> None:
@@ -165,6 +168,23 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
         ({"name": "grpo", "critic": {}}, "grpo has no critic"),
         ({"name": "ppo", "advantageNormalization": "group"}, "needs advantage: group"),
         ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, "gradient of mean zero"),
+        ({"kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k3"}}, "use k1, or placement: loss"),
+        ({"kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k2"}}, "use k1, or placement: loss"),
+        ({"importanceSampling": {"low": 3.0}}, "low: 3 is not less than high, 2; lower it"),
+        ({"name": "gmpo", "dualClip": 3.0}, "dualClip: it bounds the objective of clip: ppo"),
+        ({"name": "sapo", "clipHigh": 0.3}, "clipHigh: sapo has a gate instead of bounds"),
+        ({"name": "grpo", "sapoTemperatureNegative": 2.0}, "sapoTemperatureNegative: only sapo has a gate"),
+        ({"name": "gmpo", "ratioLevel": "token"}, "ratioLevel: gmpo is a geometric mean"),
+        ({"clip": "gmpo"}, "ratioLevel: gmpo is a geometric mean"),
+        ({"name": "ppo", "clip": "gmpo", "ratioLevel": "sequence"}, "clip: gmpo needs one advantage a sample"),
+        ({"name": "rloo", "advantageNormalization": "group_per_reward"}, "group_per_reward needs advantage: group"),
+        (
+            {
+                "advantageNormalization": "group_per_reward",
+                "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
+            },
+            "set placement: loss",
+        ),
         ({"name": "cispo", "dualClip": 3.0}, "dualClip: cispo"),
         ({"name": "grpo", "gamma": 0.99}, "gamma: group advantages know no discount"),
         ({"name": "reinforce_plus_plus", "gaeLambda": 0.95}, "gaeLambda: discounted advantages"),
@@ -173,6 +193,17 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
 def test_pieces_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AlgorithmSettings.model_validate(fields)
+
+
+@pytest.mark.parametrize(("placement", "estimator"), [("reward", "k1"), ("loss", "k3")])
+def test_the_estimator_follows_from_its_place(placement: Any, estimator: str) -> None:
+    whole = AlgorithmSettings(kl=KlSettings(coefficient=0.1, placement=placement)).resolved()
+    assert whole.kl == KlSettings(coefficient=0.1, placement=placement, estimator=estimator)
+
+
+def test_the_bounds_come_and_go_with_the_clip() -> None:
+    assert AlgorithmSettings(clip="sapo").resolved().clip_low is None
+    assert AlgorithmSettings(name="sapo", clip="ppo").resolved().clip_low == 0.2
 
 
 def test_k1_is_right_in_the_reward_and_harmless_without_weight() -> None:
@@ -212,3 +243,17 @@ def test_a_reward_has_exactly_one_kind() -> None:
         RewardSettings(name="r")
     with pytest.raises(ValidationError, match="it has math and length"):
         RewardSettings(name="r", math=MathReward(), length=LengthReward(buffer_tokens=4))
+
+
+@pytest.mark.parametrize(("value", "fits"), [(2**63 - 1, True), (2**63, False)])
+def test_integers_are_those_that_an_api_server_has(value: int, fits: bool) -> None:
+    class Limits(Settings):
+        """Settings with a number that has no bound of its own."""
+
+        retries: int
+
+    if fits:
+        assert Limits.model_validate({"retries": value}).retries == value
+    else:
+        with pytest.raises(ValidationError, match="no integer of 64 bits"):
+            Limits.model_validate({"retries": value})

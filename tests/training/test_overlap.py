@@ -175,7 +175,7 @@ def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) ->
         ({"batch": {"minibatchSamples": 16}}, 6),
         ({"algorithm": {"epochs": 2}}, 1),
         ({"algorithm": {"name": "ppo"}}, 1),
-        ({"algorithm": {"name": "dapo"}}, 1),
+        ({"algorithm": {"name": "dapo"}, "learning": {"overlap": "never"}}, 1),
     ],
 )
 def test_only_what_asks_nothing_of_the_whole_batch_is_learnt_in_pieces(

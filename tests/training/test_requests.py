@@ -5,6 +5,7 @@ import pytest
 from rlhfless_functions.api import BatchReference, SampleTask
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
 
@@ -31,25 +32,31 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
         requests.materialize("training", 0),
         requests.generate(1, "training", initial, None, ActorAttempt("actor-0000", 0, samples, "sink", [], {})),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
-        requests.learn(RLHFJobStatus(uid="uid"), batch, [], 1, checkpoint_due=True, attempt=0),
+        requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", 0),
     ]
     assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
+
+
+IN_REWARD = {"name": "rloo", "kl": {"coefficient": 0.1, "placement": "reward"}}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "minibatch", "steps"),
     [
         ({"name": "grpo"}, 4, []),
-        ({"name": "grpo"}, 2, [1, 2, 3]),
-        ({"name": "ppo"}, 4, []),
+        ({"name": "grpo"}, 2, []),
+        (IN_REWARD, 4, [1, 2, 3]),
+        (IN_REWARD, 2, [1, 2, 3]),
+        ({"name": "ppo"}, 2, []),
         ({"name": "ppo", "critic": {"warmupSteps": 2}}, 4, [1, 2]),
     ],
 )
-def test_preparation_computes_old_log_probs_where_learning_has_none_of_its_own(
+def test_preparation_asks_the_policy_where_learning_does_not_or_the_reward_needs_it(
     algorithm: dict[str, object], minibatch: int, steps: list[int]
 ) -> None:
-    """It has, in its one pass of a policy that learns; and without any a step would tell no mismatch."""
+    """Old log-probabilities are the learner's own, but with a policy that is frozen a step would tell no mismatch; and
+    a distance in the reward is known before learning."""
     batch = {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": minibatch}
     requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
     samples = [SampleTask(prompt=0, index=0)]
@@ -61,3 +68,22 @@ def test_preparation_computes_old_log_probs_where_learning_has_none_of_its_own(
         ).old_log_probs
     ]
     assert asked == steps
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "minibatch", "preparing", "learning"),
+    [
+        ({"name": "grpo"}, 4, 0, 1),
+        ({"name": "grpo"}, 1, 0, 1 + 3 / 4 / 3),
+        ({"name": "grpo", "epochs": 2}, 4, 0, 2 + 1 / 3),
+        ({"name": "ppo", "kl": {"coefficient": 0.1}, "epochs": 2}, 2, 2, 4 + 1 / 3),
+        (IN_REWARD, 4, 2, 1),
+    ],
+)
+def test_passes_of_a_step_are_counted(
+    algorithm: dict[str, object], minibatch: int, preparing: int, learning: float
+) -> None:
+    batch = {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": minibatch}
+    requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
+    assert requests.preparation_passes == preparing
+    assert requests.learning_passes == pytest.approx(learning)

@@ -1,17 +1,18 @@
 """Whole jobs on this machine: real processes, real streams, real training of a tiny model."""
 
 import json
-import time
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhfless_functions import artifacts
+from rlhfless_operator.cli import main
 from rlhfless_operator.local.local_run import JobFinishedError
 from rlhfless_operator.planner.migration import Actor, Move
 from rlhfless_operator.training import migration
@@ -26,6 +27,7 @@ from tests.training.whole_jobs import (
     half_written,
     records_of,
     run_job,
+    run_until_a_step_cannot_be_written,
     status_of,
 )
 
@@ -158,20 +160,9 @@ def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monk
     run_job(undisturbed)
     file = tiny_job("disturbed", steps=4)
     folder = folder_of(file)
-    write_json = artifacts.write_json
-
-    def refuse_the_second_step(uri: str, value: Any) -> None:
-        if uri.endswith("progress/step-000002.json"):
-            deadline = time.monotonic() + 120
-            while not list((folder / "rollouts" / "step-000003").rglob("*.parquet")) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            raise artifacts.ArtifactUnwritableError("the disk is full")
-        write_json(uri, value)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(artifacts, "write_json", refuse_the_second_step)
-        with pytest.raises(artifacts.ArtifactError, match="the disk is full"):
-            run_job(file)
+    run_until_a_step_cannot_be_written(
+        file, monkeypatch, 2, lambda: bool(list((folder / "rollouts" / "step-000003").rglob("*.parquet")))
+    )
     status = status_of(file)
     assert (status["phase"], status["step"], status["message"]) == ("Failed", 1, "the disk is full")
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1
@@ -207,7 +198,44 @@ def test_two_drivers_on_one_job(tiny_job: MakeJob) -> None:
     held.release()
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dapo", "reinforce_plus_plus"])
+def test_a_job_that_an_earlier_version_began_goes_on(tiny_job: MakeJob) -> None:
+    """Its folder's document has fewer defaults, and the upper bound of importance weights under its earlier name."""
+    file = tiny_job(steps=1)
+    run_job(file)
+    begun = folder_of(file) / "job.yaml"
+    document = yaml.safe_load(begun.read_text())
+    algorithm = document["spec"]["algorithm"]
+    algorithm["importanceSampling"] = {"cap": 2.0}
+    algorithm["kl"]["estimator"] = "k3"
+    for name in ("sapoTemperaturePositive", "sapoTemperatureNegative"):
+        del algorithm[name]
+    begun.write_text(yaml.safe_dump(document))
+    assert run_job(tiny_job(steps=2))["steps"] == 2
+
+
+@pytest.mark.parametrize("level", ["token", "sequence_product", "geometric_mean"])
+@pytest.mark.parametrize("mode", ["truncate", "mask", "none"])
+def test_every_importance_correction_goes_through_the_same_loop(tiny_job: MakeJob, mode: str, level: str) -> None:
+    """In bfloat16, where engine and trainer differ by more than these bounds allow."""
+    correction = {"mode": mode, "level": level, "low": 0.9999, "high": 1.0001}
+    file = tiny_job(steps=1, model={"dtype": "bfloat16"}, algorithm={"name": "grpo", "importanceSampling": correction})
+    run_job(file)
+    metrics = records_of(file)[-1]["metrics"]
+    shares = [metrics.get(f"mismatch/corrected_fraction_{side}") for side in ("low", "high")]
+    if mode == "none":
+        assert shares == [None, None]
+    else:
+        assert 0 < sum(shares) <= 1
+
+
+def test_what_is_masked_and_a_penalty_in_the_reward_go_through_the_same_loop(tiny_job: MakeJob) -> None:
+    kl = {"coefficient": 0.05, "placement": "reward"}
+    file = tiny_job(steps=2, algorithm={"name": "dr_grpo", "maskTruncated": True, "kl": kl})
+    run_job(file)
+    assert all("kl/reference" in record["metrics"] for record in records_of(file) if record["step"])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dapo", "reinforce_plus_plus", "gmpo", "sapo"])
 def test_other_algorithms_go_through_the_same_loop(tiny_job: MakeJob, algorithm: str) -> None:
     file = tiny_job(steps=2, algorithm={"name": algorithm, "kl": {"coefficient": 0.0}})
     summary = run_job(file)
@@ -222,3 +250,19 @@ def test_lora_ships_adapters_alone(tiny_job: MakeJob, tiny_model: Path) -> None:
     assert status["weights"]["adapter"]
     assert status["weights"]["uri"] == str(tiny_model)
     AutoModelForCausalLM.from_pretrained(folder_of(file) / "model")
+
+
+def test_a_finished_job_whose_document_changed_says_what_changed(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_job(tiny_job(steps=1))
+    file = tiny_job(steps=1, optimizer={"learningRate": 1e-2}, sampling={"temperature": 0.5})
+    monkeypatch.setattr(sys, "argv", ["rlhfless", "run", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: tiny has finished all of its 1 steps; its model is in ")
+    assert "Since then spec.sampling.temperature was 1.0 and is 0.5, " in said
+    assert "spec.optimizer.learningRate was 0.001 and is 0.01. Nothing was trained with that: " in said
+    assert "start over with --fresh, use another metadata.name" in said

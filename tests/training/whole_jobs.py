@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 
@@ -25,6 +28,26 @@ async def train(file: Path, *, threads: int = 1) -> dict[str, Any]:
 def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:
     """Run a job in an event loop of its own; its summary."""
     return asyncio.run(train(file, threads=threads))
+
+
+def run_until_a_step_cannot_be_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch, step: int, once: Callable[[], bool]
+) -> None:
+    """Run a job whose disk is full when a step is written down, `once` the rest has come as far as wanted."""
+    write_json = artifacts.write_json
+
+    def full(uri: str, value: Any) -> None:
+        if uri.endswith(f"progress/step-{step:06d}.json"):
+            deadline = time.monotonic() + 120
+            while not once() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise artifacts.ArtifactUnwritableError("the disk is full")
+        write_json(uri, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifacts, "write_json", full)
+        with pytest.raises(artifacts.ArtifactError, match="the disk is full"):
+            run_job(file)
 
 
 def folder_of(file: Path) -> Path:

@@ -35,6 +35,7 @@ def estimate_advantages(
     rewards: Sequence[float | None],
     mask: torch.Tensor,
     *,
+    terms: Sequence[tuple[float, Sequence[float | None]]] = (),
     log_probs: torch.Tensor | None = None,
     reference_log_probs: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
@@ -45,6 +46,8 @@ def estimate_advantages(
         settings: of the job.
         rewards: of each sample; None if unscorable, which leaves it out of the baseline and out of the loss.
         mask: bool [samples, tokens], True on response tokens, EOS included; right-padded.
+        terms: weight, and numbers of each sample, of every reward; needed with `advantage_normalization:
+            group_per_reward`.
         log_probs: of the policy that generated; needed with `kl.placement: reward`.
         reference_log_probs: of the reference; needed with `kl.placement: reward`.
         values: of the critic, at the states before each token; needed with `advantage: gae`.
@@ -70,6 +73,9 @@ def estimate_advantages(
         return Estimate(advantages, returns, mask)
     if settings.advantage == "discounted":
         return Estimate(discounted_returns(token_rewards(rewards, penalty, mask), mask, settings.gamma), None, mask)
+    if settings.advantage_normalization == "group_per_reward":
+        per_sample = per_reward_advantages(terms, scorable)
+        return Estimate(masked(per_sample[:, None], mask), None, mask)
     # A response has one advantage here, so its penalty is summed up, as TRL's RLOO does.
     totals = [
         None if reward is None else reward - paid
@@ -81,6 +87,29 @@ def estimate_advantages(
         scale=settings.advantage_normalization == "group",
     ).to(mask.device)
     return Estimate(masked(per_sample[:, None], mask), None, mask)
+
+
+def per_reward_advantages(
+    terms: Sequence[tuple[float, Sequence[float | None]]], scorable: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sum of each reward's own advantages in the group, before the batch's normalisation (GDPO, arXiv
+    2601.05242, eq. 4 to 6): responses whose rewards have one sum but differ in their terms stay apart.
+
+    As TRL's `normalize_then_sum` has it, a reward that did not score a sample adds nothing to it, and neither mean nor
+    standard deviation counts the sample.
+
+    Args:
+        terms: weight, and numbers of each sample, of every reward.
+        scorable: bool [samples]; the others get 0 and count nowhere.
+
+    Returns:
+        float64 [samples].
+    """
+    total = torch.zeros(len(scorable), dtype=torch.float64, device=scorable.device)
+    for weight, numbers in terms:
+        counted = [number if kept else None for number, kept in zip(numbers, scorable.tolist(), strict=True)]
+        total += weight * group_advantages(counted, leave_one_out=False, scale=True).to(total.device)
+    return total
 
 
 def group_advantages(rewards: Sequence[float | None], *, leave_one_out: bool, scale: bool) -> torch.Tensor:

@@ -38,20 +38,19 @@ def normalizer(lengths: Sequence[int], aggregation: Aggregation, longest_respons
     """What the sums of `aggregate` over all micro-batches and ranks of an optimizer step are divided by.
 
     Args:
-        lengths: tokens that count of every sample of the optimizer step; samples with none are not counted.
+        lengths: tokens that count of every sample of the optimizer step, 0 of those that are left out of the loss.
         aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO, arXiv
-            2402.03300). `seq-mean-token-sum-norm`: samples times the longest response allowed, a constant (Dr. GRPO,
-            arXiv 2503.20783).
+            2402.03300). `seq-mean-token-sum-norm`: samples times the longest response allowed (Dr. GRPO, arXiv
+            2503.20783). That is a constant, so samples without a token count there, as in TRL, and nowhere else.
         longest_response: `sampling.max_response_tokens`.
 
     Returns:
         The normaliser; 1 if no token counts, since the sums are then 0.
     """
-    samples = sum(length > 0 for length in lengths)
     if aggregation == "token-mean":
         total = sum(lengths)
     elif aggregation == "seq-mean-token-mean":
-        total = samples
+        total = sum(length > 0 for length in lengths)
     else:
-        total = samples * longest_response
+        total = len(lengths) * longest_response
     return float(max(total, 1))

@@ -8,6 +8,7 @@ import torch
 
 from rlhfless_functions.algorithms.kl import kl_estimate
 from rlhfless_functions.algorithms.ratios import MAX_LOG_RATIO, sampler_ratio
+from rlhfless_functions.settings import ImportanceSamplingSettings
 
 WITH_EXTREMES = frozenset({"advantage", "ratio", "return", "sampler_ratio", "value"})
 """Quantities whose spread and extremes are told besides their mean."""
@@ -63,8 +64,8 @@ def policy_statistics(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | None,
+    clip_high: float | None,
     entropy: torch.Tensor | None = None,
     sampler_log_probs: torch.Tensor | None = None,
     reference_log_probs: torch.Tensor | None = None,
@@ -77,8 +78,8 @@ def policy_statistics(
         ratio: of `importance_ratio`; [samples, 1] at a sequence level, where each sample counts once.
         advantages: that the loss uses.
         mask: bool, True on tokens that count.
-        clip_low: distance of the lower bound from 1.
-        clip_high: distance of the upper bound from 1.
+        clip_low: distance of the lower bound from 1; None if there is no such bound.
+        clip_high: distance of the upper bound from 1; the same.
         entropy: of the policy's distribution at each token, in nats.
         sampler_log_probs: as the engine reported them.
         reference_log_probs: under the reference.
@@ -94,10 +95,12 @@ def policy_statistics(
         statistics = {
             "advantage": Moments.of(advantages, mask),
             "ratio": Moments.of(ratio, units),
-            "clip_low": Moments.of((ratio < 1 - clip_low) & (sign < 0), units),
-            "clip_high": Moments.of((ratio > 1 + clip_high) & (sign > 0), units),
             "approx_kl": Moments.of(kl_estimate(old_log_probs, log_probs, "k3"), mask),
         }
+        if clip_low is not None:
+            statistics["clip_low"] = Moments.of((ratio < 1 - clip_low) & (sign < 0), units)
+        if clip_high is not None:
+            statistics["clip_high"] = Moments.of((ratio > 1 + clip_high) & (sign > 0), units)
         if entropy is not None:
             statistics["entropy"] = Moments.of(entropy, mask)
         if reference_log_probs is not None:
@@ -125,6 +128,25 @@ def sampler_statistics(old_log_probs: torch.Tensor, sampler_log_probs: torch.Ten
             "sampler_mismatch": Moments.of(gap.clamp(max=MAX_LOG_RATIO).exp(), mask),
             "sampler_kl": Moments.of(kl_estimate(sampler_log_probs, old_log_probs, "k3"), mask),
         }
+
+
+def correction_statistics(ratio: torch.Tensor, mask: torch.Tensor, settings: ImportanceSamplingSettings) -> Statistics:
+    """How much the bounds of the importance weights change.
+
+    Args:
+        ratio: of `sampler_ratio` at the settings' level.
+        mask: bool [samples, tokens], True on tokens that count.
+        settings: with another mode than `none`.
+
+    Returns:
+        `correction_low` and `correction_high`, the shares of tokens whose weight is truncated or masked because it is
+        below or above its bounds; the first only where there is a lower bound.
+    """
+    with torch.no_grad():
+        statistics = {"correction_high": Moments.of((ratio > settings.high).expand(mask.shape), mask)}
+        if settings.low is not None:
+            statistics["correction_low"] = Moments.of((ratio < settings.low).expand(mask.shape), mask)
+        return statistics
 
 
 def critic_statistics(

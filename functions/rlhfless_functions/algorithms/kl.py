@@ -1,8 +1,8 @@
 """Distance to the reference policy: estimators of KL(policy ‖ reference) from the sampled tokens.
 
 Where an estimator may stand follows from its gradient, not from its value (arXiv 2512.21852; TRL issue 4967). As a part
-of the reward, k1 is unbiased. In the loss, the gradient of k1 has mean zero and that of k3 is the gradient of another
-divergence; k2, and k3 times the importance ratio, have the gradient of the true KL:
+of the reward, k1 is unbiased; k2 and k3 pull another way there. In the loss, the gradient of k1 has mean zero and that
+of k3 is the gradient of another divergence; k2, and k3 times the importance ratio, have the gradient of the true KL:
 
     ∇ k2      = (log π − log π_ref) ∇ log π
     ∇ (ρ k3)  = ρ (log π − log π_ref) ∇ log π,   with ρ = π / π_old
@@ -42,11 +42,14 @@ def kl_loss(
 ) -> torch.Tensor:
     """The penalty per token for the loss, whose gradient is that of the true KL.
 
+    The gradient of ρ k3 is written down, not derived from the value: as the sum of ρ k3 and ρ (1 − exp(−δ)) it loses
+    its digits in float32, and past the bound of exp(−δ), which keeps the value finite, it is another function's.
+
     Args:
         log_probs: of the sampled tokens under the policy, with gradients.
         reference_log_probs: of the same tokens under the reference.
-        ratio: π / π_old of each token, with gradients, whatever the ratio level of the policy loss. As in TRL's
-            `use_bias_correction_kl`, but for sequence-level ratios: TRL puts the sequence's ratio here, with which
+        ratio: π / π_old of each token, at every ratio level of the policy loss. This is TRL's
+            `use_bias_correction_kl`, except that TRL takes the sequence's ratio with sequence-level losses, and then
             the gradient is not that of the KL.
         estimator: k2, which is taken as it is, or k3, which is multiplied by the ratio.
 
@@ -55,5 +58,8 @@ def kl_loss(
     """
     if estimator == "k1":
         raise ValueError("estimator: k1 in the loss has a gradient of mean zero; use k2 or k3, or placement: reward")
-    estimate = kl_estimate(log_probs, reference_log_probs, estimator)
-    return ratio * estimate if estimator == "k3" else estimate
+    if estimator == "k2":
+        return kl_estimate(log_probs, reference_log_probs, "k2")
+    value = ratio.detach() * kl_estimate(log_probs.detach(), reference_log_probs, "k3")
+    slope = ratio.detach() * (log_probs.detach() - reference_log_probs)
+    return value + slope * (log_probs - log_probs.detach())

@@ -47,6 +47,27 @@ def cispo_loss(
     return -ratio.detach().clamp(1 - clip_low, 1 + clip_high) * advantages * log_probs
 
 
+def sapo_loss(
+    ratio: torch.Tensor, advantages: torch.Tensor, temperature_positive: float, temperature_negative: float
+) -> torch.Tensor:
+    """−4/τ σ(τ (ρ − 1)) A: a gate that closes smoothly instead of a clip (SAPO, arXiv 2511.20347, eq. 5 and 6).
+
+    At ρ = 1 the gradient is that of −ρ A; far from it, it fades out as 1 / cosh²(τ (ρ − 1) / 2).
+
+    Args:
+        ratio: ρ [samples, tokens], or [samples, 1], with gradients.
+        advantages: A [samples, tokens].
+        temperature_positive: τ where A is positive, above 0.
+        temperature_negative: τ elsewhere, above 0.
+
+    Returns:
+        [samples, tokens]
+    """
+    negative = torch.full_like(advantages, temperature_negative)
+    temperature = torch.where(advantages > 0, temperature_positive, negative)
+    return -4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages
+
+
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, value_clip: float | None
 ) -> torch.Tensor:

@@ -5,10 +5,20 @@ from dataclasses import dataclass
 import torch
 
 from rlhfless_functions.algorithms.aggregation import aggregate, masked
-from rlhfless_functions.algorithms.diagnostics import Statistics, critic_statistics, policy_statistics
+from rlhfless_functions.algorithms.diagnostics import (
+    Statistics,
+    correction_statistics,
+    critic_statistics,
+    policy_statistics,
+)
 from rlhfless_functions.algorithms.kl import kl_loss
-from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, value_loss
-from rlhfless_functions.algorithms.ratios import importance_ratio, sampler_ratio, truncated_weights
+from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, sapo_loss, value_loss
+from rlhfless_functions.algorithms.ratios import (
+    clipped_geometric_mean,
+    correction_weights,
+    importance_ratio,
+    sampler_ratio,
+)
 from rlhfless_functions.settings import AlgorithmSettings
 
 
@@ -33,7 +43,7 @@ def policy_loss(
     sampler_log_probs: torch.Tensor | None = None,
     reference_log_probs: torch.Tensor | None = None,
 ) -> Loss:
-    """The policy's loss on one micro-batch: clipped objective × truncated importance weight + KL − entropy bonus.
+    """The policy's loss on one micro-batch: clipped objective × importance weight + KL − entropy bonus.
 
     Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
 
@@ -54,15 +64,13 @@ def policy_loss(
     settings = settings.resolved()
     log_probs, advantages = masked(log_probs, mask), masked(advantages, mask)
     old = log_probs.detach() if old_log_probs is None else masked(old_log_probs, mask)
-    ratio = importance_ratio(log_probs, old, mask, settings.ratio_level)
-    low, high = settings.clip_low, settings.clip_high
-    if settings.clip == "cispo":
-        per_token = cispo_loss(ratio, log_probs, advantages, low, high)
-    else:
-        per_token = ppo_loss(ratio, advantages, low, high, settings.dual_clip)
-    cap = settings.importance_sampling.cap
-    if cap is not None and sampler_log_probs is not None:
-        per_token = per_token * truncated_weights(sampler_ratio(old, sampler_log_probs, mask), cap)
+    per_token, ratio = _surrogate(settings, log_probs, old, advantages, mask)
+    correction = settings.importance_sampling
+    corrected: Statistics = {}
+    if correction.mode != "none" and sampler_log_probs is not None:
+        of_sampler = sampler_ratio(old, sampler_log_probs, mask, correction.level)
+        per_token = per_token * correction_weights(of_sampler, correction)
+        corrected = correction_statistics(of_sampler, mask, correction)
     if settings.kl.coefficient > 0 and settings.kl.placement == "loss":
         if reference_log_probs is None:
             raise ValueError("kl.placement: loss needs the log-probabilities of the reference")
@@ -81,13 +89,34 @@ def policy_loss(
         ratio,
         advantages,
         mask,
-        clip_low=low,
-        clip_high=high,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
         entropy=entropy,
         sampler_log_probs=sampler_log_probs,
         reference_log_probs=reference_log_probs,
     )
-    return Loss(aggregate(per_token, mask, settings.aggregation), statistics)
+    return Loss(aggregate(per_token, mask, settings.aggregation), statistics | corrected)
+
+
+def _surrogate(
+    settings: AlgorithmSettings,
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The policy term per token, and the ratio that is clipped in it: [samples, tokens], or [samples, 1]."""
+    low, high = settings.clip_low, settings.clip_high
+    if settings.clip == "gmpo":
+        mean = clipped_geometric_mean(log_probs, old_log_probs, advantages, mask, low, high)
+        return -mean * advantages, importance_ratio(log_probs, old_log_probs, mask, "token")
+    ratio = importance_ratio(log_probs, old_log_probs, mask, settings.ratio_level)
+    if settings.clip == "cispo":
+        return cispo_loss(ratio, log_probs, advantages, low, high), ratio
+    if settings.clip == "sapo":
+        temperatures = settings.sapo_temperature_positive, settings.sapo_temperature_negative
+        return sapo_loss(ratio, advantages, *temperatures), ratio
+    return ppo_loss(ratio, advantages, low, high, settings.dual_clip), ratio
 
 
 def critic_loss(

@@ -1,10 +1,12 @@
 """Importance ratios: how much likelier the policy makes a response than what sampled it."""
 
+import math
 from typing import Literal
 
 import torch
 
 from rlhfless_functions.algorithms.aggregation import masked
+from rlhfless_functions.settings import ImportanceSamplingSettings
 
 RatioLevel = Literal["token", "sequence", "sequence_product"]
 
@@ -36,25 +38,63 @@ def importance_ratio(
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def sampler_ratio(old_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """π_old / π_sampler of each token [samples, tokens], detached; 1 where the mask is False.
+def clipped_geometric_mean(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """The geometric mean over a sample's tokens of min(ρ A, clip(ρ, 1 − low, 1 + high) A) / A (GMPO, arXiv 2507.20673).
+
+    Args:
+        log_probs: of the sampled tokens under the policy [samples, tokens], with gradients.
+        old_log_probs: of the same tokens under the policy that the step started from.
+        advantages: A [samples, tokens], of one sign in each sample; ratios are clipped above where it is positive, and
+            below elsewhere.
+        mask: bool, True on tokens that count.
+        clip_low: distance of the lower bound from 1, at most 1.
+        clip_high: distance of the upper bound from 1.
+
+    Returns:
+        [samples, 1]; 1 for a sample without a token.
+    """
+    log_ratio = masked(log_probs - old_log_probs, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    lowest = math.log1p(-clip_low) if clip_low < 1 else -MAX_LOG_RATIO
+    clipped = torch.where(advantages > 0, log_ratio.clamp(max=math.log1p(clip_high)), log_ratio.clamp(min=lowest))
+    return (clipped.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+
+
+def sampler_ratio(
+    old_log_probs: torch.Tensor,
+    sampler_log_probs: torch.Tensor,
+    mask: torch.Tensor,
+    level: Literal["token", "sequence_product", "geometric_mean"] = "token",
+) -> torch.Tensor:
+    """π_old / π_sampler, detached, of each token [samples, tokens] or of each sample [samples, 1]; 1 outside the mask.
 
     The two differ by the engine's numerics, and by weights where a response was continued after an update. Their mean
     over samples is 1 only if the sampler's log-probabilities are those that it sampled with: at the same temperature,
     and over the whole vocabulary. Under top-p = 0.9 it would be about 0.9 (TRL issue 6789), hence no such setting.
     """
-    difference = masked(old_log_probs - sampler_log_probs, mask).detach()
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    same = "sequence" if level == "geometric_mean" else level
+    return importance_ratio(old_log_probs.detach(), sampler_log_probs.detach(), mask, same)
 
 
-def truncated_weights(ratio: torch.Tensor, cap: float) -> torch.Tensor:
-    """Truncated importance sampling: min(π_old / π_sampler, cap), the weight of each token's policy loss.
+def correction_weights(ratio: torch.Tensor, settings: ImportanceSamplingSettings) -> torch.Tensor:
+    """The weight of the policy loss that corrects for the sampler: the ratio, truncated or masked at its bounds.
 
-    TRL's `vllm_importance_sampling_mode="token_truncate"` (Yao et al., "Your efficient RL framework secretly brings you
-    off-policy RL training", 2025).
+    Truncation is TIS (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
+    Masking by token is IcePop (arXiv 2510.18855), by response MIS; what is masked still counts in the loss's mean, so
+    that its share changes no other token's weight. These are TRL's `vllm_importance_sampling_mode`, and verl's
+    `rollout_is` with one bound (truncation) or two (masking).
 
     Args:
-        ratio: of `sampler_ratio`.
-        cap: upper bound, above 0.
+        ratio: of `sampler_ratio` at the settings' level.
+        settings: with another mode than `none`.
     """
-    return ratio.clamp(max=cap)
+    if settings.mode == "truncate":
+        return ratio.clamp(settings.low, settings.high)
+    kept = ratio <= settings.high
+    return ratio * (kept if settings.low is None else kept & (ratio >= settings.low))

@@ -46,9 +46,11 @@ from rlhfless_functions.api.requests import (
     RunRequest,
     SharedPrefix,
     SharedPrefixes,
+    StepSettings,
     parse_request,
 )
 from rlhfless_functions.api.results import (
+    DataCounts,
     ExampleSample,
     ExportResult,
     GenerationResult,
@@ -65,6 +67,7 @@ __all__ = [
     "BaseRequest",
     "BatchReference",
     "ColdStart",
+    "DataCounts",
     "Done",
     "Event",
     "ExampleSample",
@@ -96,6 +99,7 @@ __all__ = [
     "SharedPrefixes",
     "Stage",
     "Started",
+    "StepSettings",
     "TaskKey",
     "UnsupportedProtocolError",
     "Waiting",

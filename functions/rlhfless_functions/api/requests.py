@@ -17,6 +17,7 @@ from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
     DataSettings,
+    EngineSampling,
     EngineSettings,
     LearningSettings,
     ModelSettings,
@@ -48,6 +49,10 @@ class MaterializeRequest(BaseRequest):
     sampling: SamplingSettings
     sink: str
     """URI of the folder to publish: `prompts.parquet` for the functions, `index.json` for the control plane."""
+    rewards: list[RewardSettings] = Field(default=[])
+    """What will score the responses, and so has to find what it needs in every row."""
+    most_dropped: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of the rows that may be left out."""
 
 
 class SharedPrefix(Message):
@@ -83,7 +88,7 @@ class GenerationRequest(BaseRequest):
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)
     """The share, in the order in which it should be admitted."""
-    sampling: SamplingSettings
+    sampling: EngineSampling
     seed: int
     """The job's seed; each sample's generator is made from (seed, purpose, step, prompt, index)."""
     sink: str
@@ -121,11 +126,12 @@ class PrepareRequest(BaseRequest):
     rewards: list[RewardSettings]
     algorithm: AlgorithmSettings
     """Resolved settings."""
-    sampling: SamplingSettings
+    sampling: EngineSampling
     policy: WeightsReference
-    """Weights that generated: old log-probabilities are computed with them, and the tokenizer is theirs."""
+    """Weights that generated; the tokenizer is theirs."""
     old_log_probs: bool
-    """Whether the learner needs log-probabilities of `policy` (it takes more than one optimizer step)."""
+    """Whether log-probabilities of `policy` are wanted: for a distance in the reward, or while the policy is frozen.
+    The learner's ratios are to those that it computes itself."""
     reference: WeightsReference | None = None
     """Weights of the frozen reference; with an adapter being trained, the backbone alone."""
     critic: WeightsReference | None = None
@@ -138,6 +144,8 @@ class PrepareRequest(BaseRequest):
     """Whether samples are passed in one row without padding; see `learning.pack`."""
     sink: str
     """URI of the Parquet file to write."""
+    examples: list[SampleTask] = Field(default=[])
+    """Those of the samples that come back as text, for people to read."""
     trace: str | None = None
     """URI of the part of the run's trace to write: how long each response was."""
     visits: dict[int, int] = Field(default={})
@@ -152,6 +160,16 @@ class BatchReference(Message):
     """URIs of the Parquet files that preparation wrote; all of them, unless a request says that it follows the rest."""
     samples: list[SampleTask] = Field(min_length=1)
     """Every sample of the batch in canonical order, which is the order of learning."""
+
+
+class StepSettings(Message):
+    """What a step was taken with, of all that may change in the middle of a job."""
+
+    optimizer: OptimizerSettings
+    total_steps: int = Field(ge=1)
+    """Steps of the whole job, for the schedule."""
+    pieces: int = Field(default=1, ge=1)
+    """See `LearnRequest.pieces`."""
 
 
 class LearnRequest(BaseRequest):
@@ -170,10 +188,12 @@ class LearnRequest(BaseRequest):
     """Step of that checkpoint."""
     replay: list[BatchReference] = Field(default=[])
     """Batches of the steps after the checkpoint and before this one, for a learner without the state in memory."""
+    replay_settings: dict[int, StepSettings] = Field(default={})
+    """By step, what replayed steps were first taken with, where that is not what this request says."""
     pieces: int = Field(default=1, ge=1)
-    """Pieces of the batch, in canonical order, whose gradients are accumulated one after the other; the same for all
-    steps of a job, as the last bits of the weights depend on it. More than one needs an optimizer update that is the
-    whole step's, and an algorithm that asks nothing of the whole batch."""
+    """Pieces of the batch, in canonical order, whose gradients are accumulated one after the other; the last bits of
+    the weights depend on it. More than one needs an optimizer update that is the whole step's, and an algorithm that
+    asks nothing of the whole batch."""
     following: str | None = None
     """Where `batch` is still being prepared: how the URIs of the results of the chunks to come begin. Each piece is
     accumulated as soon as it has been published; needs more than one."""

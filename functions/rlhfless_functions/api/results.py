@@ -5,13 +5,67 @@ from pydantic import Field
 from rlhfless_functions.api.messages import FinishReason, Message, WeightsReference
 
 
+class DataCounts(Message):
+    """What became of a dataset's rows."""
+
+    rows: int = Field(ge=0)
+    """Rows of the dataset."""
+    too_long: int = Field(default=0, ge=0)
+    """Left out, as they are longer than the longest prompt."""
+    empty: int = Field(default=0, ge=0)
+    """Left out, as nothing is said in them."""
+    answered: int = Field(default=0, ge=0)
+    """Left out, as their last message is the assistant's."""
+    without_ground_truth: int = Field(default=0, ge=0)
+    """Prompts without ground truth where others have one; they are kept."""
+    first: dict[str, str] = Field(default={})
+    """Where the first row of each of these is, by the name of the count."""
+
+    @property
+    def left_out(self) -> int:
+        """Rows that are no prompts."""
+        return self.too_long + self.empty + self.answered
+
+    @property
+    def reasons(self) -> str:
+        """Why rows are left out, for people: each reason with its count and its first row."""
+        return ", ".join(
+            f"{getattr(self, name)} {words}" + (f" (first {self.first[name]})" if name in self.first else "")
+            for name, words in _REASONS.items()
+            if getattr(self, name)
+        )
+
+    @property
+    def remedies(self) -> str:
+        """What to do about them."""
+        text = "; ".join(remedy for name, remedy in _REMEDIES.items() if getattr(self, name))
+        return text[:1].upper() + text[1:]
+
+
+_REASONS = {
+    "too_long": "longer than sampling.maxPromptTokens",
+    "empty": "empty",
+    "answered": "ending with the assistant's message",
+}
+_REMEDIES = {
+    "too_long": "raise sampling.maxPromptTokens or shorten the prompts",
+    "empty": "give the empty rows a prompt or take them out",
+    "answered": (
+        "take the answers out of the prompts, or set data.answeredPrompts to continue if they are beginnings that the"
+        " model shall go on with"
+    ),
+}
+
+
 class MaterializeResult(Message):
     """How many prompts there are."""
 
     prompts: int
     dropped: int
-    """Prompts that were longer than the longest prompt."""
+    """Rows that were left out."""
     uri: str
+    counts: DataCounts | None = None
+    """What became of all rows; None from a release that did not say so."""
 
 
 class GenerationResult(Message):
@@ -41,16 +95,33 @@ class GroupResult(Message):
     """Mean reward of the group; None if no sample could be scored."""
     spread: float
     """Standard deviation of the group's rewards; 0 teaches nothing where the baseline is the group."""
+    in_loss: bool = True
+    """Whether any of its samples is in the loss."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is anything to learn from it by comparing its samples."""
+        return self.in_loss and self.spread > 0
 
 
 class ExampleSample(Message):
-    """A scored sample as text, for people to read."""
+    """A scored sample as text, for people to read; the middle of a very long text is left out."""
 
+    row: int = 0
+    """Row of the prompt in the materialised dataset."""
+    index: int = 0
+    """Number of the sample in its group."""
     prompt: str
     response: str
     reward: float | None
+    terms: dict[str, float | None] = Field(default={})
+    """Each reward's own number, before weighting."""
+    advantage: float | None = None
+    """Mean over the tokens, before whitening over the batch; None in an evaluation."""
     tokens: int
     finish_reason: FinishReason
+    version: int = 0
+    """Weights version that sampled its last token."""
 
 
 class PrepareResult(Message):
@@ -59,7 +130,7 @@ class PrepareResult(Message):
     part: str
     groups: list[GroupResult]
     examples: list[ExampleSample] = Field(default=[])
-    """Of an evaluation: the first sample of each of the dataset's first prompts."""
+    """The samples that the request asks to have as text, in its order."""
     metrics: dict[str, float]
     """Sums and counts are marked by their names (`/sum`, `/count`); the control plane adds chunks up."""
 

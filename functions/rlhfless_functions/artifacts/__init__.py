@@ -9,6 +9,7 @@ from rlhfless_functions.artifacts.errors import (
     ArtifactError,
     ArtifactMissingError,
     ArtifactUnwritableError,
+    missing_bucket,
 )
 from rlhfless_functions.artifacts.files import (
     create_exclusive,
@@ -43,6 +44,7 @@ __all__ = [
     "local_folder",
     "local_path",
     "manifest",
+    "missing_bucket",
     "publish",
     "read_bytes",
     "read_json",

@@ -4,6 +4,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fsspec.core import url_to_fs
+
 from rlhfless_functions.api import FailureReason
 
 
@@ -34,6 +36,7 @@ _PASSING = {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, e
             errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ESTALE,
             errno.ETIMEDOUT}  # fmt: skip
 """Errors of a file system in a network, or of a request that s3fs gives up."""
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 
 
@@ -45,9 +48,8 @@ def reading(uri: str) -> Iterator[None]:
     except ArtifactError:
         raise
     except (*_NOT_FOUND, IsADirectoryError) as error:
-        raise ArtifactMissingError(
-            f"{uri} does not exist: check the URI, or make the artifact again if it was removed"
-        ) from error
+        remedy = missing_bucket(uri) or "check the URI, or make the artifact again if it was removed"
+        raise ArtifactMissingError(f"{uri} does not exist: {remedy}") from error
     except PermissionError as error:
         raise ArtifactMissingError(
             f"{uri} may not be read: give this user or its credentials permission to read it ({error})"
@@ -56,6 +58,22 @@ def reading(uri: str) -> Iterator[None]:
         unreadable = ArtifactMissingError(f"{uri} cannot be read: {_no_answer(error)}")
         unreadable.retryable = _may_pass(error)
         raise unreadable from error
+
+
+def missing_bucket(uri: str) -> str | None:
+    """What to do where the bucket of a URI cannot be found; None where it can, or where the store has none."""
+    scheme, _, rest = uri.partition("://")
+    bucket = rest.partition("/")[0]
+    if scheme not in _WITH_BUCKETS or not bucket:
+        return None
+    try:
+        filesystem, name = url_to_fs(f"{scheme}://{bucket}", use_listings_cache=False)
+        found = bool(filesystem.exists(name))
+    except Exception:  # It is asked for a better word on an error that stands anyway.
+        return None
+    if found:
+        return None
+    return f"the bucket {bucket} cannot be found; make it, or check its name, credentials and, for S3, AWS_ENDPOINT_URL"
 
 
 @contextmanager

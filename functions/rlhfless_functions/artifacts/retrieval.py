@@ -11,6 +11,7 @@ from pathlib import Path
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
+    missing_bucket,
     no_space,
     reading,
     unwritable,
@@ -48,7 +49,8 @@ def local_folder(uri: str, *, verify: bool = True, published: bool = True) -> Pa
     found = manifest(uri)
     if found is None and (published or not exists(uri)):
         state = "has no manifest: its publication was never finished" if exists(uri) else "does not exist"
-        raise ArtifactMissingError(f"{uri} {state}; check the URI, or run the stage that publishes it again")
+        remedy = missing_bucket(uri) or "check the URI, or run the stage that publishes it again"
+        raise ArtifactMissingError(f"{uri} {state}; {remedy}")
     path = local_path(uri)
     if path is None:
         return _cached(uri, found)

@@ -1,10 +1,8 @@
 """Dataset files: JSONL, Parquet and saved `datasets` folders as rows, and the columns that mean something."""
 
 import io
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,22 +10,17 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.data.rows import (
+    GROUND_TRUTH_COLUMNS,
+    PROMPT_COLUMNS,
+    JsonLineError,
+    Row,
+    json_rows,
+    kind_of_file,
+    lookup,
+)
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import DataSettings
-
-PROMPT_COLUMNS = ("prompt", "messages", "question")
-"""Columns that are taken for the prompt, the first of them that there is."""
-GROUND_TRUTH_COLUMNS = (
-    "ground_truth",
-    "answer",
-    "solution",
-    "label",
-    "reward_model.ground_truth",
-    "reward_spec.ground_truth",
-)
-"""Columns that are taken for the ground truth; a dot leads into a nested one."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,11 @@ class Table:
 
     def place(self, number: int) -> str:
         """Where a row is, for a person to look it up."""
-        return f"{self.source}, " + (f"row {number}" if self.lines is None else f"line {self.lines[number]}")
+        return f"{self.source}, {self.where(number)}"
+
+    def where(self, number: int) -> str:
+        """Where in the dataset a row is."""
+        return f"row {number}" if self.lines is None else f"line {self.lines[number]}"
 
     @property
     def columns(self) -> list[str]:
@@ -73,17 +70,15 @@ def read_table(data: DataSettings) -> Table:
 
 
 def _format(data: DataSettings) -> str:
-    name = data.source.lower()
-    for suffix in (".gz", ".bz2", ".xz", ".zst"):
-        name = name.removesuffix(suffix)
-    if name.endswith((".jsonl", ".ndjson", ".json")):
-        return "jsonl"
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
+    if (kind := kind_of_file(data.source)) is not None:
+        return kind
     if any(artifacts.exists(artifacts.join(data.source, file)) for file in ("state.json", "dataset_dict.json")):
         return "datasets"
     if not artifacts.exists(data.source):
-        raise TaskError("artifact_missing", f"data.source: {data.source} does not exist; check the path or URI")
+        remedy = artifacts.missing_bucket(data.source) or (
+            "check the path or URI (a file of the Hugging Face hub is hf://datasets/OWNER/NAME/FILE)"
+        )
+        raise TaskError("artifact_missing", f"data.source: {data.source} does not exist: {remedy}")
     raise invalid(
         f"data.source: {data.source} is no .jsonl or .parquet file and no saved datasets folder;"
         " set data.format to what it is"
@@ -91,22 +86,11 @@ def _format(data: DataSettings) -> str:
 
 
 def _read_jsonl(source: str) -> Table:
-    rows: list[Row] = []
-    lines: list[int] = []
-    for number, line in enumerate(_decompressed(source).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise invalid(f"{source}, line {number} is no JSON ({error}); write one JSON object a line") from error
-        if not isinstance(row, dict):
-            raise invalid(
-                f"{source}, line {number} holds no JSON object but {type(row).__name__}; write one object a line"
-            )
-        rows.append(row)
-        lines.append(number)
-    return Table(source, rows, lines)
+    try:
+        numbered = list(json_rows(_decompressed(source).split(b"\n")))
+    except JsonLineError as error:
+        raise invalid(f"{source}, {error}") from error
+    return Table(source, [row for _, row in numbered], [number for number, _ in numbered])
 
 
 def _decompressed(source: str) -> bytes:
@@ -179,15 +163,6 @@ def _column(table: Table, named: str | None, usual: Iterable[str], setting: str)
 
 def _no_column(table: Table, lack: str, setting: str) -> str:
     raise invalid(f"{table.source} has {lack}; it has {', '.join(table.columns)}: set {setting} to one of them")
-
-
-def lookup(row: Row, column: str) -> Any:
-    """A column's value; a dot leads into nested ones. None where there is none."""
-    if column in row:
-        return row[column]
-    outer, _, inner = column.partition(".")
-    nested = row.get(outer)
-    return lookup(nested, inner) if inner and isinstance(nested, dict) else None
 
 
 def invalid(message: str) -> TaskError:

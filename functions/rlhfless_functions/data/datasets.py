@@ -1,10 +1,12 @@
 """Datasets of prompts: made into token ids, and published once for all functions.
 
-A prompt is text, which the model reads as it is, or chat messages, which go through the chat template; where the last
-message is the assistant's own, the model continues it. Every other column is kept for the rewards.
+A prompt is text, which the model reads as it is, or chat messages, which go through the chat template. Every other
+column is kept for the rewards.
 """
 
 import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
@@ -12,9 +14,12 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from rlhfless_functions.data.dataset_files import Row, Table, ground_truth_column, invalid, lookup, prompt_column
+from rlhfless_functions.api import DataCounts
+from rlhfless_functions.data.dataset_files import Table, ground_truth_column, invalid, prompt_column
+from rlhfless_functions.data.left_out import check_what_rewards_need, is_empty
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.settings import DataSettings, SamplingSettings
+from rlhfless_functions.data.rows import Row, lookup
+from rlhfless_functions.settings import DataSettings, RewardSettings, SamplingSettings
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +30,9 @@ def make_prompts(
     sampling: SamplingSettings,
     tokenizer: PreTrainedTokenizerBase,
     positions: int | None = None,
-) -> tuple[list[Prompt], int]:
-    """Apply the chat template, tokenize, and leave out what is too long.
+    rewards: Sequence[RewardSettings] = (),
+) -> tuple[list[Prompt], DataCounts]:
+    """Apply the chat template, tokenize, and leave out what is empty, answered or too long.
 
     Args:
         table: the dataset.
@@ -34,21 +40,36 @@ def make_prompts(
         sampling: the longest prompt and response.
         tokenizer: with the job's chat template.
         positions: tokens that the model can read at most, prompt and response together.
+        rewards: what must find in each row what it needs.
 
     Returns:
-        The prompts, in the dataset's order and numbered from 0, and how many were dropped.
+        The prompts, in the dataset's order and numbered from 0, and what became of all rows.
 
     Raises:
         TaskError: data_invalid, naming row and remedy.
     """
     column, truth = prompt_column(table, data), ground_truth_column(table, data)
-    conversations = [_messages(table, number, column, data.system_prompt) for number in range(len(table.rows))]
-    texts = [
-        lookup(table.rows[number], column) if messages is None else _templated(tokenizer, messages, table, number)
-        for number, messages in enumerate(conversations)
-    ]
-    tokens = _tokenize(tokenizer, texts, [messages is None for messages in conversations])
-    kept = _fitting(table, tokens, data, sampling, positions)
+    left_out: dict[int, str] = {}
+    conversations: dict[int, list[dict[str, Any]] | None] = {}
+    for number, row in enumerate(table.rows):
+        if is_empty(lookup(row, column)):
+            left_out[number] = "empty"
+            continue
+        conversations[number] = messages = _messages(table, number, column, data.system_prompt)
+        if messages is not None and messages[-1]["role"] == "assistant" and data.answered_prompts != "continue":
+            left_out[number] = "answered"
+    _refuse_answered(table, left_out, data)
+    numbers = [number for number in conversations if number not in left_out]
+    texts = {
+        number: lookup(table.rows[number], column)
+        if (messages := conversations[number]) is None
+        else _templated(tokenizer, messages, table, number)
+        for number in numbers
+    }
+    ids = _tokenize(tokenizer, list(texts.values()), [conversations[number] is None for number in numbers])
+    tokens = dict(zip(numbers, ids, strict=True))
+    kept = _fitting(table, tokens, data, sampling, positions, left_out)
+    check_what_rewards_need(table, kept, rewards, truth)
     unusable: set[str] = set()
     prompts = [
         Prompt(
@@ -63,7 +84,24 @@ def make_prompts(
     ]
     if unusable:
         _log.warning("columns %s hold what JSON cannot, and are not handed to rewards", ", ".join(sorted(unusable)))
-    return prompts, len(tokens) - len(kept)
+    return prompts, _counts(table, left_out, kept, truth)
+
+
+def _refuse_answered(table: Table, left_out: Mapping[int, str], data: DataSettings) -> None:
+    answered = [number for number, reason in left_out.items() if reason == "answered"]
+    if answered and data.answered_prompts == "fail":
+        raise invalid(
+            f"{table.place(answered[0])} ends with the assistant's message, as do {len(answered)} of {len(table.rows)}"
+            " rows: take the answers out of the prompts, or set data.answeredPrompts to continue or drop"
+        )
+
+
+def _counts(table: Table, left_out: Mapping[int, str], kept: Sequence[int], truth: str | None) -> DataCounts:
+    reasons = dict(left_out)
+    if truth is not None:
+        reasons |= {number: "without_ground_truth" for number in kept if lookup(table.rows[number], truth) is None}
+    first = {reason: table.where(number) for number, reason in sorted(reasons.items(), reverse=True)}
+    return DataCounts(rows=len(table.rows), first=first, **Counter(reasons.values()))
 
 
 def _messages(table: Table, number: int, column: str, system_prompt: str | None) -> list[dict[str, Any]] | None:
@@ -121,26 +159,34 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: list[
 
 
 def _fitting(
-    table: Table, tokens: list[list[int]], data: DataSettings, sampling: SamplingSettings, positions: int | None
+    table: Table,
+    tokens: Mapping[int, Sequence[int]],
+    data: DataSettings,
+    sampling: SamplingSettings,
+    positions: int | None,
+    left_out: dict[int, str],
 ) -> list[int]:
-    """Numbers of the rows whose prompts are short enough."""
+    """Numbers of the rows whose prompts are short enough, and hold anything; the others go to `left_out`."""
     longest = sampling.max_prompt_tokens
-    kept = [number for number, ids in enumerate(tokens) if len(ids) <= longest]
-    if len(kept) < len(tokens) and data.long_prompts == "fail":
-        number = next(number for number, ids in enumerate(tokens) if len(ids) > longest)
+    long = [number for number, ids in tokens.items() if len(ids) > longest]
+    if long and data.long_prompts == "fail":
         raise invalid(
-            f"{table.place(number)} has a prompt of {len(tokens[number])} tokens, and {len(tokens) - len(kept)} of"
-            f" {len(tokens)} prompts have more than sampling.maxPromptTokens, {longest}: raise it, or set"
+            f"{table.place(long[0])} has a prompt of {len(tokens[long[0]])} tokens, and {len(long)} of"
+            f" {len(table.rows)} prompts have more than sampling.maxPromptTokens, {longest}: raise it, or set"
             " data.longPrompts to drop"
         )
-    if not kept:
+    left_out |= dict.fromkeys(long, "too_long")
+    left_out |= {number: "empty" for number, ids in tokens.items() if not ids}
+    kept = [number for number in tokens if number not in left_out]
+    if not kept and len(long) == len(table.rows):
         raise invalid(
             f"every prompt of {table.source} is longer than sampling.maxPromptTokens, {longest} (the shortest has"
-            f" {min(map(len, tokens))} tokens): raise it, or shorten the prompts"
+            f" {min(map(len, tokens.values()))} tokens): raise it, or shorten the prompts"
         )
+    if not kept:
+        counts = _counts(table, left_out, [], None)
+        raise invalid(f"no row of {table.source} is a prompt to train on: {counts.reasons}. {counts.remedies}")
     for number in kept:
-        if not tokens[number]:
-            raise invalid(f"{table.place(number)} has a prompt of no tokens: remove the row, or give it a prompt")
         if positions is not None and len(tokens[number]) + sampling.max_response_tokens > positions:
             raise invalid(
                 f"{table.place(number)} has a prompt of {len(tokens[number])} tokens, which with"

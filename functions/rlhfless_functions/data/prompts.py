@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.api import DataCounts
 from rlhfless_functions.data.parquet import array, read_table, write_table
 from rlhfless_functions.data.prefix_tree import prefix_tree
 
@@ -65,18 +66,24 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     write_table(uri, columns, PROMPT_SCHEMA)
 
 
-def publish_prompts(uri: str, prompts: Sequence[Prompt], dropped: int) -> None:
+def publish_prompts(uri: str, prompts: Sequence[Prompt], counts: DataCounts) -> None:
     """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
 
-    The index holds `prompts` and `dropped` (how many), `lengths` (tokens of each prompt), and `prefixes`: how prompts
-    begin alike (`prefix_tree`), null where none do.
+    The index holds `prompts` and `dropped` (how many), `counts` (why), `lengths` (tokens of each prompt), and
+    `prefixes`: how prompts begin alike (`prefix_tree`), null where none do.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written; nothing is published.
     """
     tokens = [prompt.tokens for prompt in prompts]
     lengths = [len(each) for each in tokens]
-    index = {"prompts": len(prompts), "dropped": dropped, "lengths": lengths, "prefixes": prefix_tree(tokens)}
+    index = {
+        "prompts": len(prompts),
+        "dropped": counts.left_out,
+        "counts": counts.model_dump(),
+        "lengths": lengths,
+        "prefixes": prefix_tree(tokens),
+    }
     with artifacts.publish(uri) as folder:
         write_prompts(str(folder / PROMPTS), prompts)
         artifacts.write_json(str(folder / "index.json"), index)

@@ -102,7 +102,7 @@ class PreparedSample(Rollout):
     reward_terms: dict[str, float | None] = field(default_factory=dict)
     """Each reward's own number, by its name."""
     old_log_probs: list[float] | None = None
-    """Log-probabilities under the policy that generated, as the trainer computes them."""
+    """Log-probabilities under the policy that generated, as preparation computes them with the published weights."""
     reference_log_probs: list[float] | None = None
     """Log-probabilities under the frozen reference policy."""
     values: list[float] | None = None

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -31,6 +31,12 @@ class Unit(nn.Module):
     def forward(self, compute: Callable[[nn.Module], _T]) -> _T:
         """What `compute` makes of the model: tensors. Inside, the weights outside its layers are whole."""
         return compute(self.model)
+
+    def forget_whole(self) -> None:
+        """Keep this rank's part of the weights alone, as a backward pass does at its end. After forward passes without
+        one, the weights outside the layers would stay whole, and miss the next update."""
+        if isinstance(self, FSDPModule):
+            self.reshard()
 
 
 def unit_of(model: nn.Module, ranks: Ranks) -> Unit:

@@ -1,6 +1,6 @@
 """A training step's batch: its samples in canonical order, and how they are cut into minibatches and micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,15 @@ from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings
 
-_PER_TOKEN = ("log_probs", "old_log_probs", "reference_log_probs", "values", "advantages", "returns")
+_PREPARED = {
+    "log_probs": "log_probs",
+    "prepared_log_probs": "old_log_probs",
+    "reference_log_probs": "reference_log_probs",
+    "values": "values",
+    "advantages": "advantages",
+    "returns": "returns",
+}
+"""A batch's numbers per token, and the fields of the samples that they come from."""
 
 
 def read_batch(reference: BatchReference) -> list[PreparedSample]:
@@ -45,8 +53,10 @@ class MicroBatch:
     tokens: RaggedBatch | ResponseBatch
     """Every token of its responses is in the loss."""
     numbers: dict[str, torch.Tensor]
-    """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), and those of `old_log_probs`,
-    `reference_log_probs`, `values` and `returns` that were prepared; 0 on padding."""
+    """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), those of `prepared_log_probs` (the
+    policy's, as preparation computed them), `reference_log_probs`, `values` and `returns` that were prepared, and
+    `old_log_probs` (the policy's, as the learner computed them before its first update) once there has been an update;
+    0 on padding."""
 
 
 class TrainingBatch:
@@ -54,7 +64,7 @@ class TrainingBatch:
 
     Args:
         samples: in canonical order.
-        algorithm: resolved settings; with `advantage_normalization: batch` advantages are whitened here, once, over all
+        algorithm: resolved settings; where they normalise over the batch, advantages are whitened here, once, over all
             tokens that are in the loss.
         step: for messages.
 
@@ -70,24 +80,35 @@ class TrainingBatch:
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._numbers: dict[str, torch.Tensor] = {}
         learning = [sample for sample, counted in zip(samples, self.counted, strict=True) if counted]
-        for name in _PER_TOKEN:
-            present = [getattr(sample, name) is not None for sample in learning]
+        for name, field in _PREPARED.items():
+            present = [getattr(sample, field) is not None for sample in learning]
             if not learning or not all(present):
-                if any(present) or (name == "advantages" and learning):
-                    raise TaskError("data_invalid", f"step {step}: a sample has no {name}: prepare the step again")
+                if any(present) or (field == "advantages" and learning):
+                    raise TaskError("data_invalid", f"step {step}: a sample has no {field}: prepare the step again")
                 continue
             rows = [
-                numbers if (numbers := getattr(sample, name)) is not None else [0.0] * length
+                numbers if (numbers := getattr(sample, field)) is not None else [0.0] * length
                 for sample, length in zip(samples, self.lengths, strict=True)
             ]
             self._numbers[name] = torch.from_numpy(np.concatenate([np.asarray(row, np.float32) for row in rows]))
-        if algorithm.advantage_normalization == "batch" and learning:
+        if algorithm.normalizes_batch and learning:
             mask = torch.from_numpy(np.repeat([sample.mask for sample in samples], self.lengths))
             self._numbers["advantages"] = normalize_batch(self._numbers["advantages"], mask)
 
     def __contains__(self, name: str) -> bool:
         """Whether the samples have these numbers per token."""
         return name in self._numbers
+
+    def set_old_log_probs(self, found: Iterable[tuple[Sequence[int], torch.Tensor]]) -> None:
+        """Take what the policy said of samples before the step's first update.
+
+        Args:
+            found: samples, and the log-probabilities of their response tokens, one sample after the other.
+        """
+        flat = torch.zeros(int(self._starts[-1]))
+        for rows, numbers in found:
+            flat[self._places(rows)] = numbers
+        self._numbers["old_log_probs"] = flat
 
     def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
         """Samples of each optimizer update: canonical order if there is one, else in an order from the arguments alone.
@@ -137,10 +158,14 @@ class TrainingBatch:
             prompts = [self.samples[row].prompt_tokens for row in rows]
             tokens = collate(prompts, responses, pad_id=0, packed=packed)
         tokens = tokens.to(device)
-        where = torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
+        where = self._places(rows)
         padding = torch.zeros(tokens.response_mask.shape, device=device)
         numbers = {
             name: padding.masked_scatter(tokens.response_mask, flat[where].to(device))
             for name, flat in self._numbers.items()
         }
         return MicroBatch(tokens, numbers)
+
+    def _places(self, rows: Sequence[int]) -> torch.Tensor:
+        """Where the response tokens of samples are in the batch's numbers."""
+        return torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))

@@ -13,6 +13,7 @@ from rlhfless_functions.distributed.sharding import local, publish_together
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.weights.saving import saving
 
 _POLICY, _CRITIC, _OPTIMIZERS, _STATE = "policy.safetensors", "critic.safetensors", "optimizers.pt", "state.json"
 
@@ -33,13 +34,14 @@ def save_checkpoint(uri: str, state: TrainingState) -> None:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     ranks = state.ranks
-    with store_errors(), publish_together(uri, ranks) as folder:
+    with store_errors(), publish_together(uri, ranks) as folder, saving():
         save_file(_learnt(state.policy), folder / _part(_POLICY, ranks))
         optimizers = {"policy": state.policy_optimizer.state()}
         if state.critic is not None and state.critic_optimizer is not None:
             save_file(_learnt(state.critic), folder / _part(_CRITIC, ranks))
             optimizers["critic"] = state.critic_optimizer.state()
-        torch.save(optimizers, folder / _part(_OPTIMIZERS, ranks))
+        with (folder / _part(_OPTIMIZERS, ranks)).open("wb") as file:
+            torch.save(optimizers, file)
         if ranks.rank == 0:
             (folder / _STATE).write_text(json.dumps({"version": state.version, "processes": ranks.size}))
 

@@ -174,7 +174,7 @@ class Learner:
         with _timed(seconds, "seconds/publish"):
             result = _publish(request, state)
         self._state = state
-        metrics = step_metrics(report, batch) | _bytes(request, state) | seconds
+        metrics = step_metrics(report, batch, request.algorithm) | _bytes(request, state) | seconds
         metrics |= {"seconds": time.monotonic() - started}
         return result.model_copy(update={"metrics": metrics})
 
@@ -190,7 +190,7 @@ class Learner:
                 logger.info("replaying step %d", reference.step)
                 with store_errors():
                     batch = TrainingBatch(read_batch(reference), request.algorithm, reference.step)
-                _take_step(state, batch, request, reference.step, check)
+                _take_step(state, batch, _as_first_taken(request, reference.step), reference.step, check)
         return state
 
 
@@ -202,6 +202,7 @@ def _take_step(
     check: Callable[[], None],
 ) -> tuple[StepReport, TrainingBatch]:
     """Take a step, in pieces where that is asked for; also the whole batch."""
+    state.use(request)
     if request.pieces == 1:
         assert isinstance(given, TrainingBatch)
         return train_step(state, given, request, step, check), given
@@ -218,6 +219,12 @@ def _take_step(
 
     report = train_step_in_pieces(state, batches(), request, step, check)
     return report, TrainingBatch(samples, request.algorithm, step)
+
+
+def _as_first_taken(request: LearnRequest, step: int) -> LearnRequest:
+    """The request with the settings that an earlier step was first taken with."""
+    settings = request.replay_settings.get(step)
+    return request if settings is None else request.model_copy(update=dict(settings))
 
 
 @contextmanager
@@ -259,9 +266,11 @@ def _check_pieces(request: LearnRequest) -> None:
     size = request.batch_settings.minibatch_samples
     if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
         raise TaskError("bad_request", "pieces: more than one needs a step of one optimizer update; ask for 1")
-    if request.algorithm.advantage_normalization == "batch":
+    if request.algorithm.normalizes_batch:
+        normalization = request.algorithm.advantage_normalization
         raise TaskError(
-            "bad_request", "pieces: with algorithm.advantageNormalization batch the whole batch is needed; ask for 1"
+            "bad_request",
+            f"pieces: with algorithm.advantageNormalization {normalization} the whole batch is needed; ask for 1",
         )
 
 

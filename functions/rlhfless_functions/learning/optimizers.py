@@ -63,17 +63,21 @@ class ModelOptimizer:
         decayed = [own for p, own in pairs if p.ndim >= 2 and id(p) not in embeddings and id(own) not in with_muon]
         plain = [own for p, own in pairs if p.ndim < 2 or id(p) in embeddings]
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._decays: list[list[bool]] = []
+        """Of each group of each optimizer, whether weight decay is for it."""
         groups = [
             {"params": parameters, "weight_decay": decay}
             for parameters, decay in ((decayed, settings.weight_decay), (plain, 0.0))
             if parameters
         ]
         if groups:
+            self._decays.append([decays for parameters, decays in ((decayed, True), (plain, False)) if parameters])
             betas = (settings.beta1, settings.beta2)
             self._optimizers.append(
                 torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.epsilon, fused=True)
             )
         if muon:
+            self._decays.append([True])
             self._optimizers.append(
                 torch.optim.Muon(
                     muon,
@@ -83,6 +87,18 @@ class ModelOptimizer:
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
+
+    def use(self, settings: OptimizerSettings) -> None:
+        """Take the steps to come with these settings, but for `name` and `offload`, which it was made with."""
+        fixed = {"name": self._settings.name, "offload": self._settings.offload}
+        self._settings = settings.model_copy(update=fixed)
+        for optimizer, decays in zip(self._optimizers, self._decays, strict=True):
+            for group, decayed in zip(optimizer.param_groups, decays, strict=True):
+                group["weight_decay"] = settings.weight_decay if decayed else 0.0
+                if isinstance(optimizer, torch.optim.AdamW):
+                    group |= {"betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
+                else:
+                    group["momentum"] = settings.beta1
 
     def update(self, factor: float) -> float:
         """Clip the accumulated gradients, take one step with them, and clear them.
@@ -150,6 +166,8 @@ class ModelOptimizer:
             raise ValueError("the optimizer state is of another optimizer")
         for optimizer, saved in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(saved)
+        # A state dictionary has the settings of the step that it was saved after, too.
+        self.use(self._settings)
         if self._settings.offload:
             with torch.no_grad():
                 for parameter, own in zip(self._parameters, self._stepped, strict=True):

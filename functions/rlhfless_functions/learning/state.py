@@ -20,7 +20,7 @@ from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.output_head import check_output_logits
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import CriticSettings, ModelSettings
+from rlhfless_functions.settings import CriticSettings, ModelSettings, OptimizerSettings
 from rlhfless_functions.weights import (
     CriticModel,
     check_sharded_publishing,
@@ -59,6 +59,12 @@ class TrainingState:
     def device(self) -> torch.device:
         """Where the models are."""
         return next(self.policy.parameters()).device
+
+    def use(self, request: LearnRequest) -> None:
+        """Have the optimizers take the steps to come with a request's settings."""
+        self.policy_optimizer.use(request.optimizer)
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.use(_of_critic(request))
 
 
 def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel | PeftModel:
@@ -114,10 +120,7 @@ def initial_state(
         use_packing(critic.body, packed)
         _make_trainable(critic.body, learning.gradient_checkpointing, compiled)
         critic_unit = unit_of(critic, ranks)
-        own = request.algorithm.critic or CriticSettings()
-        # The critic's AdamW shares everything but the learning rate with the policy's.
-        settings = request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
-        critic_optimizer = ModelOptimizer(critic, settings)
+        critic_optimizer = ModelOptimizer(critic, _of_critic(request))
     return TrainingState(
         job_uid=request.key.job_uid,
         version=0,
@@ -132,6 +135,12 @@ def initial_state(
         packed=packed,
         compiled=compiled,
     )
+
+
+def _of_critic(request: LearnRequest) -> OptimizerSettings:
+    """The critic's AdamW shares everything but the learning rate with the policy's."""
+    own = request.algorithm.critic or CriticSettings()
+    return request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
 
 
 NARROWEST_ON_CPU = 256

@@ -1,6 +1,7 @@
 """One training step: epochs, of minibatches with an optimizer update each, of micro-batches with a pass each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 
@@ -9,12 +10,12 @@ from rlhfless_functions.algorithms.diagnostics import sampler_statistics
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.learning.batch import MicroBatch, TrainingBatch
 from rlhfless_functions.learning.optimizers import schedule_factor
-from rlhfless_functions.learning.state import TrainingState
+from rlhfless_functions.learning.state import TrainingState, autocast
 from rlhfless_functions.learning.step_report import StepReport
-from rlhfless_functions.learning.trained_models import trained_critic, trained_policy
+from rlhfless_functions.learning.trained_models import TrainedModel, policy_log_probs, trained_critic, trained_policy
 from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.micro_batches import WHOLE, Block
-from rlhfless_functions.model.shared_prompts import can_share_prompts
+from rlhfless_functions.model.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import CriticSettings
 
@@ -32,20 +33,18 @@ def train_step(
         check: called before every micro-batch; raises to break off.
 
     Raises:
-        TaskError: `non_finite_loss`, naming the step; `data_invalid`, if the batch lacks the old log-probabilities or
-            the critic's numbers.
+        TaskError: `non_finite_loss`, naming the step; `data_invalid`, if the batch lacks the critic's numbers.
     """
-    settings = request.batch_settings
-    minibatches = [
-        minibatch
-        for epoch in range(request.algorithm.epochs)
-        for minibatch in batch.minibatches(settings.minibatch_samples, request.seed, step, epoch)
-    ]
-    _check_numbers(batch, state, len(minibatches), step)
+    size = request.batch_settings.minibatch_samples
+    first, *others = (batch.minibatches(size, request.seed, step, epoch) for epoch in range(request.algorithm.epochs))
+    later = first if others else first[1:]
+    _check_numbers(batch, state, step)
     taken = _Step(state, request, step, check)
-    for minibatch in minibatches:
+    for minibatch in chain(first, *others):
         scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
         if taken.accumulate(batch, minibatch, scale):
+            if later and "old_log_probs" not in batch:
+                taken.remember_policy(batch, later)
             taken.update()
     return taken.end()
 
@@ -76,7 +75,7 @@ def train_step_in_pieces(
     counted: list[int] = []
     some = False
     for piece in pieces:
-        _check_numbers(piece, state, 1, step)
+        _check_numbers(piece, state, step)
         counted += piece.counted
         some = taken.accumulate(piece, range(len(piece.samples)), 1.0) or some
     if some:
@@ -104,20 +103,33 @@ class _Step:
 
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
         """Add the gradients of samples' losses times a scale; whether any of them is in the loss."""
-        state, ranks = self._state, self._state.ranks
-        chosen = batch.in_loss(chosen)
-        mine = [chosen[place] for place in ranks.deal([batch.tokens(row) for row in chosen])]
-        budget = self._request.batch_settings.microbatch_tokens
-        blocks = batch.passes(mine, budget, share_prompts=self._share_prompts, packed=state.packed)
-        passes = sum(len(block.runs) for block in blocks)
-        most_passes = ranks.most(passes)
+        blocks, idle = self._passes(batch, chosen)
         for block in blocks:
             self.report.count(batch, block)
             # Sharded gradients are means over the ranks.
-            self._add_gradients(batch, block, scale * ranks.size)
-        for _ in range(most_passes - passes):
+            self._add_gradients(batch, block, scale * self._state.ranks.size)
+        chosen = batch.in_loss(chosen)
+        for _ in range(idle):
             self._keep_step(batch, chosen[:1])
         return bool(chosen)
+
+    def remember_policy(self, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]) -> None:
+        """Set the batch's old log-probabilities: what the policy says of samples while it still is the step's first.
+
+        A ratio is 1 before anything is learnt only if both of its sides come from the same arithmetic: number format,
+        kernels and micro-batches. So the learner asks its own policy, in the passes in which it will learn from the
+        samples, with autograd, since a compiled layer computes otherwise without. Preparation knows the published
+        weights alone, which are rounded.
+
+        Args:
+            batch: whose samples are asked about; none of them twice.
+            minibatches: in which they will be learnt from.
+        """
+        if self._policy is None:
+            return
+        found = [asked for minibatch in minibatches for asked in self._ask_policy(self._policy, batch, minibatch)]
+        self._state.policy_unit.forget_whole()
+        batch.set_old_log_probs(chain(*self._state.ranks.all(found)))
 
     def divide(self, by: float) -> None:
         """Divide everything that has been accumulated."""
@@ -134,6 +146,39 @@ class _Step:
         self._state.version = self._step
         self.report.add_up(self._state.ranks)
         return self.report
+
+    def _passes(self, batch: TrainingBatch, chosen: Sequence[int]) -> tuple[list[Block], int]:
+        """This rank's part of the passes over what is in the loss of a minibatch, and how many fewer they are than
+        those of the rank that has most to do."""
+        state = self._state
+        chosen = batch.in_loss(chosen)
+        mine = [chosen[place] for place in state.ranks.deal([batch.tokens(row) for row in chosen])]
+        budget = self._request.batch_settings.microbatch_tokens
+        blocks = batch.passes(mine, budget, share_prompts=self._share_prompts, packed=state.packed)
+        passes = sum(len(block.runs) for block in blocks)
+        return blocks, state.ranks.most(passes) - passes
+
+    def _ask_policy(
+        self, policy: TrainedModel, batch: TrainingBatch, minibatch: Sequence[int]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Samples of a minibatch, and what the policy says of their response tokens, one sample after the other."""
+        blocks, idle = self._passes(batch, minibatch)
+        for block in blocks:
+            prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
+            shared = policy.share(prompts) if prompts else None
+            for rows in block.runs:
+                yield rows, self._log_probs(batch, block, rows, shared)
+        for _ in range(idle):
+            self._log_probs(batch, WHOLE, batch.in_loss(minibatch)[:1], None)
+
+    def _log_probs(
+        self, batch: TrainingBatch, block: Block, rows: Sequence[int], prompts: SharedPrompts | None
+    ) -> torch.Tensor:
+        self._check()
+        micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
+        with autocast(self._request, self._state.policy):
+            log_probs, _ = policy_log_probs(self._state, self._request, micro_batch, prompts)
+        return log_probs.detach()[micro_batch.tokens.response_mask].cpu()
 
     def _add_gradients(self, batch: TrainingBatch, block: Block, scale: float) -> None:
         """Pass a block: its prompts where they are shared, each micro-batch there and back, and the prompts back."""
@@ -160,8 +205,8 @@ class _Step:
     def _compare_with_sampler(self, batch: MicroBatch) -> None:
         """While the policy is frozen, nothing but preparation has passed it."""
         numbers, mask = batch.numbers, batch.tokens.response_mask
-        if "old_log_probs" in numbers:
-            self.report.add(sampler_statistics(numbers["old_log_probs"], numbers["log_probs"], mask))
+        if "prepared_log_probs" in numbers:
+            self.report.add(sampler_statistics(numbers["prepared_log_probs"], numbers["log_probs"], mask))
 
 
 def _critic_warmup(state: TrainingState, request: LearnRequest) -> int:
@@ -177,14 +222,10 @@ def _shares_prompts(state: TrainingState, request: LearnRequest) -> bool:
     return request.learning.share_prompts and able and can_share_prompts(body_of(state.policy))
 
 
-def _check_numbers(batch: TrainingBatch, state: TrainingState, updates: int, step: int) -> None:
-    needed: Sequence[str] = ("old_log_probs",) if updates > 1 else ()
-    if state.critic is not None:
-        needed = (*needed, "values", "returns")
-    for name in needed:
+def _check_numbers(batch: TrainingBatch, state: TrainingState, step: int) -> None:
+    for name in ("values", "returns") if state.critic is not None else ():
         if any(batch.counted) and name not in batch:
             raise TaskError(
                 "data_invalid",
-                f"step {step}: the batch has no {name}, which {updates} optimizer updates with this algorithm need:"
-                " prepare the step again",
+                f"step {step}: the batch has no {name}, which this algorithm's critic needs: prepare the step again",
             )

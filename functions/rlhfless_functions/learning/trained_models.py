@@ -129,8 +129,11 @@ def trained_critic(state: TrainingState, request: LearnRequest, course: Course) 
     )
 
 
-def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
-    log_probs, entropy = state.policy_unit(
+def policy_log_probs(
+    state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities and entropies of a micro-batch's response tokens, [n, R] in nats, with autograd."""
+    return state.policy_unit(
         lambda policy: response_log_probs(
             policy,
             batch.tokens,
@@ -141,6 +144,10 @@ def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch,
             chunk_tokens=request.learning.logits_chunk_tokens,
         )
     )
+
+
+def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
+    log_probs, entropy = policy_log_probs(state, request, batch, prompts)
     return policy_loss(
         request.algorithm,
         log_probs=log_probs,

@@ -1,24 +1,6 @@
-"""What preparation reports of a chunk of groups.
+"""What preparation reports of a chunk of groups, as sums and counts; the `reward` ones are made by `rewards.scoring`.
 
-The control plane adds up the metrics of a step's chunks; `X` stands for `X/sum` and `X/count`:
-
-| Name | Of |
-|---|---|
-| `reward` | weighted sums of the scorable samples; `reward/square/sum` for their spread |
-| `reward/unscorable/count` | samples without a reward |
-| `reward/NAME`, `reward/NAME/unscorable/count` | a term's own numbers, before weighting |
-| `reward/NAME/errors/count` | groups for which the reward failed |
-| `reward/NAME/METRIC` | what the reward itself logged |
-| `groups/count` | groups |
-| `zero_variance_groups/count` | groups with equal rewards, which teach nothing where the group is the baseline |
-| `lengths`, `prompt_lengths` | tokens of the responses, and of the groups' prompts |
-| `truncated` | 1 for a response that hit the longest, else 0 |
-| `masked/count` | samples left out of the loss |
-| `kl/reference` | k3 estimate per token, in nats, of the policy's distance to the reference |
-| `values` | the critic's values per token |
-| `seconds/rewards/sum`, `seconds/models/sum` | time spent on each; they overlap |
-
-The `reward` ones are made by `rewards.scoring`.
+The control plane adds up the metrics of a step's chunks; `api.metrics` says what comes of them.
 """
 
 import math

@@ -29,12 +29,14 @@ from rlhfless_functions.api import (
 from rlhfless_functions.data import rollouts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
+from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.data.traces import trace_rows, write_trace_rows
 from rlhfless_functions.preparation.metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.preparation.passes import ForwardPasses
+from rlhfless_functions.preparation.reward_groups import reward_group
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.runtime.device_memory import give_back
@@ -43,7 +45,8 @@ from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 
-_EXAMPLE_PROMPTS = 8
+_LONGEST_TEXT = 4000
+"""Characters of a text that people are to read."""
 
 
 class Preparer:
@@ -92,9 +95,11 @@ class Preparer:
         tokenizer = self._tokenizer_of(model, WeightsReference(version=0, uri=model.source))
         config = load_config(model.source, revision=model.revision).get_text_config()
         longest = longest_sequence(config)
-        prompts, dropped = make_prompts(read_table(request.data), request.data, request.sampling, tokenizer, longest)
-        publish_prompts(request.sink, prompts, dropped)
-        return MaterializeResult(prompts=len(prompts), dropped=dropped, uri=request.sink)
+        table = read_table(request.data)
+        prompts, counts = make_prompts(table, request.data, request.sampling, tokenizer, longest, request.rewards)
+        check_left_out(table, counts, request.most_dropped)
+        publish_prompts(request.sink, prompts, counts)
+        return MaterializeResult(prompts=len(prompts), dropped=counts.left_out, uri=request.sink, counts=counts)
 
     def _prepare(self, request: PrepareRequest, context: TaskContext) -> PrepareResult:
         self._scorer.start(request.rewards)
@@ -138,7 +143,7 @@ class Preparer:
             "seconds/rewards/sum": reward_seconds,
             "seconds/models/sum": seconds,
         }
-        examples = _examples(groups, tokenizer) if request.purpose == "evaluation" else []
+        examples = _examples(request, groups, tokenizer)
         return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
 
     def _ask_models(
@@ -224,14 +229,11 @@ def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase)
         )
     )
     return [
-        RewardGroup(
-            prompt=group.prompt.row,
-            text=group.prompt.text,
-            messages=group.prompt.messages,
-            completions=[next(texts) for _ in group.samples],
-            completion_ids=[sample.response_tokens for sample in group.samples],
-            finish_reasons=[sample.finish_reason for sample in group.samples],
-            columns={**group.prompt.columns, "ground_truth": group.prompt.ground_truth},
+        reward_group(
+            group.prompt,
+            [next(texts) for _ in group.samples],
+            [sample.response_tokens for sample in group.samples],
+            [sample.finish_reason for sample in group.samples],
         )
         for group in groups
     ]
@@ -247,20 +249,34 @@ def _fill_in(
         setattr(sample, name, its_numbers)
 
 
-def _examples(groups: Sequence["_Group"], tokenizer: PreTrainedTokenizerBase) -> list[ExampleSample]:
-    """The first sample of each of the dataset's first prompts, which are the same ones in every evaluation."""
+def _examples(
+    request: PrepareRequest, groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase
+) -> list[ExampleSample]:
+    wanted = {(task.prompt, task.index) for task in request.examples}
     return [
         ExampleSample(
-            prompt=group.prompt.text,
-            response=str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True)),
+            row=sample.prompt,
+            index=sample.index,
+            prompt=_readable(group.prompt.text),
+            response=_readable(str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True))),
             reward=sample.reward,
+            terms=sample.reward_terms,
+            advantage=math.fsum(sample.advantages) / len(sample.advantages) if sample.advantages else None,
             tokens=len(sample.response_tokens),
             finish_reason=sample.finish_reason,
+            version=sample.versions[-1].version if sample.versions else 0,
         )
         for group in groups
-        if group.prompt.row < _EXAMPLE_PROMPTS
-        for sample in group.samples[:1]
+        for sample in group.samples
+        if sample.key in wanted
     ]
+
+
+def _readable(text: str) -> str:
+    """A text without the middle, where it is very long: what matters of a response is how it begins and ends."""
+    half = _LONGEST_TEXT // 2
+    left_out = len(text) - 2 * half
+    return text if left_out <= 0 else f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"
 
 
 def _finish(
@@ -269,7 +285,7 @@ def _finish(
     """Fill in rewards, mask and advantages."""
     scored = [reward for reward in rewards if reward is not None]
     mean = math.fsum(scored) / len(scored) if scored else None
-    spread = _deviation(scored)
+    spread = _spread(request, terms, rewards)
     for position, sample in enumerate(group.samples):
         sample.reward = rewards[position]
         sample.reward_terms = {name: numbers[position] for name, numbers in terms.items()}
@@ -278,7 +294,8 @@ def _finish(
         sample.mask = sample.reward is not None and not truncated
     if request.purpose == "training":
         _advantages(request, group.samples)
-    return GroupResult(prompt=group.prompt.row, reward=mean, spread=spread)
+    in_loss = any(sample.mask for sample in group.samples)
+    return GroupResult(prompt=group.prompt.row, reward=mean, spread=spread, in_loss=in_loss)
 
 
 def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> None:
@@ -288,6 +305,10 @@ def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> N
         request.algorithm,
         [sample.reward for sample in samples],
         mask,
+        terms=[
+            (reward.weight, [(sample.reward_terms or {}).get(reward.name) for sample in samples])
+            for reward in request.rewards
+        ],
         log_probs=_padded([sample.old_log_probs or sample.log_probs for sample in samples]),
         reference_log_probs=_padded([sample.reference_log_probs for sample in samples]),
         values=_padded([sample.values for sample in samples]),
@@ -304,6 +325,18 @@ def _padded(rows: Sequence[list[float] | None]) -> torch.Tensor | None:
         return None
     width = max(map(len, present))
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in present], dtype=torch.float64)
+
+
+def _spread(request: PrepareRequest, terms: dict[str, list[float | None]], rewards: list[float | None]) -> float:
+    """Standard deviation of the rewards; where each is normalised by itself, the largest of its weighted terms."""
+    scored = [position for position, reward in enumerate(rewards) if reward is not None]
+    if request.algorithm.resolved().advantage_normalization != "group_per_reward":
+        return _deviation([reward for reward in rewards if reward is not None])
+    deviations = [
+        abs(reward.weight) * _deviation([n for position in scored if (n := terms[reward.name][position]) is not None])
+        for reward in request.rewards
+    ]
+    return max(deviations, default=0.0)
 
 
 def _deviation(rewards: Sequence[float]) -> float:

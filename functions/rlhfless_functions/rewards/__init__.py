@@ -17,7 +17,10 @@ preparation function:
     remote (worker)    OpenRLHF's HTTP form
     matching, mathematics, execution (worker)
                        the built-in verifiers
+    checks (worker)    their checks of single responses, which can be killed
     code_runner            what runs a response's code, in a process of its own
+    code_judge             what runs the tests of it, in another
+    code_values            what the two tell each other
     length             soft over-long punishment
     model              a sequence-classification reward model
 """

@@ -1,39 +1,51 @@
 """Unit tests of the code that a response holds, each run in a process of its own.
 
 What holds the code: no network (a namespace of its own where the kernel permits one, and no sockets but Unix ones
-anyway), limits on memory, time and written bytes, an empty environment and working folder, `python -I`. It is a fence
-against accidents and idle cheating, not against an attacker: the processes have the user id of the function and see
-its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth stealing.
+anyway), limits on memory, time and written bytes, an empty environment and working folder, `python -I`, and no way into
+other processes. What it is tested for it does not see: see `code_judge`, and docs/security.md for what that leaves
+open. It is a fence against accidents and cheating, not against an attacker: the processes have the user id of the
+function and see its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth
+stealing.
 """
 
 import contextlib
 import json
 import os
 import re
-import secrets
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import Call, Scorer
+from rlhfless_functions.rewards.checks import count
 from rlhfless_functions.rewards.groups import RewardGroup
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_LONGEST_REPORT = 2**20
 _CODE_RUNNER = Path(__file__).with_name("code_runner.py")
+_CODE_JUDGE = Path(__file__).with_name("code_judge.py")
+
+
+@dataclass
+class _Verdict:
+    """How the tests of one response went."""
+
+    passed: int = 0
+    late: bool = False
+    """Whether one of them ran out of time."""
 
 
 def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) -> Scorer:
     """The share of the unit tests that a response's last Python code block passes.
 
-    A response without a code block scores 0. After a test that ran out of time the rest count as failed too.
+    A response without a code block scores 0. A test that runs out of time has failed; those after it are run.
 
     Args:
         tests_column: column with a list (or the JSON of one) of assert statements, run after the code, or of
@@ -49,18 +61,25 @@ def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) ->
     def score(group: RewardGroup, call: Call) -> list[float]:
         tests = unit_tests(group.columns, tests_column)
 
-        def one(completion: str) -> float:
+        def one(completion: str) -> tuple[float, str | None]:
             code = last_code_block(completion)
             if code is None:
-                return 0.0
-            with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
-                passed = _run(code, tests, seconds, share, Path(folder))
-            return passed / len(tests)
+                return 0.0, None
+            try:
+                with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
+                    verdict = _run(code, tests, seconds, share, Path(folder))
+            except (OSError, ValueError):
+                # It used up the disk or the processes, made something of its folder, or is no text.
+                traceback.print_exc()
+                return 0.0, "crashed"
+            return verdict.passed / len(tests), "timed_out" if verdict.late else None
 
-        scores = list(runner.map(one, group.completions))
+        scored = list(runner.map(one, group.completions))
+        for _, fate in scored:
+            count(call, fate)
         # What left its process group is an orphan by now, and this process its parent.
         reaper.end_descendants()
-        return scores
+        return [score for score, _ in scored]
 
     return score
 
@@ -93,32 +112,34 @@ def unit_tests(columns: dict[str, Any], name: str) -> list[str] | list[dict[str,
 
 
 def longest_call(columns: dict[str, Any], name: str, seconds: float, responses: int) -> float:
-    """Seconds that testing the responses to one prompt takes at most, one after the other."""
+    """Seconds that testing the responses to one prompt takes at most, one after the other.
+
+    After a test that hangs the code is run anew, which may take as long once more.
+    """
     try:
-        return (len(unit_tests(columns, name)) + 1) * seconds * responses
+        return 2 * len(unit_tests(columns, name)) * seconds * responses
     except LookupError:
         return 0.0
 
 
-def _run(code: str, tests: list[Any], seconds: float, memory: int, folder: Path) -> int:
+def _run(code: str, tests: list[Any], seconds: float, memory: int, folder: Path) -> _Verdict:
     (folder / "solution.py").write_text(code)
     if isinstance(tests[0], str):
         return _run_asserts(tests, seconds, memory, folder)
-    passed = 0
+    verdict = _Verdict()
     for test in tests:
         result = _run_program(test, seconds, memory, folder)
-        if result is None:
-            break
-        passed += result
-    return passed
+        verdict.passed += bool(result)
+        verdict.late |= result is None
+    return verdict
 
 
 def _run_program(test: dict[str, str], seconds: float, memory: int, folder: Path) -> bool | None:
     """Whether the program answers right; None if it took too long."""
     (folder / "input").write_text(str(test["input"]))
     # A file, unlike a pipe, ends a flood of output by itself.
-    with (folder / "input").open() as given, (folder / "output").open("w+") as answer:
-        process = _start("program", memory, folder, stdin=given, stdout=answer)
+    with (folder / "input").open() as given, (folder / "output").open("w+b") as answer:
+        process = _start(_CODE_RUNNER, "program", memory, folder=folder, stdin=given, stdout=answer)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -126,52 +147,69 @@ def _run_program(test: dict[str, str], seconds: float, memory: int, folder: Path
         finally:
             _end(process)
         answer.seek(0)
-        return code == 0 and _lines(answer.read()) == _lines(str(test["output"]))
+        said = answer.read().decode(errors="replace")
+        return code == 0 and _lines(said) == _lines(str(test["output"]))
 
 
-def _run_asserts(tests: list[str], seconds: float, memory: int, folder: Path) -> int:
-    """How many tests pass. Passing is told by a word that the code does not know, not by an exit status."""
-    word = secrets.token_hex(16)
-    reading, writing = os.pipe()
+def _run_asserts(tests: list[str], seconds: float, memory: int, folder: Path) -> _Verdict:
+    """Run the tests in a judge's process, and the code in another, which answers the judge alone."""
+    verdict, first = _Verdict(), 0
+    while first < len(tests):
+        told, late = _judge(tests, first, seconds, memory, folder)
+        verdict.passed += sum(line.startswith("passed ") for line in told)
+        verdict.late |= late
+        if "loaded" not in told or "end" in told:
+            break
+        # The test that the judge did not get over has failed; the rest have processes of their own.
+        first += len(told)
+    return verdict
+
+
+def _judge(tests: list[str], first: int, seconds: float, memory: int, folder: Path) -> tuple[list[str], bool]:
+    """What the judge tells of the tests from `first` on, and whether one ran out of time."""
+    verdicts, judges_end = socket.socketpair()
+    questions, codes_end = socket.socketpair()
+    processes = []
+    told: list[str] = []
     try:
-        process = _start(
-            "asserts", memory, folder, str(writing), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, keep=writing
-        )
-    finally:
-        os.close(writing)
-    heard = ""
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps({"word": word, "tests": tests}).encode())
-        deadline = time.monotonic() + seconds
-        while f"{word} end" not in heard and len(heard) < _LONGEST_REPORT:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([reading], [], [], remaining)[0]:
-                break
-            piece = os.read(reading, 65536).decode(errors="replace")
+        with judges_end, questions, codes_end:
+            ends = questions.fileno(), judges_end.fileno()
+            processes.append(_start(_CODE_JUDGE, memory, *ends, folder=folder, keep=ends))
+            end = codes_end.fileno()
+            processes.append(_start(_CODE_RUNNER, "asserts", memory, end, folder=folder, keep=(end,)))
+        # Each line gives the next test its own time.
+        verdicts.settimeout(seconds)
+        while "end" not in told:
+            piece = verdicts.recv(65536).decode(errors="replace")
             if not piece:
                 break
-            # Each test has its own time: its end starts the next one's.
-            deadline = time.monotonic() + seconds if word in piece else deadline
-            heard += piece
+            if piece == "hidden\n":
+                verdicts.sendall(f"{json.dumps({'first': first, 'tests': tests})}\n".encode())
+            else:
+                told += piece.splitlines()
+    except TimeoutError:
+        return told, True
+    except ConnectionError:
+        return told, False
     finally:
-        _end(process)
-        os.close(reading)
-    return len({line for line in heard.splitlines() if line.startswith(f"{word} passed ")})
+        for process in processes:
+            _end(process)
+        verdicts.close()
+    return told, False
 
 
 def _start(
-    mode: str, memory: int, folder: Path, *arguments: str, stdin: Any, stdout: Any, keep: int | None = None
-) -> subprocess.Popen[bytes]:
+    script: Path, *arguments: object, folder: Path, stdin: Any = subprocess.DEVNULL, stdout: Any = subprocess.DEVNULL,
+    keep: tuple[int, ...] = (),
+) -> subprocess.Popen[bytes]:  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-I", str(_CODE_RUNNER), mode, str(memory), *arguments],
+        [sys.executable, "-I", str(script), *map(str, arguments)],
         stdin=stdin,
         stdout=stdout,
         stderr=subprocess.DEVNULL,
         cwd=folder,
         env={"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8"},
-        pass_fds=() if keep is None else (keep,),
+        pass_fds=keep,
         start_new_session=True,
     )
 

@@ -1,6 +1,6 @@
 """What a reward scores: the responses to one prompt. Sent to the workers, so: the standard library only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Message = dict[str, Any]
@@ -31,6 +31,19 @@ class RewardGroup:
         """Number of responses."""
         return len(self.completions)
 
+    def ended(self) -> list[int]:
+        """The numbers of the responses that ended by themselves."""
+        return [number for number, reason in enumerate(self.finish_reasons) if reason != "truncated"]
+
+    def alone(self, number: int) -> "RewardGroup":
+        """The same prompt with one of its responses."""
+        return replace(
+            self,
+            completions=[self.completions[number]],
+            completion_ids=[self.completion_ids[number]],
+            finish_reasons=[self.finish_reasons[number]],
+        )
+
     @property
     def ground_truth(self) -> Any:
         """The reference answer.
@@ -42,6 +55,6 @@ class RewardGroup:
         if value is None:
             raise LookupError(
                 f"row {self.prompt} has no ground truth; name its column with data.groundTruthColumn"
-                f" (the columns are {', '.join(sorted(self.columns)) or 'none'})"
+                f" (the columns are {', '.join(sorted(self.columns.keys() - {'ground_truth'})) or 'none'})"
             )
         return value

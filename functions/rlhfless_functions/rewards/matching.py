@@ -3,39 +3,52 @@
 import re
 
 from rlhfless_functions.rewards.calls import Call, Scorer
+from rlhfless_functions.rewards.checks import check_each
 from rlhfless_functions.rewards.groups import RewardGroup
 
 
-def exact_match_scorer(pattern: str | None, require_end: bool) -> Scorer:
+def exact_match_scorer(pattern: str | None, require_end: bool, seconds: float = 1.0) -> Scorer:
     """1 where the answer equals the ground truth, else 0.
 
     Args:
         pattern: regular expression whose last match's first group (or whole match, if it has none) is the answer;
             the whole response if None. Both sides are stripped.
         require_end: score 0 where the response was truncated.
+        seconds: processor time of one response's search; past it the response scores 0.
     """
     compiled = None if pattern is None else re.compile(pattern, re.DOTALL)
 
     def score(group: RewardGroup, call: Call) -> list[float]:
         truth = str(group.ground_truth).strip()
-        return [
-            float(
-                (not require_end or reason != "truncated")
-                and (answer := _last_match(compiled, completion)) is not None
-                and answer.strip() == truth
-            )
-            for completion, reason in zip(group.completions, group.finish_reasons, strict=True)
-        ]
+
+        def check(number: int) -> float:
+            answer = _last_match(compiled, group.completions[number])
+            return float(answer is not None and answer.strip() == truth)
+
+        ended = group.ended() if require_end else list(range(group.size))
+        if compiled is None:
+            scores = {number: check(number) for number in ended}
+        else:
+            scores = check_each(check, ended, seconds, call)
+        return [scores.get(number, 0.0) for number in range(group.size)]
 
     return score
 
 
-def format_scorer(pattern: str) -> Scorer:
-    """1 where the whole response matches the pattern, else 0; `.` matches newlines too."""
+def format_scorer(pattern: str, seconds: float = 1.0) -> Scorer:
+    """1 where the whole response matches the pattern, else 0; `.` matches newlines too.
+
+    Args:
+        pattern: regular expression.
+        seconds: processor time of one response's match; past it the response scores 0.
+    """
     compiled = re.compile(pattern, re.DOTALL)
 
     def score(group: RewardGroup, call: Call) -> list[float]:
-        return [float(compiled.fullmatch(completion) is not None) for completion in group.completions]
+        def check(number: int) -> float:
+            return float(compiled.fullmatch(group.completions[number]) is not None)
+
+        return list(check_each(check, range(group.size), seconds, call).values())
 
     return score
 

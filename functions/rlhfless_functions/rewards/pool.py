@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,11 @@ class WorkerSettings:
     load_seconds: float = 300.0
     """Time limit for loading the reward: its file may import heavy libraries."""
 
+    @property
+    def verifies(self) -> bool:
+        """Whether it is a verifier of ours: then what ends a worker is a response, which is no reason to end a job."""
+        return self.kind in ("exact_match", "math", "format", "code")
+
 
 @dataclass
 class Outcome:
@@ -49,6 +54,8 @@ class Outcome:
     """What went wrong: a sentence that starts with the reward's name would go on like this."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Numbers that the reward logged."""
+    called: bool = True
+    """False where the reward was not called any more, after the error of another group."""
 
 
 class RewardPool:
@@ -156,20 +163,21 @@ class _Lane:
                 kills = 1 if len(outcomes) > answered else kills + 1
                 _log.warning("reward %s %s; starting a new worker", self._settings.name, killed)
                 if kills > _KILLS:
-                    self._fail(groups, outcomes, f"{killed} {kills} times in a row")
+                    error = f"{killed} {kills} times in a row"
+                    self._settle(groups, outcomes, error, step, seconds, stopped)
                     kills = 0
             except WorkerError as error:
                 self.close()
                 if together and self._concurrent and len(batch) > 1:
                     together = False
                 else:
-                    self._fail(groups, outcomes, str(error))
+                    self._settle(groups, outcomes, str(error), step, seconds, stopped)
             except BaseException:
                 self.close()
                 raise
             if give_up and any(outcome.error for outcome in outcomes.values()):
                 for index, group in enumerate(groups):
-                    outcomes.setdefault(index, _failure(group, "was not called after an earlier error"))
+                    outcomes.setdefault(index, _failure(group, "was not called after an earlier error", called=False))
         return [outcomes[index] for index in range(len(groups))]
 
     def _ready(self, stopped: Callable[[], bool]) -> WorkerProcess:
@@ -219,14 +227,40 @@ class _Lane:
                     self.close()
                 return
 
-    @staticmethod
-    def _fail(groups: list[RewardGroup], outcomes: dict[int, Outcome], error: str) -> None:
+    def _settle(
+        self,
+        groups: list[RewardGroup],
+        outcomes: dict[int, Outcome],
+        error: str,
+        step: int,
+        seconds: Callable[[RewardGroup], float],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Give the group that the worker has ended with an outcome."""
         index = next(index for index in range(len(groups)) if index not in outcomes)
-        outcomes[index] = _failure(groups[index], error)
+        group = groups[index]
+        if not self._settings.verifies:
+            outcomes[index] = _failure(group, error)
+        elif group.size > 1:
+            _log.warning("reward %s %s; checking the responses one by one", self._settings.name, error)
+            outcomes[index] = _joined(
+                self.score([group.alone(number)], step, seconds, False, stopped)[0] for number in range(group.size)
+            )
+        else:
+            _log.warning("reward %s %s; the response scores 0", self._settings.name, error)
+            outcomes[index] = Outcome([0.0], metrics=[("timed_out", 0.0), ("crashed", 1.0)])
 
 
-def _failure(group: RewardGroup, error: str) -> Outcome:
-    return Outcome([None] * group.size, error)
+def _failure(group: RewardGroup, error: str, *, called: bool = True) -> Outcome:
+    return Outcome([None] * group.size, error, called=called)
+
+
+def _joined(parts: Iterable[Outcome]) -> Outcome:
+    """The outcome of a group whose responses were scored one by one."""
+    outcomes = list(parts)
+    error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+    scores = [None if error is not None else outcome.scores[0] for outcome in outcomes]
+    return Outcome(scores, error, [metric for outcome in outcomes for metric in outcome.metrics])
 
 
 def _outcome(answer: dict[str, Any], group: RewardGroup) -> Outcome:

@@ -1,6 +1,7 @@
 """OpenRLHF's remote reward: an HTTP POST of `{query, prompts, labels}`, answered by `{rewards}`."""
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,10 @@ ATTEMPTS = 3
 """How often a call is tried when the server is out of reach, overloaded or slow."""
 FIRST_PAUSE = 0.5
 """Seconds before the second attempt; doubled before each further one."""
+
+
+_EXCERPT = 300
+"""Bytes of an answer that its error shows."""
 
 
 class RemoteError(Exception):
@@ -38,7 +43,7 @@ def remote_scorer(url: str, attempt_seconds: float) -> Scorer:
         }
         answer = await _post(url, body, attempt_seconds)
         if not isinstance(answer, dict) or "rewards" not in answer:
-            raise RemoteError(f"{url} answered without 'rewards'")
+            raise RemoteError(f"{url} answered without 'rewards'{_shown(json.dumps(answer))}")
         for name, value in (answer.get("extra_logs") or {}).items():
             if isinstance(value, int | float):
                 call.metrics.append((name, float(value)))
@@ -60,8 +65,10 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> Any:
             try:
                 async with session.post(url, json=body) as response:
                     if response.status < 400:
-                        return await response.json(content_type=None)
-                    problem = f"answered {response.status} {response.reason}"
+                        text = await response.text(errors="replace")
+                        return json.loads(text)
+                    said = (await response.content.read(_EXCERPT)).decode(errors="replace")
+                    problem = f"answered {response.status} {response.reason}{_shown(said)}"
                     if response.status < 500 and response.status not in (408, 429):
                         break
             except TimeoutError:
@@ -69,6 +76,12 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> Any:
             except aiohttp.ClientError as error:
                 problem = f"cannot be reached ({error})"
             except ValueError as error:
-                problem = f"did not answer with JSON ({error})"
+                problem = f"did not answer with JSON ({error}){_shown(text)}"
                 break
     raise RemoteError(f"{url} {problem} ({attempt + 1} attempts)")
+
+
+def _shown(text: str) -> str:
+    """How the beginning of an answer is added to a sentence; nothing if it is empty."""
+    text = " ".join(text.split())
+    return f": {text[: _EXCERPT - 3]}..." if len(text) > _EXCERPT else f": {text}" if text else ""

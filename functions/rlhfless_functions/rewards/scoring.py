@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.rewards import execution, remote
+from rlhfless_functions.rewards.checks import WAIT_FACTOR
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.length import soft_overlong
 from rlhfless_functions.rewards.pool import Outcome, RewardPool, RewardUnusableError, WorkerSettings
@@ -28,7 +29,8 @@ class Scores:
     terms: dict[str, list[list[float | None]]]
     """By reward, each group's responses' own numbers, before weighting; None where unscorable."""
     totals: list[list[float | None]]
-    """Each group's responses' weighted sums; None where any term of weight other than 0 is None."""
+    """Each group's responses' weighted sums of the terms that scored them; None where none of weight other than 0 did,
+    or where such a term failed for the group."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums and counts by name; `preparation_metrics` lists them."""
 
@@ -92,6 +94,9 @@ class RewardScorer:
                 weighted_sum({name: terms[name][number][response] for name in terms}, weights)
                 for response in range(group.size)
             ]
+            # A term that failed has not said that others decide: what they make up without it is another reward.
+            if not any(outcomes[name][number].error and weights[name] != 0 for name in outcomes)
+            else [None] * group.size
             for number, group in enumerate(groups)
         ]
         return Scores(terms, totals, _metrics(outcomes, totals))
@@ -123,7 +128,8 @@ class RewardScorer:
             raise TaskError("drained", "the instance was told to stop while rewards ran", retryable=True) from None
         if reward.on_error == "fail":
             for group, outcome in zip(groups, outcomes, strict=True):
-                if outcome.error is not None:
+                # Of the others that failed only because of it, none says why.
+                if outcome.error is not None and outcome.called:
                     raise TaskError(
                         "reward_failed",
                         f"reward {reward.name!r} {outcome.error} (row {group.prompt} of the prompts);"
@@ -172,15 +178,15 @@ class RewardScorer:
 
 
 def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> float | None:
-    """The weighted sum of one response's terms; None if one that counts is None, or if there is none."""
-    total = 0.0
-    for name, score in terms.items():
-        if weights[name] == 0:
-            continue
-        if score is None:
-            return None
-        total += weights[name] * score
-    return total if terms else None
+    """The weighted sum of those of one response's terms that scored it, as TRL has it; None if none that counts did.
+
+    A term is None where it does not judge the response, such as one for another task. Those of weight 0 are only shown.
+    """
+    counted = {name: score for name, score in terms.items() if weights[name] != 0}
+    scored = [weights[name] * score for name, score in counted.items() if score is not None]
+    if not terms or (counted and not scored):
+        return None
+    return sum(scored, 0.0)
 
 
 def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
@@ -190,6 +196,9 @@ def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
         return reward.timeout + inner
     if reward.http is not None:
         return remote.longest_call(reward.timeout)
+    for settings in (reward.exact_match, reward.math, reward.format):
+        if settings is not None:
+            return reward.timeout + WAIT_FACTOR * settings.timeout * group.size
     return reward.timeout
 
 
@@ -208,9 +217,9 @@ def _setup(reward: RewardSettings) -> dict[str, Any]:
         return {"url": reward.http.url, "attempt_seconds": reward.timeout}
     if reward.code is not None:
         return {"tests_column": reward.code.tests_column, "seconds": reward.code.timeout, "memory": reward.memory}
-    for settings in (reward.exact_match, reward.format):
+    for settings in (reward.exact_match, reward.math, reward.format):
         if settings is not None:
-            return settings.model_dump()
+            return {**settings.model_dump(), "timeout": settings.timeout}
     return {}
 
 

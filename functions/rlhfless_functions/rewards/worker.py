@@ -40,6 +40,7 @@ def main() -> None:
             left = reaper.leave_network()
             if not (refuse_sockets() or left):
                 print("the code that is tested keeps the network: this machine knows no way out of it", file=sys.stderr)
+            reaper.hide()
         die_with_parent(keeper_id)
         lifeline.close()
         _limit(memory)
@@ -116,7 +117,7 @@ def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scor
     if kind == "math":
         from rlhfless_functions.rewards.mathematics import math_scorer
 
-        return math_scorer(), False
+        return math_scorer(setup["require_end"], setup["timeout"]), False
     if kind == "code":
         from rlhfless_functions.rewards.execution import code_scorer
 
@@ -125,8 +126,8 @@ def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scor
     from rlhfless_functions.rewards.matching import exact_match_scorer, format_scorer
 
     if kind == "exact_match":
-        return exact_match_scorer(setup["pattern"], setup["require_end"]), False
-    return format_scorer(setup["pattern"]), False
+        return exact_match_scorer(setup["pattern"], setup["require_end"], setup["timeout"]), False
+    return format_scorer(setup["pattern"], setup["timeout"]), False
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rlhfless_functions.api import (
+    DataCounts,
     ExportRequest,
     ExportResult,
     GroupResult,
@@ -107,7 +108,7 @@ class EmulatedPreparer(_Emulated):
             )
         prompts = [Prompt(row, [row % 97 + 2] * max(1, tokens), "") for row, tokens in enumerate(lengths)]
         with store_errors():
-            publish_prompts(request.sink, prompts, 0)
+            publish_prompts(request.sink, prompts, DataCounts(rows=len(prompts)))
         return MaterializeResult(prompts=len(prompts), dropped=0, uri=request.sink)
 
 

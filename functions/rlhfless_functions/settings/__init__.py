@@ -24,7 +24,7 @@ from rlhfless_functions.settings.rewards import (
     PythonReward,
     RewardSettings,
 )
-from rlhfless_functions.settings.sampling import SamplingSettings
+from rlhfless_functions.settings.sampling import EngineSampling, SamplingSettings
 
 __all__ = [
     "AlgorithmName",
@@ -37,6 +37,7 @@ __all__ = [
     "Duration",
     "DurationOrZero",
     "EngineName",
+    "EngineSampling",
     "EngineSettings",
     "ExactMatchReward",
     "FormatReward",

@@ -6,10 +6,13 @@ advantage (and its normalisation) → ratio level → clipping → aggregation �
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from rlhfless_functions.settings.base import Settings
 
-AlgorithmName = Literal["ppo", "grpo", "rloo", "reinforce_plus_plus", "dr_grpo", "dapo", "gspo", "cispo"]
+AlgorithmName = Literal[
+    "ppo", "grpo", "rloo", "reinforce_plus_plus", "dr_grpo", "dapo", "gspo", "cispo", "gmpo", "sapo"
+]
 
 
 class KlSettings(Settings):
@@ -20,16 +23,30 @@ class KlSettings(Settings):
     placement: Literal["loss", "reward"] = "loss"
     """Subtracted from the reward (token by token, or summed over the response with a group's baseline), or added to
     the loss."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators. In the loss, k1 is refused (its gradient has mean zero); in the reward, k1 is right."""
+    estimator: Literal["k1", "k2", "k3"] | None = None
+    """Schulman's estimators; k1 in the reward and k3 in the loss if left out. The others are refused where their
+    gradient is not that of the KL: k1 in the loss, k2 and k3 in the reward."""
 
     @model_validator(mode="after")
-    def _gradient_exists(self) -> Self:
-        if self.coefficient > 0 and self.placement == "loss" and self.estimator == "k1":
+    def _gradient_is_that_of_the_kl(self) -> Self:
+        if self.coefficient == 0 or self.estimator is None:
+            return self
+        if self.placement == "loss" and self.estimator == "k1":
             raise ValueError(
                 "estimator: k1 in the loss has a gradient of mean zero; use k2 or k3, or placement: reward"
             )
+        if self.placement == "reward" and self.estimator != "k1":
+            raise ValueError(
+                f"estimator: {self.estimator} in the reward has another gradient than the KL;"
+                " use k1, or placement: loss"
+            )
         return self
+
+    def resolved(self) -> "KlSettings":
+        """The same settings with the estimator that their placement asks for."""
+        if self.estimator is not None:
+            return self
+        return self.model_copy(update={"estimator": "k1" if self.placement == "reward" else "k3"})
 
 
 class CriticSettings(Settings):
@@ -44,10 +61,24 @@ class CriticSettings(Settings):
 
 
 class ImportanceSamplingSettings(Settings):
-    """Correction for the difference between the sampler's and the trainer's log-probabilities."""
+    """Correction for the difference between the sampler's and the trainer's log-probabilities: each token's policy loss
+    is multiplied by an importance weight, exp(trainer − sampler)."""
 
-    cap: float | None = Field(default=2.0, gt=0)
-    """Upper bound of the importance weight exp(trainer − sampler) per token (TIS); no correction if null."""
+    mode: Literal["truncate", "mask", "none"] = "truncate"
+    """What becomes of a weight that is out of bounds: the bound (TIS), 0 (IcePop, MIS), or no weights at all."""
+    level: Literal["token", "sequence_product", "geometric_mean"] = "token"
+    """Weigh each token by its own ratio, or by that of its response: the product of its tokens' ratios, or their
+    geometric mean (whose bounds lie much closer to 1, such as 0.99 and 1.01)."""
+    low: float | None = Field(default=None, gt=0)
+    """Lower bound of a weight; none if left out. IcePop masks tokens below 0.5."""
+    high: float = Field(default=2.0, gt=0)
+    """Upper bound of a weight. IcePop masks tokens above 5, TRL responses above 3."""
+
+    @model_validator(mode="after")
+    def _bounds_are_a_range(self) -> Self:
+        if self.low is not None and self.low >= self.high:
+            raise ValueError(f"low: {self.low:g} is not less than high, {self.high:g}; lower it, or raise high")
+        return self
 
 
 class AlgorithmSettings(Settings):
@@ -57,20 +88,26 @@ class AlgorithmSettings(Settings):
     """The published algorithm whose composition is taken."""
     advantage: Literal["gae", "group", "leave_one_out", "discounted"] | None = None
     """Baseline: a critic (gae), the group's mean, the mean of the group's others, or none (discounted returns)."""
-    advantage_normalization: Literal["group", "batch", "none"] | None = None
-    """Divide by the group's standard deviation, whiten over the batch's tokens, or neither (scale_rewards)."""
+    advantage_normalization: Literal["group", "group_per_reward", "batch", "none"] | None = None
+    """Divide by the group's standard deviation, whiten over the batch's tokens, or neither (scale_rewards);
+    `group_per_reward`: each reward by its own in the group, then weighted, summed and whitened (GDPO)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's λ (lam)."""
     ratio_level: Literal["token", "sequence", "sequence_product"] | None = None
     """Importance ratio of each token, or the sequence's: their geometric mean (GSPO) or their product (RLOO)."""
-    clip: Literal["ppo", "cispo"] | None = None
-    """Clip the objective (ppo), or the detached weight of the log-probability's gradient (cispo)."""
+    clip: Literal["ppo", "cispo", "gmpo", "sapo"] | None = None
+    """Clip the objective (ppo), the detached weight of the log-probability's gradient (cispo), each token's ratio
+    before their geometric mean is taken (gmpo), or nothing, and let a soft gate fade far ratios out (sapo)."""
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """Ratios are clipped below 1 − this (epsilon, clip_ratio_low)."""
     clip_high: float | None = Field(default=None, ge=0)
     """Ratios are clipped above 1 + this (epsilon_high, clip_ratio_high)."""
+    sapo_temperature_positive: float = Field(default=1.0, gt=0)
+    """How fast SAPO's gate closes where the advantage is positive (sapo_temperature_pos, tau_pos)."""
+    sapo_temperature_negative: float = Field(default=1.05, gt=0)
+    """The same where it is not (sapo_temperature_neg, tau_neg)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """With a negative advantage the objective is bounded at this multiple of it (clip_ratio_c, delta)."""
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None = None
@@ -86,9 +123,15 @@ class AlgorithmSettings(Settings):
     critic: CriticSettings | None = None
     """The value model; only with `advantage: gae`."""
     dynamic_sampling_rounds: int | None = Field(default=None, ge=0, le=16)
-    """How often groups with equal rewards are replaced by fresh prompts in a step (DAPO); 0 keeps them."""
+    """How often groups with equal rewards are replaced by fresh prompts in a step (DAPO); 0 keeps them. Once the rounds
+    or the prompts are used up they fill the batch."""
     mask_truncated: bool = False
     """Leave samples that hit the longest response out of the loss (mask_truncated_completions)."""
+
+    @property
+    def normalizes_batch(self) -> bool:
+        """Whether advantages are normalised over a whole step; of resolved settings."""
+        return self.advantage_normalization in ("batch", "group_per_reward")
 
     def resolved(self) -> "AlgorithmSettings":
         """The same settings with every choice that was left out filled in from the algorithm's name."""
@@ -96,8 +139,11 @@ class AlgorithmSettings(Settings):
             field: value for field in type(self).model_fields if (value := getattr(self, field)) is not None
         }
         whole = {**_COMMON, **_COMPOSITIONS[self.name], **given}
+        whole["kl"] = whole["kl"].resolved()
         # A critic comes and goes with the advantage, which a job may have changed.
         whole["critic"] = (self.critic or CriticSettings()) if whole["advantage"] == "gae" else None
+        if whole["clip"] == "sapo":
+            whole |= {"clip_low": None, "clip_high": None}
         return AlgorithmSettings.model_construct(**whole)
 
     @model_validator(mode="after")
@@ -107,6 +153,20 @@ class AlgorithmSettings(Settings):
             raise ValueError(f"critic: {self.name} has no critic; remove it, or set advantage: gae")
         if self.dual_clip is not None and whole.clip == "cispo":
             raise ValueError("dualClip: cispo bounds the ratio's weight on both sides already; remove it")
+        if self.dual_clip is not None and whole.clip != "ppo":
+            raise ValueError(f"dualClip: it bounds the objective of clip: ppo, not of {whole.clip}; remove it")
+        if whole.clip == "sapo" and (self.clip_low is not None or self.clip_high is not None):
+            name = "clipLow" if self.clip_low is not None else "clipHigh"
+            raise ValueError(
+                f"{name}: sapo has a gate instead of bounds; use sapoTemperaturePositive and sapoTemperatureNegative"
+            )
+        for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
+            if whole.clip != "sapo" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{to_camel(name)}: only sapo has a gate; remove it, or set clip: sapo")
+        if whole.clip == "gmpo" and whole.ratio_level != "sequence":
+            raise ValueError("ratioLevel: gmpo is a geometric mean over the sequence; remove it, or set sequence")
+        if whole.clip == "gmpo" and whole.advantage not in ("group", "leave_one_out"):
+            raise ValueError("clip: gmpo needs one advantage a sample; use advantage: group or leave_one_out")
         if self.gamma != 1 and whole.advantage not in ("gae", "discounted"):
             raise ValueError(f"gamma: {whole.advantage} advantages know no discount; remove it, or set advantage: gae")
         if self.gae_lambda != 1 and whole.advantage != "gae":
@@ -115,7 +175,19 @@ class AlgorithmSettings(Settings):
             raise ValueError(
                 f"advantageNormalization: group needs advantage: group or leave_one_out, not {whole.advantage}"
             )
+        if whole.advantage_normalization == "group_per_reward":
+            _check_per_reward(whole)
         return self
+
+
+def _check_per_reward(whole: AlgorithmSettings) -> None:
+    if whole.advantage != "group":
+        raise ValueError(f"advantageNormalization: group_per_reward needs advantage: group, not {whole.advantage}")
+    if whole.kl is not None and whole.kl.coefficient > 0 and whole.kl.placement == "reward":
+        raise ValueError(
+            "kl.placement: reward is no reward of its own to normalise; with advantageNormalization: group_per_reward"
+            " set placement: loss"
+        )
 
 
 _COMMON: dict[str, Any] = {
@@ -131,7 +203,8 @@ _COMMON: dict[str, Any] = {
 }
 
 # Sources: PPO arXiv 1707.06347; GRPO 2402.03300 with the token mean that TRL and verl use today; RLOO 2402.14740;
-# REINFORCE++ 2501.03262; Dr. GRPO 2503.20783; DAPO 2503.14476; GSPO 2507.18071; CISPO (MiniMax-M1) 2506.13585.
+# REINFORCE++ 2501.03262; Dr. GRPO 2503.20783; DAPO 2503.14476; GSPO 2507.18071; CISPO (MiniMax-M1) 2506.13585; GMPO
+# 2507.20673, whose bounds are exp(−0.4) and exp(0.4); SAPO 2511.20347.
 _COMPOSITIONS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "advantage_normalization": "batch"},
     "grpo": {},
@@ -146,4 +219,12 @@ _COMPOSITIONS: dict[str, dict[str, Any]] = {
     "dapo": {"clip_high": 0.28, "dynamic_sampling_rounds": 4},
     "gspo": {"ratio_level": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "seq-mean-token-mean"},
     "cispo": {"clip": "cispo", "clip_low": 1.0, "clip_high": 0.28},
+    "gmpo": {
+        "ratio_level": "sequence",
+        "clip": "gmpo",
+        "clip_low": 0.3297,
+        "clip_high": 0.4918,
+        "aggregation": "seq-mean-token-mean",
+    },
+    "sapo": {"clip": "sapo", "aggregation": "seq-mean-token-mean"},
 }

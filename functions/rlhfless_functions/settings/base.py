@@ -8,7 +8,15 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic.alias_generators import to_camel
 
 
@@ -25,6 +33,14 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _is_an_integer_of_64_bits(cls, value: Any) -> Any:
+        """An API server has no larger ones."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{value} is no integer of 64 bits; write one from {-(2**63)} to {2**63 - 1}")
+        return value
 
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -23,5 +23,8 @@ class DataSettings(Settings):
     """System message put before every prompt; needs a chat template."""
     long_prompts: Literal["drop", "fail"] = "drop"
     """What becomes of prompts longer than `sampling.maxPromptTokens`: dropped and counted, or an error."""
+    answered_prompts: Literal["drop", "continue", "fail"] = "drop"
+    """What becomes of chats whose last message is the assistant's: dropped and counted, as it may be the answer that is
+    to be learnt; continued by the model, where it is the beginning of one; or an error."""
     shuffle: bool = True
     """Draw the prompts in a new order, made from the job's seed, in each epoch."""

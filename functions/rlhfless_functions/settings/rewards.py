@@ -1,10 +1,26 @@
 """Rewards: several, weighted, each of exactly one kind."""
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhfless_functions.settings.base import Bytes, Duration, Settings
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern, re.DOTALL)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"{pattern!r:.80} is no regular expression ({error}); correct it, in single quotes, where YAML keeps"
+            " backslashes"
+        ) from error
+    return pattern
+
+
+RegularExpression = Annotated[str, AfterValidator(_compiles)]
+"""A regular expression of Python's `re`."""
 
 
 class PythonReward(Settings):
@@ -36,21 +52,30 @@ class ModelReward(Settings):
 class ExactMatchReward(Settings):
     """1 where the answer equals `ground_truth`, else 0."""
 
-    pattern: str | None = None
+    pattern: RegularExpression | None = None
     """Regular expression whose last match's first group is the answer; the whole response, stripped, if left out."""
     require_end: bool = False
     """Score 0 where the response did not end by itself (it was truncated)."""
+    timeout: Duration = 1.0
+    """Processor time of the pattern's search in one response; past it the response scores 0 and is counted."""
 
 
 class MathReward(Settings):
     """1 where the response's last mathematical expression equals `ground_truth` (math-verify), else 0."""
 
+    require_end: bool = False
+    """Score 0 where the response did not end by itself (it was truncated)."""
+    timeout: Duration = 5.0
+    """Processor time of one response's verification; past it the response scores 0 and is counted."""
+
 
 class FormatReward(Settings):
     """1 where the whole response matches a regular expression, else 0."""
 
-    pattern: str = Field(min_length=1)
+    pattern: RegularExpression = Field(min_length=1)
     """Regular expression that the whole response must match; `.` matches newlines too."""
+    timeout: Duration = 1.0
+    """Processor time of one response's match; past it the response scores 0 and is counted."""
 
 
 class LengthReward(Settings):
@@ -66,7 +91,7 @@ class CodeReward(Settings):
     tests_column: str = Field(default="tests", min_length=1)
     """Column with a list of assert statements, or of {input, output} for programs that read standard input."""
     timeout: Duration = 10.0
-    """Time limit of one test."""
+    """Time limit of one test; past it that test has failed."""
 
 
 RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code"]
@@ -84,7 +109,8 @@ class RewardSettings(Settings):
     memory: Bytes = 4 * 2**30
     """Memory limit of a reward worker."""
     on_error: Literal["fail", "unscorable"] = "fail"
-    """A call that raises, hangs, exits or answers wrongly ends the job, or leaves its samples unscored and counted."""
+    """A call that raises, hangs, exits or answers wrongly ends the job, or leaves its samples without any reward, even
+    if other rewards scored them; they are counted."""
     python: PythonReward | None = None
     """A function of the user's own."""
     http: HttpReward | None = None

@@ -113,9 +113,14 @@ def _alone(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of."""
+    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of, and
+    `torch.save` to a file of Python's another error's context."""
     try:
         yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
     except SafetensorError as error:
         if number := _OS_ERROR.search(str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error

@@ -1,7 +1,7 @@
 """What is so with a job: every condition's type and reason, and pure functions that keep them.
 
 A job that was never looked at has no conditions. `Accepted` comes first; `Complete` and `Failed` appear once they are
-true. What each reason asks of the reader stands beside it.
+true, `StepsTeach` once it is false. What each reason asks of the reader stands beside it.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ PODS_HEALTHY: ConditionType = "PodsHealthy"
 """Nothing keeps the functions' pods from working."""
 PROGRESSING: ConditionType = "Progressing"
 """A driver takes the job through its steps now."""
+STEPS_TEACH: ConditionType = "StepsTeach"
+"""There is something to learn from in the steps; false after three in a row without, while the job goes on."""
 SUSPENDED: ConditionType = "Suspended"
 """`spec.suspend` has let go of everything; the work so far is kept."""
 COMPLETE: ConditionType = "Complete"
@@ -68,6 +70,11 @@ class Reason(StrEnum):
     """Progressing: an internal failure ended the driver; another starts after a pause that doubles each time."""
     OPERATOR_STOPPED = "OperatorStopped"
     """Progressing: the operator was stopped; the next one goes on."""
+    SOMETHING_TO_LEARN = "SomethingToLearn"
+    """StepsTeach: the last step taught something again."""
+    NOTHING_TO_LEARN = "NothingToLearn"
+    """StepsTeach: several steps in a row taught nothing, since rewards were equal or no sample was in the loss; the
+    message says which, and what to do."""
     SUSPENDED = "Suspended"
     """Suspended, Progressing: `spec.suspend` is true. Set it to false to go on."""
     NOT_SUSPENDED = "NotSuspended"
@@ -78,6 +85,8 @@ class Reason(StrEnum):
     """Progressing: the job has failed; see the condition Failed."""
     TRAINING_FAILED = "TrainingFailed"
     """Failed: a stage can't be done, as the message says."""
+    UNSCORABLE = "Unscorable"
+    """Failed: the rewards scored too few samples, as the message says; `spec.limits.unscorable` is the limit."""
     FOLDER_TAKEN = "FolderTaken"
     """Failed: the job's folder holds the work of another resource, or of `rlhfless run`. Choose another name or folder,
     or take the work over with the annotation `rlhfless.io/adopt: "true"`."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -41,6 +41,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
+from rlhfless_operator.training.begun_job import Change, changes_since, named
 from rlhfless_operator.training.driver import begun_with, drive
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal, read_status
@@ -171,7 +172,7 @@ class Supervisor:
         unchanged = begun_with(job, folder, except_for=NO_RESTART_FIELDS)
         if status.phase == "Succeeded" and (unchanged or (job.spec.steps or status.steps + 1) <= status.step):
             self._publisher.mirror(status)
-            return _succeeded(status, folder)
+            return _succeeded(status, folder, [] if unchanged else changes_since(job, folder))
         if self.status.phase == "Failed" and unchanged:
             reason = self.status.reason
             if reason in (Reason.TRAINING_FAILED, Reason.DEADLINE_EXCEEDED):
@@ -224,9 +225,15 @@ class Supervisor:
 
         def on_open(run: TrainingRun, journal: StepJournal) -> None:
             self._meter.attach(run, journal)
-            publisher.mirror(journal.status)
+
+            def show(status: RLHFJobStatus) -> None:
+                publisher.mirror(status)
+                done = [record for record in journal.records if record.step <= status.step]
+                publisher.learnt_from(done, generation=resource.generation)
+
+            show(journal.status)
             publisher.driven_by(run.driver)
-            journal.on_status = publisher.mirror
+            journal.on_status = show
             after = f" after step {journal.status.step}" if journal.status.step else ""
             publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
 
@@ -369,5 +376,6 @@ async def ending_of(work: Awaitable[None]) -> Exception | None:
     return None
 
 
-def _succeeded(status: RLHFJobStatus, folder: JobFolder) -> Transition:
-    return conditions.succeeded(f"all {status.step} steps are done; the model is in {folder.export}")
+def _succeeded(status: RLHFJobStatus, folder: JobFolder, since: Sequence[Change] = ()) -> Transition:
+    remark = f"; since then {named(since)}: nothing was trained with that, make a new job for it" if since else ""
+    return conditions.succeeded(f"all {status.step} steps are done; the model is in {folder.export}{remark}")

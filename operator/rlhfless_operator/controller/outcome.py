@@ -9,6 +9,7 @@ from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
+from rlhfless_operator.training.unscorable import UnscorableError
 
 Kind = Literal["failed", "wait", "no_services", "restart"]
 
@@ -43,6 +44,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("failed", Reason.SPEC_CHANGED, message)
         case DeadlineExceededError():
             return Outcome("failed", Reason.DEADLINE_EXCEEDED, str(error))
+        case UnscorableError():
+            return Outcome("failed", Reason.UNSCORABLE, str(error))
         case UserError() | ValueError():
             return Outcome("failed", Reason.TRAINING_FAILED, str(error))
         case _:

@@ -1,6 +1,6 @@
 """A job's status as it changes: phases and conditions, what the driver wrote, and an event for each transition."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +10,8 @@ from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_writer import StatusWriter
 from rlhfless_operator.job.resource_status import ConditionType, DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.records.barren_steps import warning_now
+from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import RLHFJobStatus
 
 _MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
@@ -70,6 +72,16 @@ class Publisher:
             self.status.conditions, kind, true, reason, message, generation=generation, now=_now()
         )
         self._update(conditions=found)
+
+    def learnt_from(self, records: Sequence[StepRecord], *, generation: int) -> None:
+        """Say whether the last of the finished steps teach anything; while all do there is nothing to say."""
+        kind = conditions.STEPS_TEACH
+        before = next((each for each in self.status.conditions if each.type == kind), None)
+        if warning := warning_now(records):
+            if before is None or before.message != warning:
+                self.tell(kind, False, Reason.NOTHING_TO_LEARN, warning, generation=generation)
+        elif before is not None and before.status == "False" and records:
+            self.tell(kind, True, Reason.SOMETHING_TO_LEARN, "", generation=generation)
 
     def observed(self, generation: int) -> None:
         """The job's driver goes by this generation."""

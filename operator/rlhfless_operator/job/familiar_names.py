@@ -14,6 +14,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm.name": ("algo", "trainer"),
     "algorithm.advantage": ("adv_estimator", "advantage_estimator"),
     "algorithm.advantageNormalization": (
+        "multi_objective_aggregation",
         "scale_rewards",
         "norm_adv_by_std_in_grpo",
         "no_advantage_std_norm",
@@ -23,6 +24,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm.gamma": ("discount",),
     "algorithm.gaeLambda": ("lam", "lambd"),
     "algorithm.ratioLevel": ("importance_sampling_level",),
+    "algorithm.clip": ("loss_mode",),
     "algorithm.clipLow": ("clip_ratio_low", "eps_clip_low", "epsilon_low"),
     "algorithm.clipLow and spec.algorithm.clipHigh": (
         "epsilon",
@@ -40,12 +42,26 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm.kl.estimator": ("kl_loss_type", "kl_estimator", "kl_penalty"),
     "algorithm.entropyCoefficient": ("entropy_coeff", "entropy_coef", "entropy_loss_coef", "ent_coef"),
     "algorithm.epochs": ("num_iterations", "ppo_epochs", "num_ppo_epochs", "max_epochs"),
-    "algorithm.importanceSampling.cap": (
+    "algorithm.importanceSampling.mode": (
+        "vllm_importance_sampling_correction",
+        "enable_vllm_is_correction",
+        "rollout_rs",
+        "rollout_is_mode",
+    ),
+    "algorithm.importanceSampling.mode and spec.algorithm.importanceSampling.level": ("vllm_importance_sampling_mode",),
+    "algorithm.importanceSampling.level": ("rollout_is", "rollout_is_level", "vllm_is_correction_type"),
+    "algorithm.importanceSampling.low": ("vllm_importance_sampling_clip_min", "rollout_is_threshold_lower"),
+    "algorithm.importanceSampling.high": (
+        "cap",
+        "vllm_importance_sampling_clip_max",
         "vllm_importance_sampling_cap",
         "tis_imp_ratio_cap",
         "vllm_is_truncated_threshold",
         "rollout_is_threshold",
     ),
+    "algorithm.importanceSampling.low and spec.algorithm.importanceSampling.high": ("rollout_rs_threshold",),
+    "algorithm.sapoTemperaturePositive": ("sapo_temperature_pos", "tau_pos"),
+    "algorithm.sapoTemperatureNegative": ("sapo_temperature_neg", "tau_neg"),
     "algorithm.critic": ("value_model", "critic_pretrain"),
     "algorithm.critic.learningRate": ("critic_learning_rate", "critic_lr"),
     "algorithm.critic.valueClip": ("cliprange_value", "vf_clip"),
@@ -163,12 +179,19 @@ WITHOUT_COUNTERPART = {
     "min_p": "responses are sampled from the whole distribution, which the log-probabilities are of",
     "repetition_penalty": "responses are sampled from the whole distribution, which the log-probabilities are of",
     "use_vllm": "the engine belongs to the generation function, not to the job",
-    "actor_rollout_ref": "sections are model, batch, sampling, algorithm and optimizer",
+    "actor_rollout_ref": "rlhfless convert makes a job of verl's file, with sections such as model, batch and sampling",
 }
 """What others have and why a job has not."""
 
 VALUES = {
     "reinforce++": "reinforce_plus_plus",
+    "geo_mean": "gmpo",
+    "vanilla": "ppo",
+    "sequence": "sequence_product",
+    "geometric": "geometric_mean",
+    "tis": "truncate",
+    "icepop": "mask",
+    "mis": "mask",
     "dr.grpo": "dr_grpo",
     "drgrpo": "dr_grpo",
     "bf16": "bfloat16",
@@ -190,23 +213,24 @@ VALUES = {
 """What others call one of a field's choices."""
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """A name without what snake_case and camelCase write differently."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-_BY_NAME = {_normal(theirs): f"spec.{ours}" for ours, names in FIELDS.items() for theirs in names}
-_BY_NAME.update(dict.fromkeys(map(_normal, METADATA_NAMES), "metadata.name"))
-_REASONS = {_normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.items()}
+_BY_NAME = {normal(theirs): f"spec.{ours}" for ours, names in FIELDS.items() for theirs in names}
+_BY_NAME.update(dict.fromkeys(map(normal, METADATA_NAMES), "metadata.name"))
+_REASONS = {normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.items()}
 
 
 def our_field(name: str) -> str | None:
     """The path of the field that others call `name`, in snake_case, camelCase or as the end of a dotted path."""
-    return _BY_NAME.get(_normal(name)) or _BY_NAME.get(_normal(name.rpartition(".")[2]))
+    return _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
 
 
 def reason_for_absence(name: str) -> str | None:
     """Why a field that others have is missing here."""
-    return _REASONS.get(_normal(name))
+    return _REASONS.get(normal(name))
 
 
 def our_choice(value: str, choices: tuple[str, ...]) -> str | None:

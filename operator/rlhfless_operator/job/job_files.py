@@ -3,15 +3,16 @@
 import ast
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhfless_functions.settings import DataSettings, PythonReward
+from rlhfless_functions.settings import DataSettings, PythonReward, RewardSettings
 from rlhfless_operator.job.fields import Path as FieldPath
 from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.job.spec import RLHFJob
 
+_HUB_DATASET = re.compile(r"[\w.-]+/(?![\w.-]+\.(jsonl?|ndjson|parquet|pq|csv|tsv|txt|arrow|zip)(\.\w+)?$)[\w.-]+")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -41,13 +42,17 @@ def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
     faults += _data(("spec", "data", "source"), spec.data, base)
     if spec.evaluation is not None:
         faults += _data(("spec", "evaluation", "data", "source"), spec.evaluation.data, base)
-    for position, reward in enumerate(spec.rewards):
-        place = ("spec", "rewards", position)
+        faults += _rewards(("spec", "evaluation", "rewards"), spec.evaluation.rewards or [], base)
+    return [*faults, *_rewards(("spec", "rewards"), spec.rewards, base)]
+
+
+def _rewards(field: FieldPath, rewards: Sequence[RewardSettings], base: Path) -> Iterator[FileFault]:
+    for position, reward in enumerate(rewards):
+        place = (*field, position)
         if reward.python is not None:
-            faults += _python((*place, "python"), reward.python, base)
+            yield from _python((*place, "python"), reward.python, base)
         if reward.model is not None:
-            faults += _model((*place, "model", "source"), reward.model.source, base)
-    return faults
+            yield from _model((*place, "model", "source"), reward.model.source, base)
 
 
 def _folder(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
@@ -83,11 +88,26 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
     if path is None:
         return
     if not exists(path):
-        yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
+        if hub := hub_remedy(data.source):
+            yield FileFault(field, f"{data.source} is no file, nor a folder beside the job file ({path})", hub)
+        else:
+            yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
     elif path.is_dir() and not any(path.iterdir()):
         yield FileFault(field, f"the folder {path} is empty", "name a dataset with at least one prompt")
     elif path.is_file() and path.stat().st_size == 0:
         yield FileFault(field, f"{path} is empty", "name a dataset with at least one prompt")
+
+
+def hub_remedy(source: str) -> str | None:
+    """What to do about a source that looks like the name of a data set on the Hugging Face hub; None for any other."""
+    if not _HUB_DATASET.fullmatch(source) or source.startswith("."):
+        return None
+    local = source.rpartition("/")[2]
+    return (
+        f"if it is meant to be a dataset of the Hugging Face hub, name one of its files, such as"
+        f" hf://datasets/{source}/FILE.parquet, or download it (hf download {source} --repo-type dataset --local-dir"
+        f" {local}) and name the file in {local}"
+    )
 
 
 def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[FileFault]:

@@ -6,12 +6,15 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
+from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
 from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, Settings
 from rlhfless_operator.job import familiar_names
 from rlhfless_operator.job.fields import DocumentField, Unit, fields_of, walk
 from rlhfless_operator.job.pods import KubernetesObject, Quantity
 from rlhfless_operator.job.rules import CHANGE_RULES, SECTION_RULES, SPEC_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
+from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS
+from rlhfless_operator.records.record import StepRecord
 
 _INTRODUCTION = f"""\
 <!-- Made from the job's model; do not edit. -->
@@ -43,6 +46,13 @@ number with a unit, such as `512Mi` or `16Gi`. **Prices** are decimal numbers in
 file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is taken for a path if it
 begins with `.`, `/` or `~`, or exists.
 """
+_METRICS_INTRODUCTION = """\
+## Metrics
+
+A finished step is a line of `metrics.jsonl` in the job's folder; step 0 is the evaluation before the first. Trackers
+are told the same: `metrics` is `train/` there, `evaluation` is `eval/`, and what is `seconds/` here is `timing_s/`.
+A `share` is from 0 to 1. A part of a name in angle brackets is a name that the job gives.
+"""
 _UNITS: dict[Unit, str] = {"duration": "duration", "bytes": "memory", "money": "price"}
 _TYPES: dict[Any, str] = {
     int: "whole number",
@@ -64,7 +74,26 @@ def reference_markdown() -> str:
             parts.append(_section(path, field, field.model))
         if field.model is AlgorithmSettings:
             parts.append(_compositions())
-    return "\n".join([*parts, _rules(), _names()])
+    return "\n".join([*parts, _rules(), _names(), _metrics()])
+
+
+def _metrics() -> str:
+    """What the lines of `metrics.jsonl` hold."""
+    fields = ["| Field | Meaning |", "|---|---|"]
+    fields += [f"| `{name}` | {info.description} |" for name, info in StepRecord.model_fields.items()]
+    sections = (
+        ("metrics: of the samples", "Means over the step. An evaluation has the same.", PREPARATION_METRICS),
+        ("metrics: of generation and its plan", "How the step was carried out.", DRIVER_METRICS),
+        ("metrics: of learning", "Which of them a step has depends on the algorithm.", LEARNING_METRICS),
+        ("evaluation", "Besides what is said of samples above.", {"accuracy": EVALUATION_METRICS["accuracy"]}),
+    )
+    tables = "".join(
+        f"### {title}\n\n{text}\n\n| Name | Unit | Meaning |\n|---|---|---|\n"
+        + "".join(f"| `{name}` | {metric.unit} | {metric.meaning} |\n" for name, metric in metrics.items())
+        + "\n"
+        for title, text, metrics in sections
+    )
+    return f"{_METRICS_INTRODUCTION}\n" + "\n".join(fields) + f"\n\n{tables}".rstrip("\n") + "\n"
 
 
 def _section(path: tuple[str, ...], field: DocumentField, model: type[BaseModel]) -> str:
@@ -176,7 +205,10 @@ def _show(value: Any) -> str:
 
 
 def _rules() -> str:
-    sections = {field.model: ".".join(path) for path, field in walk(RLHFJob) if field.model in SECTION_RULES}
+    sections: dict[type[BaseModel], str] = {}
+    for path, field in walk(RLHFJob):
+        if field.model in SECTION_RULES and field.model is not None:
+            sections.setdefault(field.model, ".".join(path))
     always = [f"- `spec`: {rule.cel.message}" for rule in SPEC_RULES]
     always += [f"- `{sections[model]}`: {rule.message}" for model, rules in SECTION_RULES.items() for rule in rules]
     changes = [f"- `spec`: {rule.message}" for rule in CHANGE_RULES]

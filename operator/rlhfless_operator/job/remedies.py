@@ -7,9 +7,10 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from rlhfless_operator.job import familiar_names
+from rlhfless_operator.job import familiar_names, familiar_values
 from rlhfless_operator.job.fields import DocumentField, Path, Unit, fields_of, model_at, show_path, walk
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
+from rlhfless_operator.job.yaml_document import value_at
 
 Advice = tuple[str, str]
 """What is wrong, and the remedy."""
@@ -19,10 +20,14 @@ UNIT_REMEDIES: dict[Unit, str] = {
     "bytes": "write a number with its unit, such as 512Mi or 16Gi",
     "money": 'write a decimal number in quotes, such as "2.50"',
 }
+_REWARD_NAME = "use lower-case letters, digits, _ and -, with a letter or digit at both ends"
+_REWARD_URL = "begin it with http:// or https://"
 PATTERN_REMEDIES = {
     "metadata.name": "use lower-case letters, digits and hyphens, with a letter or digit at both ends",
-    "spec.rewards.name": "use lower-case letters, digits, _ and -, with a letter or digit at both ends",
-    "spec.rewards.http.url": "begin it with http:// or https://",
+    "spec.rewards.name": _REWARD_NAME,
+    "spec.rewards.http.url": _REWARD_URL,
+    "spec.evaluation.rewards.name": _REWARD_NAME,
+    "spec.evaluation.rewards.http.url": _REWARD_URL,
     "spec.prices.currency": "write three capital letters, such as EUR",
 }
 """What a pattern asks for, by the field's path without list positions."""
@@ -53,11 +58,19 @@ _ABOUT_FIELD = re.compile(r"([A-Za-z][A-Za-z.]*): (.*)", re.DOTALL)
 _REFERENCE = "see docs/reference.md"
 
 
-def unknown_field(path: Path) -> Advice:
-    """For a name that is no field where it stands."""
+def unknown_field(path: Path, content: Any = None) -> Advice:
+    """For a name that is no field where it stands.
+
+    Args:
+        path: where it is.
+        content: the document; others' values are converted with what else it says.
+    """
     name, model = str(path[-1]), model_at(RLHFJob, path[:-1])
     if near := intended_sibling(path, cutoff=0.85):
         return "unknown field", f"did you mean {near}?"
+    spec = value_at(content, ("spec",))
+    if remedy := familiar_values.what_to_write(name, value_at(content, path), spec if isinstance(spec, dict) else {}):
+        return "unknown field", remedy
     if ours := familiar_names.our_field(name):
         return "unknown field", f"it is {ours} here"
     if reason := familiar_names.reason_for_absence(name):

@@ -9,7 +9,15 @@ from rlhfless_functions.settings import Settings
 from rlhfless_operator.records.status import RLHFJobStatus
 
 ConditionType = Literal[
-    "Accepted", "ClusterReady", "ServicesReady", "PodsHealthy", "Progressing", "Suspended", "Complete", "Failed"
+    "Accepted",
+    "ClusterReady",
+    "ServicesReady",
+    "PodsHealthy",
+    "Progressing",
+    "StepsTeach",
+    "Suspended",
+    "Complete",
+    "Failed",
 ]
 
 

@@ -1,6 +1,6 @@
 """The rules of a job that span several fields, each written once for Python and once for the API server (CEL)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -10,6 +10,7 @@ from rlhfless_functions.settings import (
     AlgorithmName,
     AlgorithmSettings,
     BatchSettings,
+    ImportanceSamplingSettings,
     KlSettings,
     RewardSettings,
     Settings,
@@ -69,15 +70,51 @@ def _one_length(spec: "RLHFJobSpec") -> str | None:
 
 
 def _reward_names_differ(spec: "RLHFJobSpec") -> str | None:
-    names = [reward.name for reward in spec.rewards]
+    return _repeated_name(spec.rewards)
+
+
+def _evaluation_reward_names_differ(spec: "RLHFJobSpec") -> str | None:
+    return _repeated_name(spec.evaluation.rewards or []) if spec.evaluation else None
+
+
+def _repeated_name(rewards: Sequence[RewardSettings]) -> str | None:
+    names = [reward.name for reward in rewards]
     repeated = sorted({name for name in names if names.count(name) > 1})
     return f"the name {repeated[0]} is given to several rewards; give each its own" if repeated else None
 
 
 def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
-    advantage = spec.algorithm.resolved().advantage
-    if advantage in ("group", "leave_one_out") and spec.batch.samples_per_prompt < 2:
-        return f"{spec.algorithm.name} compares the samples of a prompt (advantage: {advantage}); write 2 or more"
+    algorithm = spec.algorithm.resolved()
+    if spec.batch.samples_per_prompt >= 2:
+        return None
+    if algorithm.advantage in ("group", "leave_one_out"):
+        return f"{algorithm.name} compares the samples of a prompt (advantage: {algorithm.advantage}); write 2 or more"
+    if algorithm.dynamic_sampling_rounds:
+        return (
+            "algorithm.dynamicSamplingRounds replaces prompts whose samples all got the same reward, which a single one"
+            " always did; write 2 or more, or dynamicSamplingRounds: 0"
+        )
+    return None
+
+
+def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
+    rounds = spec.algorithm.resolved().dynamic_sampling_rounds
+    if spec.learning.overlap != "never" and rounds:
+        return (
+            f"{spec.learning.overlap} learns from a step's first groups before the last are generated, and only then"
+            f" dynamic sampling (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) says which;"
+            " write never, or algorithm.dynamicSamplingRounds: 0"
+        )
+    return None
+
+
+def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
+    processes = spec.learning.processes
+    if spec.optimizer.name == "muon" and processes is not None and processes > 1:
+        return (
+            f"muon needs whole matrices, and {processes} processes hold parts of them;"
+            " write adamw, or set learning.processes to 1"
+        )
     return None
 
 
@@ -101,9 +138,27 @@ def _best_is_evaluated(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _greedy_evaluation_samples_once(spec: "RLHFJobSpec") -> str | None:
+    evaluation = spec.evaluation
+    if evaluation is not None and evaluation.sampling.temperature == 0 and evaluation.samples_per_prompt > 1:
+        return (
+            f"{evaluation.samples_per_prompt} responses to a prompt would all be the same at"
+            " evaluation.sampling.temperature 0; write 1, or a temperature above 0"
+        )
+    return None
+
+
 def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
+    return _buffer_that_does_not_fit(spec, spec.rewards)
+
+
+def _evaluation_length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
+    return _buffer_that_does_not_fit(spec, spec.evaluation.rewards or []) if spec.evaluation else None
+
+
+def _buffer_that_does_not_fit(spec: "RLHFJobSpec", rewards: Sequence[RewardSettings]) -> str | None:
     longest = spec.sampling.max_response_tokens
-    for reward in spec.rewards:
+    for reward in rewards:
         if reward.length is not None and reward.length.buffer_tokens >= longest:
             return (
                 f"length.bufferTokens {reward.length.buffer_tokens} of reward {reward.name} is not less than"
@@ -115,9 +170,11 @@ def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
 def _of_algorithm(section: str, field: str, attribute: str) -> str:
     """CEL for a choice of the algorithm: what the job says, or what the algorithm's name stands for."""
     meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
-    table = ", ".join(f"'{name}': '{value}'" for name, value in meant.items())
+    table = ", ".join(f"'{name}': {value!r}" for name, value in meant.items())
     return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"
 
+
+_ROUNDS = _of_algorithm("self.algorithm", "dynamicSamplingRounds", "dynamic_sampling_rounds")
 
 SPEC_RULES = (
     Rule(
@@ -140,9 +197,19 @@ SPEC_RULES = (
         _group_is_larger_than_one,
         CelRule(
             "self.batch.samplesPerPrompt > 1 ||"
-            f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])",
+            f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])"
+            f" && {_ROUNDS} == 0",
             "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
-            " (advantage: group or leave_one_out)",
+            " (advantage: group or leave_one_out, or dynamicSamplingRounds above 0)",
+        ),
+    ),
+    Rule(
+        "learning.overlap",
+        ("learning.overlap", "algorithm"),
+        _overlap_needs_known_groups,
+        CelRule(
+            f"self.learning.overlap == 'never' || {_ROUNDS} == 0",
+            "learning.overlap is never with dynamic sampling (algorithm.dynamicSamplingRounds)",
         ),
     ),
     Rule(
@@ -152,6 +219,15 @@ SPEC_RULES = (
         CelRule(
             f"self.batch.promptsPerStep * self.batch.samplesPerPrompt <= {_MOST_SAMPLES}",
             f"batch.promptsPerStep × batch.samplesPerPrompt is at most {_MOST_SAMPLES}",
+        ),
+    ),
+    Rule(
+        "optimizer.name",
+        ("optimizer.name", "learning.processes"),
+        _muon_has_whole_matrices,
+        CelRule(
+            "self.optimizer.name != 'muon' || !has(self.learning.processes) || self.learning.processes == 1",
+            "optimizer.name is adamw where learning.processes is more than 1",
         ),
     ),
     Rule(
@@ -178,10 +254,42 @@ SPEC_RULES = (
             "length.bufferTokens of a reward is less than sampling.maxResponseTokens",
         ),
     ),
+    Rule(
+        "evaluation.rewards",
+        ("evaluation.rewards",),
+        _evaluation_reward_names_differ,
+        CelRule(
+            "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
+            " self.evaluation.rewards.exists_one(other, other.name == r.name))",
+            "every reward of evaluation.rewards has its own name",
+        ),
+    ),
+    Rule(
+        "evaluation.rewards",
+        ("evaluation.rewards", "sampling.maxResponseTokens"),
+        _evaluation_length_buffer_fits,
+        CelRule(
+            "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
+            " !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
+            "length.bufferTokens of a reward of evaluation.rewards is less than sampling.maxResponseTokens",
+        ),
+    ),
+    Rule(
+        "evaluation.samplesPerPrompt",
+        ("evaluation.samplesPerPrompt", "evaluation.sampling"),
+        _greedy_evaluation_samples_once,
+        CelRule(
+            "!has(self.evaluation) || !has(self.evaluation.sampling.temperature) ||"
+            " self.evaluation.sampling.temperature > 0.0 || self.evaluation.samplesPerPrompt == 1",
+            "evaluation.samplesPerPrompt is 1 where evaluation.sampling.temperature is 0 (greedy)",
+        ),
+    ),
 )
 
 _ADVANTAGE = _of_algorithm("self", "advantage", "advantage")
 _NORMALIZATION = _of_algorithm("self", "advantageNormalization", "advantage_normalization")
+_CLIP = _of_algorithm("self", "clip", "clip")
+_RATIO_LEVEL = _of_algorithm("self", "ratioLevel", "ratio_level")
 _KINDS = ", ".join(f"has(self.{to_camel(kind)})" for kind in get_args(RewardKind))
 
 SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
@@ -191,11 +299,30 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             f"{_NORMALIZATION} != 'group' || {_ADVANTAGE} in ['group', 'leave_one_out']",
             "advantageNormalization: group needs advantage: group or leave_one_out",
         ),
+        CelRule(f"!has(self.dualClip) || {_CLIP} == 'ppo'", "dualClip needs clip: ppo"),
+        CelRule(
+            f"{_CLIP} != 'sapo' || !has(self.clipLow) && !has(self.clipHigh)",
+            "clip: sapo has a gate instead of clipLow and clipHigh",
+        ),
+        CelRule(
+            f"{_CLIP} != 'gmpo' || {_RATIO_LEVEL} == 'sequence' && {_ADVANTAGE} in ['group', 'leave_one_out']",
+            "clip: gmpo needs ratioLevel: sequence, and advantage: group or leave_one_out",
+        ),
+        CelRule(
+            f"{_NORMALIZATION} != 'group_per_reward' || ({_ADVANTAGE} == 'group' &&"
+            " (!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward'))",
+            "advantageNormalization: group_per_reward needs advantage: group, and no kl.placement: reward",
+        ),
     ),
+    ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
     KlSettings: (
         CelRule(
-            "self.coefficient == 0.0 || self.placement != 'loss' || self.estimator != 'k1'",
+            "self.coefficient == 0.0 || self.placement != 'loss' || !has(self.estimator) || self.estimator != 'k1'",
             "estimator: k1 in the loss has a gradient of mean zero",
+        ),
+        CelRule(
+            "self.coefficient == 0.0 || self.placement != 'reward' || !has(self.estimator) || self.estimator == 'k1'",
+            "estimator: k2 and k3 in the reward have another gradient than the KL",
         ),
     ),
     BatchSettings: (
@@ -228,7 +355,7 @@ CHANGE_RULES = (
 )
 """What may be changed in a job that exists."""
 
-FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed")
+FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed", "optimizer.name")
 """Parts of a job that can't change once a step is done: the steps that are done would mean something else."""
 
 FIXED_RULES = tuple(

@@ -18,6 +18,7 @@ from rlhfless_functions.settings import (
     DataSettings,
     Duration,
     DurationOrZero,
+    EngineSampling,
     LearningSettings,
     ModelSettings,
     Money,
@@ -28,6 +29,7 @@ from rlhfless_functions.settings import (
     VllmSettings,
 )
 from rlhfless_operator.job.keep_alive import KeepAlive
+from rlhfless_operator.job.outputs import ArtifactsSpec, CheckpointsSpec, TrackingSpec
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.rehearsal import RehearsalSpec
@@ -82,8 +84,8 @@ class LearningSpec(LearningSettings):
 
     overlap: Literal["never", "auto"] = "never"
     """`auto` lets the `cost` planning policy begin to learn from groups that are prepared while others are still
-    generated, where a step is one optimizer update, no advantage needs the whole batch and no group is replaced, but in
-    no rehearsal. The last bits of the weights depend on this setting, and on nothing that happens."""
+    generated, where a step is one optimizer update and no advantage needs the whole batch, but in no rehearsal; with
+    dynamic sampling it is refused. The last bits of the weights depend on this setting, and on nothing that happens."""
     keep_alive: KeepAlive = None
     """How long the instance without work, which holds the optimizer's state in memory, is kept; `auto` weighs waiting
     against starting anew, loading the checkpoint and taking the steps since then again."""
@@ -131,6 +133,13 @@ class PricesSpec(Settings):
     """Currency of the prices, as an ISO 4217 code."""
 
 
+class EvaluationSamplingSpec(Settings):
+    """What an evaluation samples in another way than training does."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """Divides the logits; 0 takes the likeliest token each time (greedy). That of training if left out."""
+
+
 class EvaluationSpec(Settings):
     """Mean reward on prompts that are not trained on, before the first step, after the last, and in between."""
 
@@ -140,54 +149,10 @@ class EvaluationSpec(Settings):
     """Steps from one evaluation to the next; only before the first and after the last step if left out."""
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Responses sampled for each prompt."""
-
-
-class CheckpointsSpec(Settings):
-    """Checkpoints of everything that training goes on from: weights, critic, optimizer state, position in the data."""
-
-    every_steps: int = Field(default=10, ge=1)
-    """Steps from one checkpoint to the next; the batches in between are kept, so that nothing is lost."""
-    keep: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept."""
-    best: bool = False
-    """Also keep the weights with the best evaluation."""
-
-
-class ArtifactsSpec(Settings):
-    """Where everything that a job makes is kept."""
-
-    uri: str = Field(default="runs", min_length=1)
-    """Folder or fsspec URI; the job's own folder in it has the job's name. A relative path is taken from the
-    working directory of `rlhfless run`."""
-
-
-class WandbSpec(Settings):
-    """Weights & Biases."""
-
-    project: str = Field(min_length=1)
-    """Project that the run belongs to."""
-    mode: Literal["online", "offline"] = "online"
-    """Send as training goes, or write files for `wandb sync`."""
-
-
-class MlflowSpec(Settings):
-    """MLflow."""
-
-    tracking_uri: str = Field(min_length=1)
-    """Address of the tracking server, or a database such as `sqlite:///mlflow.db`."""
-    experiment: str = Field(min_length=1)
-    """Experiment that the run belongs to."""
-
-
-class TrackingSpec(Settings):
-    """Where metrics go, besides `metrics.jsonl`, which is always written."""
-
-    tensorboard: bool = False
-    """Write TensorBoard event files beside the job's artifacts."""
-    wandb: WandbSpec | None = None
-    """Log to Weights & Biases."""
-    mlflow: MlflowSpec | None = None
-    """Log to MLflow."""
+    rewards: list[RewardSettings] | None = Field(default=None, min_length=1, max_length=32)
+    """Reward terms of the evaluation, whose weighted sum is its accuracy; those of training if left out."""
+    sampling: EvaluationSamplingSpec = EvaluationSamplingSpec()
+    """How its responses are sampled, where not as in training."""
 
 
 class LimitsSpec(Settings):
@@ -197,6 +162,10 @@ class LimitsSpec(Settings):
     """How often one part of the work is tried again after its instance was lost or failed in a retryable way."""
     stall: Duration = 120.0
     """A stream that is silent for longer than this is abandoned, and its work given to another instance."""
+    unscorable: float = Field(default=0.5, ge=0, le=1)
+    """Share of the samples of a step, or of an evaluation, that may stay without a reward; with more the job fails."""
+    dropped_prompts: float = Field(default=0.5, ge=0, le=1)
+    """Largest share of a dataset's rows that may be left out, as too long, empty or answered; more is an error."""
 
 
 class RLHFJobSpec(Settings):
@@ -207,7 +176,7 @@ class RLHFJobSpec(Settings):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     """The algorithm and its numbers."""
     rewards: list[RewardSettings] = Field(min_length=1, max_length=32)
-    """Reward terms; a sample's reward is their weighted sum."""
+    """Reward terms; a sample's reward is the weighted sum of those that scored it (a None is left out)."""
     data: DataSettings
     """The prompts to train on."""
     sampling: SamplingSettings = SamplingSettings()
@@ -276,6 +245,24 @@ class RLHFJobSpec(Settings):
             raise PydanticCustomError("rules", "{text}", {"text": text, "violations": violations})
         return self
 
+    @property
+    def evaluation_rewards(self) -> list[RewardSettings]:
+        """What an evaluation scores with."""
+        own = self.evaluation.rewards if self.evaluation is not None else None
+        return self.rewards if own is None else own
+
+    @property
+    def all_rewards(self) -> list[RewardSettings]:
+        """The rewards of training, and those that the evaluation has of its own; two may have one name."""
+        return self.rewards + [reward for reward in self.evaluation_rewards if reward not in self.rewards]
+
+    @property
+    def evaluation_sampling(self) -> EngineSampling:
+        """How an evaluation's responses are sampled."""
+        own = self.evaluation.sampling.temperature if self.evaluation is not None else None
+        given = self.sampling.model_dump()
+        return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
+
     def keep_alive_seconds(self) -> dict[Stage, float]:
         """How long the job has each stage's instances kept without work; 0 where that is weighed anew each time."""
         return {
@@ -325,7 +312,11 @@ class RLHFJob(Settings):
             }
         )
         evaluation = spec.evaluation and spec.evaluation.model_copy(
-            update={"data": _resolve_data(spec.evaluation.data, base)}
+            update={
+                "data": _resolve_data(spec.evaluation.data, base),
+                "rewards": spec.evaluation.rewards
+                and [_resolve_reward(reward, base) for reward in spec.evaluation.rewards],
+            }
         )
         update = {
             "model": model,

@@ -1,6 +1,7 @@
 """From a YAML file to a job, or to everything that is wrong with the file at once."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,19 @@ from pydantic_core import ErrorDetails
 from rlhfless_operator.job import remedies
 from rlhfless_operator.job.fields import Path as FieldPath
 from rlhfless_operator.job.fields import fields_of, model_at, show_path
+from rlhfless_operator.job.file_contents import check_contents
 from rlhfless_operator.job.job_files import check_files
+from rlhfless_operator.job.overrides import override
 from rlhfless_operator.job.rules import Violation
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
-from rlhfless_operator.job.yaml_document import Document, UnreadableDocumentError, read_document, value_at
+from rlhfless_operator.job.trackers import missing_trackers
+from rlhfless_operator.job.yaml_document import (
+    Document,
+    DocumentFault,
+    UnreadableDocumentError,
+    read_document,
+    value_at,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Fault:
     path: str
     """The field, as it is written: `spec.rewards[0].weight`; empty for the document as a whole."""
     line: int
-    """Line of the file, counted from 1."""
+    """Line of the file, counted from 1; 0 for what `--set` gave."""
     value: Any
     """What the field holds; None if it is missing."""
     message: str
@@ -46,17 +56,21 @@ class InvalidJobError(ValueError):
     """
 
     def __init__(self, source: str, faults: list[Fault]) -> None:
-        super().__init__("\n".join(f"{source}:{fault.line}: {fault}" for fault in faults))
+        super().__init__(
+            "\n".join(f"{f'{source}:{fault.line}' if fault.line else '--set'}: {fault}" for fault in faults)
+        )
         self.source = source
         self.faults = faults
 
 
-def load_job(path: str | Path, *, files: bool = True) -> RLHFJob:
+def load_job(path: str | Path, *, files: bool = True, packages: bool = False, settings: Sequence[str] = ()) -> RLHFJob:
     """Read a job file. Paths in it stay as they are written: see `RLHFJob.resolve_paths`.
 
     Args:
         path: of the YAML file.
-        files: also check that the local files which the job names are there.
+        files: also check that the local files which the job names are there, and what is in them.
+        packages: also check that the packages of the job's trackers are installed here.
+        settings: values that stand instead of the file's, `spec.steps=5` each (`overrides.override`).
 
     Raises:
         InvalidJobError: with every fault that can be seen before the job runs.
@@ -71,29 +85,47 @@ def load_job(path: str | Path, *, files: bool = True) -> RLHFJob:
         line = error.object[: error.start].count(b"\n") + 1
         fault = Fault("", line, None, f"the byte {error.object[error.start]:#04x} is not UTF-8", "save it as UTF-8")
         raise InvalidJobError(str(path), [fault]) from error
-    return parse_job(text, str(path), base=path.parent if files else None)
+    base = path.parent if files else None
+    return parse_job(text, str(path), base=base, packages=packages, settings=settings)
 
 
-def parse_job(text: str, source: str = "job.yaml", *, base: Path | None = None) -> RLHFJob:
+def parse_job(
+    text: str,
+    source: str = "job.yaml",
+    *,
+    base: Path | None = None,
+    packages: bool = False,
+    settings: Sequence[str] = (),
+) -> RLHFJob:
     """Read a job from text.
 
     Args:
         text: YAML.
         source: what messages call it.
         base: folder that the job's paths are relative to, if its files are to be checked.
+        packages: also check that the packages of the job's trackers are installed here.
+        settings: values that stand instead of the text's.
 
     Raises:
         InvalidJobError: with every fault of the text, and of the files.
     """
+    unreadable: list[DocumentFault] = []
     try:
         document = read_document(text)
     except UnreadableDocumentError as error:
-        faults = [Fault(show_path(fault.path), fault.line, None, fault.message, fault.remedy) for fault in error.faults]
-        raise InvalidJobError(source, faults) from None
+        if error.document is None:
+            faults = [Fault(show_path(one.path), one.line, None, one.message, one.remedy) for one in error.faults]
+            raise InvalidJobError(source, faults) from None
+        document, unreadable = error.document, error.faults
+    document, unset = override(document, settings)
     search = _Search(document)
+    # The command line's values replace the text's, unreadable ones too.
+    search.take_unreadable([*unset, *(fault for fault in unreadable if document.line(fault.path))])
     job = search.run()
     if job is not None and base is not None:
         search.look_at_files(job, base)
+    if job is not None and packages:
+        search.look_at_packages(job)
     if job is None or search.faults:
         raise InvalidJobError(source, sorted(search.faults, key=lambda fault: fault.line))
     return job
@@ -156,14 +188,37 @@ class _Search:
                 known = len(self._filled)
                 for details in error.errors(include_url=False):
                     self._take(details)
-                if len(self._filled) == known:
+                if len(self._filled) == known and not self._fill_around(error.errors(include_url=False)):
                     return None
+
+    def _fill_around(self, errors: list[ErrorDetails]) -> bool:
+        """Fill what is around places that were filled and are missing now; whether that changed anything."""
+        before = copy.deepcopy(self._content)
+        for details in errors:
+            path: FieldPath = details["loc"]
+            self._fill(path[:-1] if details["type"] == "missing" else path)
+        return self._content != before
+
+    def take_unreadable(self, faults: list[DocumentFault]) -> None:
+        """Take over the text's faults, and go on with the rest of it."""
+        for fault in faults:
+            if fault.of_name and model_at(RLHFJob, fault.path[:-1]) is not None:
+                continue  # no field has such a name: it is an unknown field, whose remedy helps more
+            self._found(fault.path, fault.message, fault.remedy, line=fault.line)
+            if fault.line:
+                self._fill(fault.path)
 
     def look_at_files(self, job: RLHFJob, base: Path) -> None:
         """Add what is wrong with the files that the right parts of the job name."""
-        for fault in check_files(job, base):
+        for fault in [*check_files(job, base), *check_contents(job, base)]:
             if not self._touched(fault.path):
                 self._found(fault.path, fault.message, fault.remedy)
+
+    def look_at_packages(self, job: RLHFJob) -> None:
+        """Add the trackers whose packages are not installed."""
+        for name in missing_trackers(job.spec.tracking):
+            remedy = f"pip install {name}, or remove the field"
+            self._found(("spec", "tracking", name), f"the package {name} is not installed", remedy)
 
     def _numbers_without_unit(self) -> list[FieldPath]:
         """Durations, amounts and prices given as numbers, which Python would take and the API server would not."""
@@ -196,7 +251,7 @@ class _Search:
             if not self._misspelt(path):
                 self._found(path, *remedies.missing_field(path))
         elif kind == "extra_forbidden":
-            self._found(path, *remedies.unknown_field(path))
+            self._found(path, *remedies.unknown_field(path, self._document.content))
             if (meant := remedies.intended_sibling(path)) is not None:
                 self._filled.add((*path[:-1], meant))
         elif kind == "value_error":
@@ -225,8 +280,8 @@ class _Search:
             remedies.intended_sibling((*path[:-1], name)) == path[-1] for name in siblings
         )
 
-    def _found(self, path: FieldPath, message: str, remedy: str) -> None:
-        value, line = self._document.value(path), self._document.line(path)
+    def _found(self, path: FieldPath, message: str, remedy: str, *, line: int | None = None) -> None:
+        value, line = self._document.value(path), self._document.line(path) if line is None else line
         self.faults.append(Fault(show_path(path), line, value, message, remedy))
 
     def _touched(self, path: FieldPath) -> bool:
@@ -250,6 +305,6 @@ class _Search:
 
 
 def _harmless(path: FieldPath) -> Any:
-    if path[:2] == ("spec", "rewards") and len(path) == 3:
-        return {"name": f"reward-{path[2]}", "math": {}}
+    if path[-2:-1] == ("rewards",) and isinstance(path[-1], int):
+        return {"name": f"reward-{path[-1]}", "math": {}}
     return copy.deepcopy(value_at(_SMALLEST_JOB, path))

@@ -33,18 +33,8 @@ class DocumentFault:
     """Counted from 1."""
     message: str
     remedy: str
-
-
-class UnreadableDocumentError(ValueError):
-    """The text is not one YAML mapping.
-
-    Args:
-        faults: all that is wrong, at least one, in the order of the text.
-    """
-
-    def __init__(self, faults: list[DocumentFault]) -> None:
-        super().__init__("; ".join(fault.message for fault in faults))
-        self.faults = faults
+    of_name: bool = False
+    """Whether the field's name is read in two ways, rather than its value."""
 
 
 @dataclass
@@ -64,6 +54,20 @@ class Document:
     def value(self, path: Path) -> Any:
         """What stands at `path`; None if nothing does."""
         return value_at(self.content, path)
+
+
+class UnreadableDocumentError(ValueError):
+    """The text is not one YAML mapping that every reader takes for the same.
+
+    Args:
+        faults: all that is wrong, at least one, in the order of the text.
+        document: what it comes to but for the faulty places; None where the text is no mapping.
+    """
+
+    def __init__(self, faults: list[DocumentFault], document: Document | None = None) -> None:
+        super().__init__("; ".join(fault.message for fault in faults))
+        self.faults = faults
+        self.document = document
 
 
 def value_at(content: Any, path: Path) -> Any:
@@ -115,9 +119,29 @@ def read_document(text: str) -> Document:
         )
     builder = _Builder()
     content = builder.build(roots[0], ())
+    document = Document(content, builder.lines)
     if builder.faults:
-        raise UnreadableDocumentError(sorted(builder.faults, key=lambda fault: fault.line))
-    return Document(content, builder.lines)
+        raise UnreadableDocumentError(sorted(builder.faults, key=lambda fault: fault.line), document)
+    return document
+
+
+def read_value(text: str) -> Any:
+    """Read one YAML value, such as `5`, `[a, b]` or `{name: ppo}`, as it would be read in a document.
+
+    Raises:
+        UnreadableDocumentError: for broken syntax, and what YAML's versions read differently.
+    """
+    try:
+        roots = list(yaml.compose_all(text, Loader=_Loader))
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        raise _unreadable(1, f"{text!r:.80} is not YAML", "put it in quotes") from error
+    if len(roots) != 1:
+        return None if not roots else text
+    builder = _Builder()
+    value = builder.build(roots[0], ())
+    if builder.faults:
+        raise UnreadableDocumentError(builder.faults)
+    return value
 
 
 class _Builder:
@@ -165,7 +189,7 @@ class _Builder:
                 self._fault(path, line, "a field's name must be text", "write name: value")
             elif key.value == "<<" and key.style is None:
                 merged.extend(value.value if isinstance(value, yaml.SequenceNode) else [value])
-            elif not isinstance(self._scalar(key, (*path, key.value), line), str):
+            elif not isinstance(self._scalar(key, (*path, key.value), line, of_name=True), str):
                 self._fault((*path, key.value), line, "a field's name must be text", "put it in quotes")
             elif key.value in own:
                 first = own[key.value][0]
@@ -185,16 +209,22 @@ class _Builder:
             content[name] = self.build(value, (*path, name))
         return content
 
-    def _scalar(self, node: yaml.ScalarNode, path: Path, line: int) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: Path, line: int, *, of_name: bool = False) -> Any:
         text: str = node.value
         if node.style is not None or node.tag:
             return text
         if _AMBIGUOUS_WORD.fullmatch(text):
-            remedy = f'write true or false, or "{text}" in quotes for text'
-            self._fault(path, line, f"{text} is a truth value to some readers of YAML and text to others", remedy)
+            remedy = (
+                f'put the name in quotes: "{text}"'
+                if of_name
+                else f'write true or false, or "{text}" in quotes for text'
+            )
+            message = f"{text} is a truth value to some readers of YAML and text to others"
+            self._fault(path, line, message, remedy, of_name=of_name)
         elif _AMBIGUOUS_NUMBER.fullmatch(text):
             remedy = f'write a plain decimal number, or "{text}" in quotes for text'
-            self._fault(path, line, f"{text} is a different number to different readers of YAML", remedy)
+            message = f"{text} is a different number to different readers of YAML"
+            self._fault(path, line, message, remedy, of_name=of_name)
         elif _NULL.fullmatch(text):
             return None
         elif _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
@@ -207,8 +237,8 @@ class _Builder:
             return float(text.replace(".", ""))
         return text
 
-    def _fault(self, path: Path, line: int, message: str, remedy: str) -> None:
-        self.faults.append(DocumentFault(path, line, message, remedy))
+    def _fault(self, path: Path, line: int, message: str, remedy: str, *, of_name: bool = False) -> None:
+        self.faults.append(DocumentFault(path, line, message, remedy, of_name))
 
 
 def _unreadable(line: int, message: str, remedy: str) -> UnreadableDocumentError:

@@ -49,8 +49,7 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     computes = (
         requests.has_critic
         or requests.has_reference
-        or requests.updates_per_step > 1
-        or any(reward.model is not None for reward in spec.rewards)
+        or any(reward.model is not None for reward in spec.all_rewards)
         or _asks_for_gpu(spec.preparation.pods)
     )
     per_instance: dict[Stage, int] = {

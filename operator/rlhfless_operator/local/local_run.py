@@ -26,6 +26,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
+from rlhfless_operator.training.begun_job import changes_since, named
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.requests import RequestBuilder
@@ -41,6 +42,10 @@ class FunctionsMissingError(UserError):
 
 class JobFinishedError(UserError):
     """The job has run to its end already; the message says what to do about it."""
+
+
+class JobChangedSinceItsEndError(UserError):
+    """The job has run to its end with another document."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         ValueError: the GPUs of a rehearsal can't be emulated.
         TooFewGpusError: an instance needs more GPUs than there are.
         JobFinishedError: it has run to its end already.
+        JobChangedSinceItsEndError: the same, with another document.
     """
     emulation = emulation_of(job)
     if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
@@ -187,10 +193,13 @@ def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | No
     if status is None or status.phase != "Succeeded":
         return
     if job.spec.steps is None or job.spec.steps <= status.step:
-        raise JobFinishedError(
-            f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
-            f" Raise spec.steps to go on, or start over with --fresh"
-        )
+        finished = f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
+        if changed := changes_since(job, folder):
+            raise JobChangedSinceItsEndError(
+                f"{finished} Since then {named(changed)}. Nothing was trained with that: start over with --fresh, use"
+                " another metadata.name, or raise spec.steps to go on from this model if the change allows that"
+            )
+        raise JobFinishedError(f"{finished} Raise spec.steps to go on, or start over with --fresh")
 
 
 def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:
@@ -203,9 +212,12 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
         reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
     money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])
     model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
+    barren = summary["steps_that_taught_nothing"]
+    warning = [f"  warning: {barren} of these steps taught nothing, as the report says"] if barren else []
     return [
         f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
         f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
+        *warning,
         *model,
         f"  report  {report}",
     ]

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent, sparkline
+from rlhfless_operator.records.barren_steps import is_due, warning_now
 from rlhfless_operator.records.record import StepRecord
 
 RECENT = 8
@@ -150,11 +151,14 @@ class TrainingView:
     def update(self, state: ViewState) -> None:
         """Show another moment. In a terminal the view is redrawn; elsewhere each newly finished step is a line."""
         self._state = state
-        new = [record for record in state.records if record.step > self._shown]
-        self._shown = max(self._shown, state.finished)
-        if not self._console.is_terminal:
-            for record in new:
+        shown, self._shown = self._shown, max(self._shown, state.finished)
+        for number, record in enumerate(state.records, start=1):
+            if record.step <= shown:
+                continue
+            if not self._console.is_terminal:
                 self.say(plain_line(record, state.steps))
+            if is_due(so_far := state.records[:number]):
+                self.say(f"warning: {warning_now(so_far)}")
 
     def say(self, message: str) -> None:
         """Print a line that stays, above the live view."""
@@ -189,6 +193,8 @@ def _rows(state: ViewState, width: int) -> Iterator[tuple[str, Text]]:
     evaluations = [(record.step, record.accuracy) for record in state.records if record.accuracy is not None]
     if evaluations:
         yield "accuracy", Text(" → ".join(f"{value:.3f} (step {step})" for step, value in evaluations[-3:]))
+    if warning := warning_now(state.records):
+        yield "warning", Text(warning, style="yellow")
     yield "instances", _instances(state.instances)
     ahead = forecast(state)
     money, time = format_money(state.cost, state.currency), format_clock(state.seconds)

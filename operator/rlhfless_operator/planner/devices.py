@@ -56,6 +56,6 @@ def preparation_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: in
     return passes * 2 * model.parameters / (gpus * GPUS[gpu].flops * PREPARATION_UTILISATION)
 
 
-def learning_token_seconds(model: ModelShape, gpu: str, gpus: int, models: int) -> float:
-    """Seconds of the forward and backward passes of so many models for each token."""
-    return models * 6 * model.parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)
+def learning_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: float) -> float:
+    """Seconds of so many forward and backward passes for each token; a forward pass alone is a third of one."""
+    return passes * 6 * model.parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)

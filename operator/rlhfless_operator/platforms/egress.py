@@ -36,7 +36,7 @@ def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set
         root: URI of the job's folder.
         environment: the operator's, whose `AWS_ENDPOINT_URL` and `HF_ENDPOINT` are the functions' too.
     """
-    found = {reward.http.url for reward in job.spec.rewards if reward.http is not None}
+    found = {reward.http.url for reward in job.spec.all_rewards if reward.http is not None}
     for source in (root, *_files(job)):
         if is_uri(source):
             found |= {_store(source, environment)} - {""}
@@ -101,7 +101,7 @@ def _files(job: RLHFJob) -> Iterator[str]:
     yield from _models(job)
     data: list[DataSettings] = [spec.data, *([spec.evaluation.data] if spec.evaluation else [])]
     yield from (each.source for each in data)
-    yield from (reward.python.file for reward in spec.rewards if reward.python is not None)
+    yield from (reward.python.file for reward in spec.all_rewards if reward.python is not None)
     if spec.rehearsal is not None:
         yield spec.rehearsal.trace
 
@@ -110,4 +110,4 @@ def _models(job: RLHFJob) -> Iterator[str]:
     yield job.spec.model.source
     if job.spec.model.tokenizer is not None:
         yield job.spec.model.tokenizer
-    yield from (reward.model.source for reward in job.spec.rewards if reward.model is not None)
+    yield from (reward.model.source for reward in job.spec.all_rewards if reward.model is not None)

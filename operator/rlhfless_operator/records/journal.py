@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference
+from rlhfless_functions.api import BatchReference, ExampleSample
 
 
 class PlanRecord(BaseModel):
@@ -41,6 +41,8 @@ class StepBatch(BaseModel):
     plan: PlanRecord
     seconds: dict[str, float]
     """Duration of generation, and of preparation beyond it."""
+    samples: list[ExampleSample] = []
+    """Some of its samples as text."""
 
 
 class JsonLines:

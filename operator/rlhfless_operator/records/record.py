@@ -91,20 +91,32 @@ class SpanRecord(Record):
 
 
 class SampleRecord(Record):
-    """One completion of an evaluation prompt."""
+    """A response as text: of an evaluation's prompt, or of a training step."""
 
-    when: Literal["before", "after"]
-    """Before the first step or after the last."""
+    when: Literal["before", "training", "after"]
+    """In the evaluation before the first step, in a training step, or in the evaluation after the last."""
+    step: int = 0
+    """The training step, or the one after which it was evaluated."""
+    row: int = 0
+    """Row of the prompt in the dataset as it was read."""
+    index: int = 0
+    """Number of the sample in its group."""
     prompt: str
     """The prompt's text."""
     response: str
-    """The response's text."""
+    """The response's text; the middle of a very long one is left out."""
     reward: float | None = None
     """Its reward; None if it could not be scored."""
+    terms: dict[str, float | None] = {}
+    """Each reward's own number, before weighting."""
+    advantage: float | None = None
+    """Mean over its tokens, before whitening over the batch; None in an evaluation."""
     tokens: int = Field(default=0, ge=0)
     """Tokens of the response."""
     finish_reason: str = ""
     """Why it ended."""
+    version: int = 0
+    """Weights version that sampled it: the step that made it."""
 
 
 RecordType = TypeVar("RecordType", bound=Record)

@@ -36,6 +36,29 @@ class StepStatus(Settings):
     """What its instances cost."""
 
 
+class DataStatus(Settings):
+    """What became of a dataset's rows when it was read."""
+
+    rows: int
+    """Rows of the dataset."""
+    prompts: int
+    """Those that are prompts to draw from."""
+    too_long: int = 0
+    """Those that were left out, as they are longer than `sampling.maxPromptTokens`."""
+    empty: int = 0
+    """Those that were left out, as nothing is said in them."""
+    answered: int = 0
+    """Those that were left out, as their last message is the assistant's."""
+    without_ground_truth: int = 0
+    """Prompts without ground truth, where others have one."""
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows were left out for each reason that there was."""
+        reasons = {"too_long": self.too_long, "empty": self.empty, "answered": self.answered}
+        return {name: count for name, count in reasons.items() if count}
+
+
 class RLHFJobStatus(Settings):
     """How far a job is. Whoever restarts reads this and the artifact store, and goes on."""
 
@@ -50,7 +73,11 @@ class RLHFJobStatus(Settings):
     steps: int = 0
     """Steps of the whole job."""
     prompts: int = 0
-    """Prompts of the training data, after the over-long ones were dropped."""
+    """Prompts of the training data, after what is no prompt was left out."""
+    data: DataStatus | None = None
+    """What became of the training data's rows."""
+    evaluation_data: DataStatus | None = None
+    """What became of the evaluation data's rows."""
     weights: WeightsReference | None = None
     """The newest weights."""
     critic: WeightsReference | None = None

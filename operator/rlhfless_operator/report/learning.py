@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rlhfless_operator.formatting import format_number, format_percent
+from rlhfless_operator.records.metrics import STEP_METRICS, metric_named
 from rlhfless_operator.report.charts import Mark, Series, line_chart, spark
 from rlhfless_operator.report.run import Run
 
@@ -38,6 +39,7 @@ def all_metrics(run: Run) -> str:
     names = sorted({name for record in run.trained for name in record.metrics})
     if not names:
         return ""
+    rewards = [str(reward.get("name")) for reward in run.spec.get("rewards") or []]
     rows = ""
     for name in names:
         values = [record.metric(name) for record in run.trained]
@@ -47,13 +49,16 @@ def all_metrics(run: Run) -> str:
         cells = "".join(
             f'<td class="n">{format_number(value)}</td>' for value in (finite[0], finite[-1], min(finite), max(finite))
         )
-        rows += f"<tr><td>{escape(name)}</td><td>{spark(values)}</td>{cells}</tr>"
+        known = metric_named(name, STEP_METRICS, rewards)
+        meaning = f' title="{escape(known.meaning)}"' if known else ""
+        unit = f"<td>{known.unit if known else ''}</td>"
+        rows += f"<tr><td{meaning}>{escape(name)}</td><td>{spark(values)}</td>{cells}{unit}</tr>"
     head = "<tr><th>metric</th><th>course</th>" + "".join(
         f'<th class="n">{title}</th>' for title in ("first", "last", "least", "greatest")
     )
     return (
         f'<details class="card"><summary>{len(names)} metrics</summary><div class="scroll">'
-        f"<table>{head}</tr>{rows}</table></div></details>"
+        f"<table>{head}<th>unit</th></tr>{rows}</table></div></details>"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rlhfless_functions.settings import RewardSettings
+from rlhfless_functions.settings import AlgorithmSettings, RewardSettings
 from rlhfless_operator.formatting import format_clock, format_money
 from rlhfless_operator.job.spec import RLHFJob
 
@@ -20,6 +20,8 @@ _ALGORITHMS = {
     "dapo": ("DAPO", "2503.14476"),
     "gspo": ("GSPO", "2507.18071"),
     "cispo": ("CISPO", "2506.13585"),
+    "gmpo": ("GMPO", "2507.20673"),
+    "sapo": ("SAPO", "2511.20347"),
 }
 
 
@@ -101,7 +103,7 @@ def _training(job: RLHFJob, summary: Mapping[str, Any]) -> list[tuple[str, str]]
         ("Advantage", f"{algorithm.advantage}, normalised by {algorithm.advantage_normalization}"),
         (
             "Objective",
-            f"{algorithm.clip} clip −{algorithm.clip_low:g} / +{algorithm.clip_high:g}, {algorithm.ratio_level} ratio,"
+            f"{_clip(algorithm)}, {algorithm.ratio_level} ratio,"
             f" {algorithm.aggregation}, {algorithm.epochs} epoch{'s' if algorithm.epochs > 1 else ''} a step",
         ),
         (
@@ -126,6 +128,12 @@ def _training(job: RLHFJob, summary: Mapping[str, Any]) -> list[tuple[str, str]]
     if spec.model.lora:
         rows.insert(0, ("Adapter", f"LoRA, rank {spec.model.lora.rank}, alpha {spec.model.lora.alpha:g}"))
     return rows
+
+
+def _clip(algorithm: AlgorithmSettings) -> str:
+    if algorithm.clip_low is None or algorithm.clip_high is None:
+        return f"{algorithm.clip} gate"
+    return f"{algorithm.clip} clip −{algorithm.clip_low:g} / +{algorithm.clip_high:g}"
 
 
 def _reward(reward: RewardSettings) -> str:

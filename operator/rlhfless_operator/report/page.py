@@ -6,9 +6,10 @@ from importlib.resources import files
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.formatting import format_clock, format_money, format_number
-from rlhfless_operator.report import learning, planning, resources
+from rlhfless_operator.records.barren_steps import barren_stretches, describe
+from rlhfless_operator.report import data, learning, planning, resources
 from rlhfless_operator.report.run import Run, read_run
-from rlhfless_operator.report.samples import samples_section
+from rlhfless_operator.report.samples import samples_section, training_section
 
 
 def write_report(run_folder: str) -> str:
@@ -33,11 +34,13 @@ def report(run: Run) -> str:
     """The whole page."""
     sections = [
         ("Learning", learning.charts(run)),
+        ("Data", data.section(run)),
         ("Time", resources.time(run)),
         ("Instances", resources.instances(run)),
         ("Cost", resources.cost(run)),
         ("Planning", planning.charts(run)),
         ("Samples", samples_section(run.samples)),
+        ("Samples of training", training_section(run.samples)),
         ("All metrics", learning.all_metrics(run)),
         ("Configuration", _configuration(run)),
     ]
@@ -87,7 +90,8 @@ def _header(run: Run) -> str:
     entries.append(("Time", format_clock(run.seconds), "wall clock"))
     entries.append(("Instance time", format_clock(run.instance_seconds), f"{format_number(run.instance_seconds)} s"))
     entries.append(("Cost", format_money(run.cost, run.currency), "in every state"))
-    return f"<h1>{escape(run.name)}</h1><p class=subtitle>{escape(subtitle)}</p>{_notice(run)}{tiles(entries)}"
+    notices = _notice(run) + _barren(run)
+    return f"<h1>{escape(run.name)}</h1><p class=subtitle>{escape(subtitle)}</p>{notices}{tiles(entries)}"
 
 
 def _seed(run: Run) -> str:
@@ -99,6 +103,10 @@ def _notice(run: Run) -> str:
     if phase in ("", "Succeeded"):
         return ""
     return f'<p class="notice">{escape(": ".join(part for part in (phase, message) if part))}</p>'
+
+
+def _barren(run: Run) -> str:
+    return "".join(f'<p class="notice">{escape(describe(stretch))}</p>' for stretch in barren_stretches(run.records))
 
 
 def _configuration(run: Run) -> str:

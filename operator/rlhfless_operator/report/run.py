@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import yaml
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.record import SampleRecord, SpanRecord, StepRecord, read_records
+from rlhfless_operator.records.settings_history import SettingsHistory, read_settings_history
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Run:
     spans: Sequence[SpanRecord]
     """What the instances did."""
     samples: Sequence[SampleRecord]
-    """Completions of evaluation prompts."""
+    """Responses of the evaluations and of training."""
+    settings: SettingsHistory = field(default_factory=SettingsHistory)
+    """What the steps were learnt with."""
 
     @property
     def name(self) -> str:
@@ -108,6 +112,7 @@ def read_run(folder: str) -> Run:
         records=_newest(read_records(artifacts.join(folder, "metrics.jsonl"), StepRecord)),
         spans=read_records(artifacts.join(folder, "ledger.jsonl"), SpanRecord),
         samples=read_records(artifacts.join(folder, "samples.jsonl"), SampleRecord),
+        settings=read_settings_history(JobFolder(folder)),
     )
 
 

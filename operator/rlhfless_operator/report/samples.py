@@ -1,4 +1,4 @@
-"""The report's sample completions, before and after training side by side."""
+"""The report's samples: before and after training side by side, and what the policy wrote in between."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,11 +8,13 @@ from rlhfless_operator.formatting import format_number
 from rlhfless_operator.records.record import SampleRecord
 
 MOST_PROMPTS = 12
+MOST_STEPS = 16
 _SHORTEST_PREFIX = 40
 
 
 def samples_section(samples: Sequence[SampleRecord]) -> str:
-    """One card for each prompt; what all prompts begin with is shown once."""
+    """One card for each prompt of the evaluations; what all prompts begin with is shown once."""
+    samples = [sample for sample in samples if sample.when != "training"]
     prompts = list(dict.fromkeys(sample.prompt for sample in samples))[:MOST_PROMPTS]
     if not prompts:
         return ""
@@ -25,13 +27,45 @@ def samples_section(samples: Sequence[SampleRecord]) -> str:
     for prompt in prompts:
         mine = [sample for sample in samples if sample.prompt == prompt]
         columns = "".join(
-            "<div>" + "".join(_sample(sample) for sample in mine if sample.when == when) + "</div>"
+            "<div>" + "".join(_sample(sample, when) for sample in mine if sample.when == when) + "</div>"
             for when in ("before", "after")
             if any(sample.when == when for sample in mine)
         )
         shown = escape(prompt[len(prefix) :])
         content += f'<div class="card"><pre>{shown}</pre><div class="pair">{columns}</div></div>'
     return f'<div class="stack">{content}</div>'
+
+
+def training_section(samples: Sequence[SampleRecord]) -> str:
+    """A card that opens for each group of some steps, spread over the run; the first and the last are open."""
+    samples = [sample for sample in samples if sample.when == "training"]
+    steps = _spread(sorted({sample.step for sample in samples}), MOST_STEPS)
+    cards = [
+        _group(step, [sample for sample in samples if (sample.step, sample.row) == (step, row)], step in _ends(steps))
+        for step in steps
+        for row in dict.fromkeys(sample.row for sample in samples if sample.step == step)
+    ]
+    return f'<div class="stack">{"".join(cards)}</div>' if cards else ""
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of some steps, the first and the last among them, at even distances."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+
+
+def _ends(steps: Sequence[int]) -> set[int]:
+    return {steps[0], steps[-1]}
+
+
+def _group(step: int, group: Sequence[SampleRecord], is_open: bool) -> str:
+    badges = " ".join(_badge(sample.reward) for sample in group)
+    cards = "".join(_sample(sample, f"sample {sample.index}") for sample in group)
+    return (
+        f'<details class="card"{" open" if is_open else ""}><summary>step {step}, prompt {group[0].row} {badges}'
+        f'</summary><p class="when">prompt</p><pre>{escape(group[0].prompt)}</pre>{cards}</details>'
+    )
 
 
 def shared_lines(prompts: Sequence[str]) -> str:
@@ -43,14 +77,25 @@ def shared_lines(prompts: Sequence[str]) -> str:
     return shared if len(shared) >= _SHORTEST_PREFIX else ""
 
 
-def _sample(sample: SampleRecord) -> str:
-    if sample.reward is None:
-        badge = '<span class="reward none">unscored</span>'
-    else:
-        level = "high" if sample.reward > 0 else "low"
-        badge = f'<span class="reward {level}">{format_number(sample.reward)}</span>'
-    length = f"{sample.tokens} tokens" + (f", {sample.finish_reason}" if sample.finish_reason else "")
+def _sample(sample: SampleRecord, label: str) -> str:
+    parts = [f"{sample.tokens} tokens"]
+    if sample.finish_reason:
+        parts.append(sample.finish_reason)
+    if len(sample.terms) > 1:
+        parts += [f"{name} {_number(score)}" for name, score in sample.terms.items()]
+    if sample.advantage is not None:
+        parts.append(f"advantage {format_number(sample.advantage)}")
     return (
-        f'<p class="when" style="margin-top:8px">{sample.when} {badge} {escape(length)}</p>'
+        f'<p class="when" style="margin-top:8px">{label} {_badge(sample.reward)} {escape(", ".join(parts))}</p>'
         f"<pre>{escape(sample.response)}</pre>"
     )
+
+
+def _badge(reward: float | None) -> str:
+    if reward is None:
+        return '<span class="reward none">unscored</span>'
+    return f'<span class="reward {"high" if reward > 0 else "low"}">{format_number(reward)}</span>'
+
+
+def _number(score: float | None) -> str:
+    return "unscored" if score is None else format_number(score)

@@ -157,9 +157,8 @@ def _seconds_after_generation(
     """Seconds of preparation and of learning, without the optimizer's step."""
     requests = RequestBuilder(job, JobFolder(""), "")
     tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
-    models = 1 + requests.has_critic
     preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.preparation_passes)
-    learning = tokens * learning_token_seconds(shape, hardware.gpu, hardware.gpus, models) * requests.algorithm.epochs
+    learning = tokens * learning_token_seconds(shape, hardware.gpu, hardware.gpus, requests.learning_passes)
     return preparation, learning
 
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable, Collection
 from typing import Any
-
-import yaml
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
@@ -17,6 +16,8 @@ from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.begun_job import Change, begun_job, changes_between, changes_since, write_begun_job
+from rlhfless_operator.training.changed_settings import keep_settings
 from rlhfless_operator.training.garbage import remove_remains
 from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
 from rlhfless_operator.training.loop import train
@@ -169,13 +170,11 @@ async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) 
 
 
 def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    begun = folder.file("job.yaml")
     status = read_status(folder)
-    if artifacts.exists(begun):
-        before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
-        now = document["spec"]
-        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if before.get(name) != now.get(name)]
+    before = begun_job(folder)
+    if before is not None:
+        differing = changes_between(before, job)
+        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if any(map(_within(name), differing))]
         if changed and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:
@@ -184,20 +183,23 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
         elif changed:
             names = ", ".join(f"spec.{name}" for name in changed)
             raise JobChangedError(names, folder.root)
+        if status is not None:
+            keep_settings(before, folder, status)
     remove_remains(folder)
-    artifacts.write_bytes(begun, yaml.safe_dump(document, sort_keys=False).encode())
+    write_begun_job(job, folder)
     return status or _anew(None)
 
 
 def begun_with(job: RLHFJob, folder: JobFolder, *, except_for: Collection[str] = ()) -> bool:
     """Whether the job was last driven with this very document, but for some parts of its spec."""
-    begun = folder.file("job.yaml")
-    if not artifacts.exists(begun):
-        return False
-    before = yaml.safe_load(artifacts.read_bytes(begun))["spec"]
-    now = job.model_dump(mode="json", by_alias=True, exclude_none=True)["spec"]
-    names = {*before, *now} - set(except_for)
-    return all(before.get(name) == now.get(name) for name in names)
+    ignored = [_within(name) for name in except_for]
+    driven = artifacts.exists(folder.file("job.yaml"))
+    return driven and all(any(part(change) for part in ignored) for change in changes_since(job, folder))
+
+
+def _within(part: str) -> Callable[[Change], bool]:
+    """Whether a change is one of a part of the spec, or of what is in it."""
+    return lambda change: re.match(rf"spec\.{re.escape(part)}(?![^.\[])", change.path) is not None
 
 
 def _anew(status: RLHFJobStatus | None) -> RLHFJobStatus:

@@ -3,15 +3,16 @@
 import asyncio
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import ExampleSample, WeightsReference
+from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.journal import JsonLines, mean_metrics, read_lines
+from rlhfless_operator.records.journal import mean_metrics
 from rlhfless_operator.training.generated import GenerationOutcome
-from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.preparation import PreparationOutcome
 from rlhfless_operator.training.rollout import RolloutTask, generate_and_prepare
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.samples import When, evaluation_examples
+from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.unscorable import check_unscorable
 
 
 def evaluation_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
@@ -22,14 +23,14 @@ def evaluation_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
     return step in (0, total_steps) or (every is not None and step % every == 0)
 
 
-async def evaluate(run: TrainingRun, lease: Lease, step: int, weights: WeightsReference) -> dict[str, float] | None:
+async def evaluate(
+    run: TrainingRun, journal: StepJournal, step: int, weights: WeightsReference
+) -> dict[str, float] | None:
     """Sample responses to every evaluation prompt and score them; None where no evaluation is due after the step.
-
-    Args:
-        lease: the fence of what is written.
 
     Raises:
         StageFailedError: generation or preparation can't be done.
+        UnscorableError: too few of the samples have a reward.
     """
     if run.spec.evaluation is None or not evaluation_due(run.spec, step, run.prompts.total_steps):
         return None
@@ -40,19 +41,16 @@ async def evaluate(run: TrainingRun, lease: Lease, step: int, weights: WeightsRe
     prompts = list(range(run.prompts.open("evaluation")))
     plan = run.plans.plan(prompts, run.spec.evaluation.samples_per_prompt, "evaluation")
     generated, prepared = GenerationOutcome(sinks=[]), PreparationOutcome()
-    await generate_and_prepare(run, RolloutTask(step, "evaluation", weights), plan, generated, prepared)
+    task, examples = RolloutTask(step, "evaluation", weights), evaluation_examples(prompts)
+    await generate_and_prepare(run, task, plan, generated, prepared, examples)
+    rewards = run.spec.evaluation_rewards
+    check_unscorable(prepared.sums, rewards, run.spec.limits.unscorable, f"evaluation after step {step}")
     metrics = mean_metrics(prepared.sums)
     evaluation = {"accuracy": metrics.get("reward", 0.0), **metrics}
-    await asyncio.to_thread(lease.check)
+    await asyncio.to_thread(journal.lease.check)
     if step in (0, run.prompts.total_steps):
-        when = "before" if step == 0 else "after"
-        await asyncio.to_thread(_write_examples, run.folder, when, prepared.examples)
+        when: When = "before" if step == 0 else "after"
+        samples = sorted(prepared.examples, key=lambda example: example.row)
+        await asyncio.to_thread(journal.samples.put, when, step, samples)
     await asyncio.to_thread(artifacts.write_json, recorded, evaluation)
     return evaluation
-
-
-def _write_examples(folder: JobFolder, when: str, examples: list[ExampleSample]) -> None:
-    uri = folder.file("samples.jsonl")
-    examples = sorted(examples, key=lambda example: example.prompt)
-    kept = [line for line in read_lines(uri) if line["when"] != when]
-    JsonLines(uri, kept).append(*({"when": when, **example.model_dump()} for example in examples))

@@ -55,6 +55,11 @@ class GenerationOutcome:
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request went on with them."""
+    before: list[str] = field(init=False)
+    """Those of the sinks that were there at first: of earlier drivers, with which any sample may have been begun."""
+
+    def __post_init__(self) -> None:
+        self.before = list(self.sinks)
 
     def done(self, event: Done) -> None:
         """A request has come to its end."""

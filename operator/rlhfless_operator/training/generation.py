@@ -109,7 +109,7 @@ class _Stage:
         self._migration = migration
         self._on_event = on_event
         self._pool = ActorPool()
-        self._sinks = SinkIndex(outcome.sinks)
+        self._sinks = SinkIndex(outcome.before)
         self._move = MoveInProgress()
         self._ended: asyncio.Queue[tuple[Actor, bool]] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()

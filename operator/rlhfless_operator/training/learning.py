@@ -107,6 +107,7 @@ class Learning:
                 journal.status,
                 batch,
                 replay,
+                journal.settings,
                 total_steps,
                 checkpoint_due=batch.step == total_steps or batch.step % run.spec.checkpoints.every_steps == 0,
                 attempt=attempt,

@@ -3,7 +3,8 @@
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.training.datasets import open_data
+from rlhfless_operator.training.changed_settings import open_settings
+from rlhfless_operator.training.datasets import data_status, open_data
 from rlhfless_operator.training.evaluation import evaluate
 from rlhfless_operator.training.export import export
 from rlhfless_operator.training.learning import Learning
@@ -23,8 +24,10 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
         LeaseLostError: another driver has the job.
     """
     await open_data(run, journal)
+    open_settings(run, journal)
     total_steps = run.prompts.total_steps
-    await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="")
+    data = {"data": data_status(run, "training"), "evaluation_data": data_status(run, "evaluation")}
+    await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="", **data)
     if journal.status.step < total_steps:
         # A model that a shorter run of this job had exported is not this one's.
         artifacts.remove(run.folder.export)
@@ -33,7 +36,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     first_step = 0 if run.spec.evaluation and not journal.records else journal.status.step + 1
     for step in range(first_step, total_steps + 1):
         rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
-        evaluation = await evaluate(run, journal.lease, step, learned.weights if learned else run.requests.initial)
+        evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
         await journal.commit(step, rollout, learned, evaluation, run.position)
 
     await journal.update_status(stage="export")

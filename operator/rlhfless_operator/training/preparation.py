@@ -93,7 +93,6 @@ async def prepare(
             arrived.set()
 
     async def work() -> None:
-        chunk_number = 0
         while not ended or waiting:
             if len(waiting) < least and not ended:
                 arrived.clear()
@@ -102,8 +101,8 @@ async def prepare(
             # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
             # group through the models by itself.
             chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
-            part = f"{chunks_of(driver)}{chunk_number:04d}"
-            chunk_number += 1
+            # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
+            part = f"{chunks_of(driver)}{len(outcome.parts):04d}"
             began = time.monotonic()
             result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
             outcome.seconds += time.monotonic() - began

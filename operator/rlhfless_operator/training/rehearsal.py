@@ -41,7 +41,7 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         preparation_token_seconds=preparation_token_seconds(
             shape, rehearsal.gpu, rehearsal.gpus, requests.preparation_passes
         ),
-        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, 1 + requests.has_critic),
+        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, requests.learning_passes),
         update_seconds=rehearsal.update,
         time_scale=rehearsal.time_scale,
     )

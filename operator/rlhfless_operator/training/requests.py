@@ -1,6 +1,6 @@
 """The requests of one job: pure functions from the job and its status to the wire contract."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import (
@@ -13,6 +13,7 @@ from rlhfless_functions.api import (
     Purpose,
     SampleTask,
     Stage,
+    StepSettings,
     TaskKey,
     WeightsReference,
 )
@@ -20,6 +21,7 @@ from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
@@ -91,9 +93,7 @@ class RequestBuilder:
     def pieces(self) -> int:
         """Pieces of a step's batch whose gradients are accumulated one after the other."""
         whole = (
-            self.updates_per_step > 1
-            or self.algorithm.advantage_normalization == "batch"
-            or bool(self.algorithm.dynamic_sampling_rounds)
+            self.updates_per_step > 1 or self.algorithm.normalizes_batch or bool(self.algorithm.dynamic_sampling_rounds)
         )
         return 1 if self._spec.learning.overlap == "never" or whole or self._spec.rehearsal is not None else _PIECES
 
@@ -108,9 +108,23 @@ class RequestBuilder:
         return self.algorithm.kl is not None and self.algorithm.kl.coefficient > 0
 
     @property
+    def prepares_log_probs(self) -> bool:
+        """Whether preparation asks the policy: a distance in the reward is between two of its own passes."""
+        return self.has_reference and self.algorithm.kl is not None and self.algorithm.kl.placement == "reward"
+
+    @property
     def preparation_passes(self) -> int:
-        """Forward passes of preparation over each sample: by the reference, the old policy and the critic."""
-        return self.has_reference + (self.updates_per_step > 1) + self.has_critic
+        """Forward passes of preparation over each sample: by the reference, the policy and the critic."""
+        return self.has_reference + self.prepares_log_probs + self.has_critic
+
+    @property
+    def learning_passes(self) -> float:
+        """Forward and backward passes of learning over each sample, on average; a forward pass alone is a third.
+
+        Before its first update a step of several asks the policy about every sample that comes after it.
+        """
+        asked = 1.0 if self.algorithm.epochs > 1 else 1 - 1 / self.updates_per_step
+        return (1 + self.has_critic) * self.algorithm.epochs + asked / 3
 
     def data(self, purpose: Purpose) -> DataSettings:
         """The dataset of a purpose."""
@@ -129,6 +143,8 @@ class RequestBuilder:
             data=self.data(purpose),
             sampling=self._spec.sampling,
             sink=self._folder.data(purpose),
+            rewards=self._spec.rewards,
+            most_dropped=self._spec.limits.dropped_prompts,
         )
 
     def generate(
@@ -150,7 +166,7 @@ class RequestBuilder:
             weights=weights,
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
-            sampling=self._spec.sampling,
+            sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,
             seed=self._spec.seed,
             sink=attempt.sink,
             resume_from=attempt.resume_from,
@@ -172,8 +188,9 @@ class RequestBuilder:
         samples: Sequence[SampleTask],
         rollouts: list[str],
         visits: Mapping[int, int],
+        examples: Collection[SampleTask] = (),
     ) -> PrepareRequest:
-        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt."""
+        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt, `examples` the step's."""
         folder = self._folder.batches(step, purpose)
         training = purpose == "training"
         return PrepareRequest(
@@ -185,26 +202,32 @@ class RequestBuilder:
             prompts=self._folder.data(purpose),
             rollouts=rollouts,
             samples=list(samples),
-            rewards=self._spec.rewards,
+            rewards=self._spec.rewards if training else self._spec.evaluation_rewards,
             algorithm=self.algorithm,
-            sampling=self._spec.sampling,
+            sampling=self._spec.sampling if training else self._spec.evaluation_sampling,
             policy=weights,
-            old_log_probs=training and (self.updates_per_step > 1 or self._policy_is_frozen(step)),
+            old_log_probs=training and (self.prepares_log_probs or self._policy_is_frozen(step)),
             reference=self.initial if training and self.has_reference else None,
             critic=critic if training else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
             share_prompts=self._spec.learning.share_prompts,
             pack=self._spec.learning.pack,
             sink=join(folder, f"{part}.parquet"),
+            examples=[sample for sample in samples if sample in examples],
             trace=self._folder.trace(step, part) if training else None,
             visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},
         )
+
+    def step_settings(self, total_steps: int) -> StepSettings:
+        """What a step that is taken now is taken with, of what may change in the middle of a job."""
+        return StepSettings(optimizer=self._spec.optimizer, total_steps=total_steps, pieces=self.pieces)
 
     def learn(
         self,
         status: RLHFJobStatus,
         batch: BatchReference,
         replay: list[BatchReference],
+        history: SettingsHistory,
         total_steps: int,
         *,
         checkpoint_due: bool,
@@ -213,6 +236,7 @@ class RequestBuilder:
     ) -> LearnRequest:
         """Take one training step; `following` where the batch is still being prepared."""
         step = batch.step
+        settings = self.step_settings(total_steps)
         return LearnRequest(
             key=self._key(step, "learning", "learn", attempt),
             result=self._folder.result("learn", step),
@@ -224,16 +248,17 @@ class RequestBuilder:
             checkpoint=status.checkpoint.uri if status.checkpoint else None,
             checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
             replay=replay,
-            pieces=self.pieces,
+            replay_settings=history.other_than(settings, (earlier.step for earlier in replay)),
+            pieces=settings.pieces,
             following=following,
             algorithm=self.algorithm,
-            optimizer=self._spec.optimizer,
+            optimizer=settings.optimizer,
             batch_settings=self._spec.batch,
             sampling=self._spec.sampling,
             learning=LearningSettings.model_validate(
                 {name: getattr(self._spec.learning, name) for name in LearningSettings.model_fields}
             ),
-            total_steps=total_steps,
+            total_steps=settings.total_steps,
             seed=self._spec.seed,
             publish=self._folder.weights(step),
             publish_critic=self._folder.critic(step) if self.has_critic else None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,11 +10,14 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, PrepareRequest, Purpose, SampleTask, WeightsReference
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.dynamic_sampling import SamplingRounds
 from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.samples import training_examples
+from rlhfless_operator.training.unscorable import UnscorableError, check_unscorable
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Rollout:
     prepared: PreparationOutcome
     seconds: dict[str, float]
     """Duration of generation, and of preparation beyond it."""
+    rounds: int
+    """How often prompts were drawn and generated; more than once with dynamic sampling alone."""
     replaced_groups: int
     """Groups that taught nothing, and in whose place others were sampled."""
 
@@ -54,6 +59,7 @@ async def roll_out(
 
     Raises:
         StageFailedError: generation or preparation can't be done.
+        UnscorableError: too few of the samples have a reward.
     """
     recorded = run.folder.result("batch", task.step)
     # Asked beside each other: a store takes its time for each question, and instances wait.
@@ -67,40 +73,47 @@ async def roll_out(
         run.prompts.go_to(batch.cursor)
         return batch
     generated = GenerationOutcome(sinks=sinks)
-    settings, started, preparation_seconds = run.spec.batch, time.monotonic(), 0.0
-    kept: list[int] = []
-    flat: list[int] = []
+    samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
+    replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
+    rounds = SamplingRounds(run.spec.batch.prompts_per_step, replacements, run.prompts.count)
     first_plan: GenerationPlan | None = None
-    rounds = run.requests.algorithm.dynamic_sampling_rounds or 0
-    for round_number in range(rounds + 1):
-        count = settings.prompts_per_step - len(kept)
-        if count > run.prompts.count - len(kept) - len(flat):
-            break
-        prompts = run.prompts.cursor.draw(count, taken=[*kept, *flat])
-        plan = run.plans.plan(prompts, settings.samples_per_prompt, "training")
+    while rounds.count:
+        prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+        plan = run.plans.plan(prompts, samples, "training")
+        if first_plan is not None:
+            run.progress.samples += len(prompts) * samples
         first_plan = first_plan or plan
         if run.requests.pieces > 1:
             # Rounds and pieces exclude each other.
             prompts = canonical_order(prompts, plan)
-            on_planned(_reference(task.step, prepared, prompts, settings.samples_per_prompt), plan)
-        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared)
-        for prompt in prompts:
-            (kept if rounds == 0 or prepared.groups[prompt].spread > 0 else flat).append(prompt)
-        if len(kept) == settings.prompts_per_step:
-            break
-        run.progress.note(f"round {round_number + 1}: {len(flat)} groups had equal rewards")
+            on_planned(_reference(task.step, prepared, prompts, samples), plan)
+        examples = training_examples(drawn, run.spec.tracking.sample_groups, samples)
+        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples)
+        rounds.settle(prompts, lambda prompt: prepared.groups[prompt].teaches)
+        if note := rounds.note(task.step):
+            run.progress.note(note)
     assert first_plan is not None
+    await _check_scored(run, task, prepared)
     generation_seconds = time.monotonic() - started - preparation_seconds
-    # Where the rounds are used up, groups that teach nothing fill the batch.
-    chosen = kept + flat[: settings.prompts_per_step - len(kept)]
     return Rollout(
-        batch=_reference(task.step, prepared, chosen, settings.samples_per_prompt),
+        batch=_reference(task.step, prepared, rounds.chosen, samples),
         plan=first_plan,
         generated=generated,
         prepared=prepared,
         seconds={"generation": generation_seconds, "preparation": preparation_seconds},
-        replaced_groups=len(flat),
+        rounds=rounds.done,
+        replaced_groups=rounds.replaced,
     )
+
+
+async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: PreparationOutcome) -> None:
+    """Raise UnscorableError where too few samples, those of replaced groups among them, have a reward."""
+    try:
+        check_unscorable(prepared.sums, run.spec.rewards, run.spec.limits.unscorable, f"step {task.step}")
+    except UnscorableError:
+        # What was generated stays. It is scored again once the rewards are mended.
+        await asyncio.to_thread(artifacts.remove, run.folder.batches(task.step, task.purpose))
+        raise
 
 
 async def generate_and_prepare(
@@ -109,8 +122,13 @@ async def generate_and_prepare(
     plan: GenerationPlan,
     generated: GenerationOutcome,
     prepared: PreparationOutcome,
+    examples: Collection[SampleTask],
 ) -> float:
-    """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation."""
+    """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation.
+
+    Args:
+        examples: those of the samples that are to be had as text.
+    """
     await run.capacity.use("generation", len(plan.shares), Preload(run.spec.model, task.policy, run.requests.engine))
     await run.capacity.use("preparation", 1)
     if task.purpose == "training":
@@ -141,7 +159,7 @@ async def generate_and_prepare(
         visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
         rollouts = sorted({uri for group in chunk for uri in group.parts})
         return run.requests.prepare(
-            task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits
+            task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits, examples
         )
 
     retries = run.spec.limits.retries

@@ -7,6 +7,7 @@ from rlhfless_operator.records.journal import PlanRecord, StepBatch, mean_metric
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.rollout import Rollout
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.samples import kept_examples
 
 
 def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
@@ -30,12 +31,14 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         metrics=prepared | _metrics(rollout, bound) | predicted,
         plan=_plan_record(plan, report),
         seconds=rollout.seconds,
+        samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
 
 
 def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
     generated = rollout.generated
     return {
+        "dynamic_sampling/rounds": float(rollout.rounds),
         "dynamic_sampling/replaced_groups": float(rollout.replaced_groups),
         "generation/lost_instances": float(generated.lost),
         "generation/cuts": float(generated.cuts),

@@ -13,16 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, LearnResult, Stage
+from rlhfless_functions.api import BatchReference, ExampleSample, LearnResult, Stage
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.record import StepRecord, read_records
+from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.finished_step import record_of, status_after
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
+from rlhfless_operator.training.samples import SamplesFile
 from rlhfless_operator.training.tracking import Tracking
 from rlhfless_operator.training.write_behind import WriteBehind
 
@@ -44,6 +46,8 @@ class StepJournal:
         self.status = status
         self.records: list[StepRecord] = []
         """Of the finished steps."""
+        self.settings = SettingsHistory()
+        """What the steps are learnt with."""
         self.ledger = Ledger()
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
@@ -55,6 +59,7 @@ class StepJournal:
         self._published = status
         self._metrics = JsonLines(folder.file("metrics.jsonl"), [])
         self._spans = JsonLines(folder.file("ledger.jsonl"), [])
+        self.samples = SamplesFile(folder.file("samples.jsonl"))
         self._batches: dict[int, bytes] = {}
         """What was learnt from since the newest checkpoint, by step: compressed, since a thousand jobs have it here."""
 
@@ -162,7 +167,7 @@ class StepJournal:
         keep_best = self._spec.checkpoints.best
         status = status_after(self.status, record, account, learned, instance_hour=price, keep_best=keep_best)
         self.records.append(record)
-        self._write_records(record, position())
+        self._write_records(record, batch.samples if batch else [], position())
         self._status_is(status)
         self._behind.add(lambda: self._conclude(record, status))
         if status.checkpoint is not None:
@@ -180,7 +185,7 @@ class StepJournal:
 
         self._behind.add(publish)
 
-    def _write_records(self, record: StepRecord, position: dict[str, Any]) -> None:
+    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
         offset = self._clock_offset
         spans = [
             {
@@ -199,6 +204,7 @@ class StepJournal:
             await asyncio.gather(
                 asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
                 asyncio.to_thread(self._spans.append, *spans),
+                asyncio.to_thread(self.samples.put, "training", record.step, samples),
                 asyncio.to_thread(artifacts.write_json, self._folder.progress(record.step), position),
             )
 

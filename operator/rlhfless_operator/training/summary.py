@@ -3,8 +3,9 @@
 from typing import Any
 
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.barren_steps import taught_nothing
 from rlhfless_operator.records.record import StepRecord
-from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.records.status import DataStatus, RLHFJobStatus
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
@@ -26,7 +27,20 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "currency": job.spec.prices.currency,
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,
+        "steps_that_taught_nothing": sum(map(taught_nothing, records)),
     }
     if evaluations:
         summary |= {"accuracy_before": evaluations[0], "accuracy_after": evaluations[-1]}
+    datasets = {"training": status.data, "evaluation": status.evaluation_data}
+    if known := {purpose: _counts(data) for purpose, data in datasets.items() if data is not None}:
+        summary["data"] = known
     return summary
+
+
+def _counts(data: DataStatus) -> dict[str, Any]:
+    return {
+        "rows": data.rows,
+        "prompts": data.prompts,
+        "left_out": data.left_out,
+        "without_ground_truth": data.without_ground_truth,
+    }

@@ -5,7 +5,6 @@ end it. What it has missed, because it failed or because the driver was killed j
 next opened. However often a job is interrupted, a tracker holds each step once.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,9 @@ import yaml
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.spec import MlflowSpec, RLHFJob, WandbSpec
+from rlhfless_operator.job.outputs import MlflowSpec, WandbSpec
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.trackers import missing_trackers
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import Phase
 from rlhfless_operator.training.ledger import CHARGED_STATES
@@ -51,11 +52,9 @@ def check_tracking(job: RLHFJob, root: str) -> None:
         TrackingError: a package is not installed, or event files have nowhere to go.
     """
     tracking = job.spec.tracking
-    wanted = {"tensorboard": tracking.tensorboard, "wandb": tracking.wandb, "mlflow": tracking.mlflow}
     faults = [
         f"spec.tracking.{name}: the package {name} is not installed; pip install {name}, or remove the field"
-        for name, setting in wanted.items()
-        if setting and not _installed(name)
+        for name in missing_trackers(tracking)
     ]
     if tracking.tensorboard and artifacts.local_path(root) is None:
         faults.append(
@@ -64,12 +63,6 @@ def check_tracking(job: RLHFJob, root: str) -> None:
         )
     if faults:
         raise TrackingError("; ".join(faults))
-
-
-def _installed(name: str) -> bool:
-    found = importlib.util.find_spec(name)
-    # A folder of that name in the working directory, such as wandb's own logs, has no origin.
-    return found is not None and found.origin is not None
 
 
 class Tracking:

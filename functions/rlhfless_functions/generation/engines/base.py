@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rlhfless_functions.api import FinishReason, WeightsReference
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.settings import EngineSampling, ModelSettings
 
 
 class NonFiniteLogitsError(ArithmeticError):
@@ -75,7 +75,8 @@ class SequenceResult:
     response_tokens: list[int]
     """The end-of-sequence token or the tokens of the stop string included."""
     log_probs: list[float]
-    """Log-probability of each token under softmax(logits / temperature), computed in float32."""
+    """Log-probability of each token under softmax(logits / temperature), computed in float32; at temperature 0, under
+    softmax(logits)."""
     finish_reason: FinishReason
     """`cut` where the response is unfinished."""
 
@@ -178,14 +179,12 @@ class Engine(Protocol):
             TaskError: `engine_lost`: the memory comes back with the end of the process alone.
         """
 
-    def start(
-        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
-    ) -> EngineRun:
+    def start(self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None) -> EngineRun:
         """Open a run. One run at a time; a run that is abandoned needs no closing.
 
         Args:
             tasks: the share, in the order of admission.
-            sampling: temperature, limits and stop strings.
+            sampling: temperature (0 takes the likeliest tokens), limits and stop strings.
             kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
 
         Raises:

@@ -21,7 +21,7 @@ from rlhfless_functions.generation.engines.randomness import signed_keys, unifor
 from rlhfless_functions.generation.engines.sampling import draw
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.settings import EngineSampling
 
 CPU_ROWS = 16
 """Rows of a pass on a CPU are a multiple of this: from so many on, matrix kernels add up in one order."""
@@ -66,7 +66,7 @@ class ContinuousBatch(EngineRun):
         cache: SlotCache,
         masks: Masks,
         tasks: Sequence[SequenceTask],
-        sampling: SamplingSettings,
+        sampling: EngineSampling,
         eos_token_ids: Collection[int],
         stop_strings: StopStrings | None,
         slots: int,

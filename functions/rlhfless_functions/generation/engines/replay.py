@@ -25,7 +25,7 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.settings import EngineSampling, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 LEAST_PAUSE_SECONDS = 0.04
@@ -89,7 +89,7 @@ class ReplayEngine:
         self._cached, self._cached_prompts = {}, set()
 
     def start(
-        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
+        self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None
     ) -> "EmulatedBatch":
         """Open a run.
 

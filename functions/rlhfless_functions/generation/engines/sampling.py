@@ -6,22 +6,22 @@ import torch
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sample by the inverse of the cumulative distribution, which takes one random number a row.
+    """Sample by the inverse of the cumulative distribution, which takes one random number a row; or take the likeliest.
 
     Log-probabilities are a float32 log-softmax of logits / temperature, as the trainer computes them; the cumulative
     sum is float64, so that no token of a large vocabulary is lost to rounding.
 
     Args:
         logits: [n, vocabulary], any floating dtype.
-        temperature: above 0.
+        temperature: 0 takes the likeliest token, and log-probabilities are then those at 1.
         uniforms: [n] float64 in [0, 1).
 
     Returns:
         Tokens [n] int64, their log-probabilities [n] float32, and whether the row was a distribution at all [n] bool.
         Where it was not, token and log-probability mean nothing.
     """
-    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    tokens, sound = choose(log_probs, uniforms)
+    log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    tokens, sound = choose(log_probs, uniforms) if temperature else likeliest(log_probs)
     return tokens, log_probs.gather(1, tokens[:, None])[:, 0], sound
 
 
@@ -40,3 +40,16 @@ def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tenso
     # The first token whose cumulative probability is above the target: one of probability zero is never it.
     tokens = torch.searchsorted(cumulative, (uniforms * total)[:, None], right=True)
     return tokens.clamp_(max=log_probs.shape[-1] - 1)[:, 0], torch.isfinite(total)
+
+
+def likeliest(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token of the greatest log-probability of each row; the first of equal ones, on every engine.
+
+    Args:
+        log_probs: [n, vocabulary] float32.
+
+    Returns:
+        Tokens [n] int64, and whether the row was a distribution at all [n] bool.
+    """
+    greatest, tokens = log_probs.max(dim=-1)
+    return tokens, torch.isfinite(greatest)

@@ -18,7 +18,7 @@ from rlhfless_functions.generation.engines.memory import free_kv_tokens
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.settings import EngineSampling, ModelSettings
 
 MAX_LOGITS = 2**26
 """Most numbers in the logits of one step: with a large vocabulary they take more memory than keys and values."""
@@ -73,7 +73,7 @@ class TransformersEngine:
         give_back()
 
     def start(
-        self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None
+        self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None
     ) -> ContinuousBatch:
         """Open a run.
 
@@ -117,7 +117,7 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
 
 
-def _check_positions(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int | None) -> None:
+def _check_positions(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int | None) -> None:
     for task in tasks:
         check_prompt(task)
         if positions is not None and len(task.prompt_tokens) + sampling.max_response_tokens > positions:

@@ -93,6 +93,27 @@ def test_a_stop_string_of_several_tokens_ends_a_response_with_its_last_token(eng
     assert_same(done | generate(engine, rest, SAMPLING.model_copy(update={"stop": stop})), stopped)
 
 
+def test_a_stop_string_that_the_last_allowed_token_completes_ends_the_response_by_itself(
+    engine: Engine, folder: Path
+) -> None:
+    tasks = share(8, 2)
+    free = generate(engine, tasks)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    longest = 6
+    (chosen,) = [result for result in free.values() if (result.prompt, result.index) == (2, 0)]
+    stop = tokenizer.decode(chosen.response_tokens[longest - 2 : longest])
+    sampling = SAMPLING.model_copy(update={"max_response_tokens": longest, "stop": [stop]})
+    ended = generate(engine, tasks, sampling)
+    assert ended[2, 0].response_tokens == chosen.response_tokens[:longest]
+    assert ended[2, 0].finish_reason == "stop"
+    assert {result.finish_reason for result in ended.values()} == {"stop", "truncated"}
+    # The same where another instance goes on just before the last token.
+    run = engine.start(tasks, sampling, None)
+    done = {(r.prompt, r.index): r for _ in range(longest - 1) for r in run.step()}
+    rest = continued([task for task in tasks if (task.prompt, task.index) not in done], run.unfinished())
+    assert_same(done | generate(engine, rest, sampling), ended)
+
+
 def test_a_stop_string_is_found_where_its_characters_are_split_over_tokens(
     new_engine: NewEngine, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -9,11 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, make_engine
-from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
 from tests.generation.engines.shares import (
     SAMPLING,
     NewEngine,
     assert_same,
+    continued,
     generate,
     reference_log_probs,
     save_model,
@@ -86,6 +87,26 @@ def test_at_a_low_temperature_the_likeliest_token_is_taken(engine: Engine, folde
             torch.tensor([list(task.prompt_tokens)]), do_sample=False, max_new_tokens=SAMPLING.max_response_tokens
         )
         assert results[task.prompt, task.index].response_tokens == greedy[0, len(task.prompt_tokens) :].tolist()
+
+
+def test_at_temperature_zero_the_likeliest_tokens_come_with_their_own_log_probs(engine: Engine, folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tasks = share(8, 1)
+    sampling = EngineSampling(max_prompt_tokens=64, max_response_tokens=SAMPLING.max_response_tokens, temperature=0)
+    results = generate(engine, tasks, sampling)
+    for task in tasks:
+        result = results[task.prompt, task.index]
+        greedy = model.generate(
+            torch.tensor([list(task.prompt_tokens)]), do_sample=False, max_new_tokens=SAMPLING.max_response_tokens
+        )
+        assert result.response_tokens == greedy[0, len(task.prompt_tokens) :].tolist()
+        expected = reference_log_probs(folder, task, result.response_tokens, 1.0)
+        assert result.log_probs == pytest.approx(expected, abs=2e-5)
+    # The same where another instance goes on.
+    run = engine.start(tasks, sampling, None)
+    done = {(r.prompt, r.index): r for _ in range(5) for r in run.step()}
+    rest = continued([task for task in tasks if (task.prompt, task.index) not in done], run.unfinished())
+    assert_same(done | generate(engine, rest, sampling), results)
 
 
 def test_every_engine_samples_the_same_tokens_from_the_same_seeds(engine: Engine, folder: Path) -> None:

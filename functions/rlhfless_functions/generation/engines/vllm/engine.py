@@ -22,7 +22,7 @@ from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
+from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import check_weights_format
@@ -187,7 +187,7 @@ class VllmEngine:
 
     def _warm_up(self) -> None:
         """Sample one response: what is slow the first time is done before the instance is ready."""
-        sampling = SamplingSettings(max_response_tokens=2)
+        sampling = EngineSampling(max_response_tokens=2)
         assert self._loaded is not None
         run = VllmRun(self._loaded.engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, slots=1)
         try:
@@ -246,7 +246,7 @@ class VllmEngine:
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def start(self, tasks: Sequence[SequenceTask], sampling: SamplingSettings, kv_budget_tokens: int | None) -> VllmRun:
+    def start(self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None) -> VllmRun:
         """Open a run.
 
         Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
@@ -297,7 +297,7 @@ def _lost(why: str) -> TaskError:
     return TaskError("engine_lost", f"{why}: this instance ends, and another one goes on", retryable=True)
 
 
-def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, positions: int) -> None:
+def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
     """Refuse what cannot be sampled exactly.
 
     Args:
@@ -308,7 +308,7 @@ def check_tasks(tasks: Sequence[SequenceTask], sampling: SamplingSettings, posit
     Raises:
         TaskError: naming the first fault.
     """
-    if sampling.temperature < LEAST_TEMPERATURE:
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
         raise TaskError(
             "bad_request",
             f"sampling.temperature ({sampling.temperature}) is below {LEAST_TEMPERATURE}, and vLLM would sample at"

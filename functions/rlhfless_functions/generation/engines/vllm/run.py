@@ -15,9 +15,9 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
-from rlhfless_functions.generation.engines.vllm.worker import END, KEY
+from rlhfless_functions.generation.engines.vllm.worker import END, GREEDY, KEY
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.settings import EngineSampling
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "truncated"}
 
@@ -69,7 +69,7 @@ class VllmRun(EngineRun):
         self,
         engine: Any,
         tasks: Sequence[SequenceTask],
-        sampling: SamplingSettings,
+        sampling: EngineSampling,
         end_tokens: Sequence[int],
         stop_strings: StopStrings | None,
         slots: int,
@@ -155,7 +155,8 @@ class VllmRun(EngineRun):
 
         key = f"{task.prompt}/{task.index}"
         parameters = SamplingParams(
-            temperature=self._sampling.temperature,
+            # Its own greedy way goes past our sampler, which has the log-probabilities.
+            temperature=self._sampling.temperature or 1.0,
             max_tokens=self._sampling.max_response_tokens - len(task.response_tokens),
             stop_token_ids=self._end_tokens,
             ignore_eos=True,
@@ -165,6 +166,7 @@ class VllmRun(EngineRun):
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={
                 KEY: shifted_key(task.seed, len(task.prompt_tokens)),
+                GREEDY: self._sampling.temperature == 0,
                 END: self._end_tokens[0] if self._end_tokens else 0,
                 **self._transfer(task),
             },
@@ -197,10 +199,15 @@ class VllmRun(EngineRun):
         reason = output.outputs[0].finish_reason
         if reason not in _REASONS:
             raise TaskError("engine_lost", f"vLLM ended a sequence for a reason of its own: {reason}", retryable=True)
-        return _result(each, _REASONS[reason])
+        ended: FinishReason = _REASONS[reason]
+        if ended == "truncated" and self._stop_strings is not None:
+            # vLLM knows nothing of stop strings: what it ends for its length may have come to its own end just then.
+            (stops,) = self._stop_strings.ended([_newest(each, self._stop_strings.window)])
+            ended = "stop" if stops else ended
+        return _result(each, ended)
 
     def _stopped(self, strings: StopStrings) -> list[SequenceResult]:
-        """Sequences whose text now contains a stop string; those that vLLM itself ended at this token need no look."""
+        """Sequences whose text now contains a stop string, of those that vLLM goes on with."""
         running = [(key, each) for key, each in self._running.items() if each.new_tokens]
         if not running:
             return []

@@ -13,12 +13,14 @@ import torch
 from safetensors import safe_open
 
 from rlhfless_functions.generation.engines.randomness import uniforms
-from rlhfless_functions.generation.engines.sampling import choose
+from rlhfless_functions.generation.engines.sampling import choose, likeliest
 
 KEY = "rlhfless_key"
 """Name among a request's extra arguments: the key of its random numbers, shifted by the length of the prompt."""
 END = "rlhfless_end"
 """The same: the token that ends a sequence whose logits are not finite."""
+GREEDY = "rlhfless_greedy"
+"""The same: whether the likeliest token is taken. All requests of a run say the same."""
 
 
 class CounterSampler(torch.nn.Module):
@@ -51,9 +53,12 @@ class CounterSampler(torch.nn.Module):
         batch, rows = self._runner.input_batch, len(logits)
         arguments = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids[:rows]]
         keys = torch.tensor([given[KEY] for given in arguments], dtype=torch.long, device=logits.device)
-        # Tokens of a row before this one, those of the prompt included.
-        positions = batch.num_tokens_no_spec_cpu_tensor[:rows].to(logits.device, torch.long)
-        tokens, sound = choose(log_probs, uniforms(keys, positions))
+        if any(given[GREEDY] for given in arguments):
+            tokens, sound = likeliest(log_probs)
+        else:
+            # Tokens of a row before this one, those of the prompt included.
+            positions = batch.num_tokens_no_spec_cpu_tensor[:rows].to(logits.device, torch.long)
+            tokens, sound = choose(log_probs, uniforms(keys, positions))
         if not sound.all():
             ends = torch.tensor([given[END] for given in arguments], dtype=torch.long, device=logits.device)
             tokens = torch.where(sound, tokens, ends)

@@ -1,0 +1,333 @@
+"""Runs the tests of a response's code, away from it: `python -I code_judge.py MEMORY CODE VERDICTS`.
+
+Stands alone, like `code_runner`. Over the socket VERDICTS it says `hidden` once no other process can look at it, is
+given {tests, first} in one line, runs the tests from `first` on, and tells, a line each: `loaded`, `passed N`,
+`failed N`, `end`. The names that a test does not define are the code's, and what it does with them it asks the code's
+process for over the socket CODE.
+
+The code sees the arguments of its functions and nothing else of a test. A value of the test is never compared by the
+code: what has no plain value is unequal to every plain one.
+"""
+
+import ast
+import builtins
+import contextlib
+import ctypes
+import importlib
+import json
+import operator
+import resource
+import socket
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_PR_SET_DUMPABLE = 4
+
+sys.path.insert(0, str(Path(__file__).parent))
+import code_values  # noqa: E402 - found beside this file
+
+del sys.path[0]
+
+
+class GoneError(BaseException):
+    """The process that runs the code of this test has ended."""
+
+
+def main() -> None:
+    # Processes of the same user can't read its memory or its descriptors from here on.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    memory, code, verdicts = map(int, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    worker = socket.socket(fileno=verdicts)
+
+    def tell(what: str) -> None:
+        worker.sendall(f"{what}\n".encode())
+
+    tell("hidden")
+    work = json.loads(worker.makefile().readline())
+    tests: list[str] = work["tests"]
+    solution = Solution(socket.socket(fileno=code))
+    solution.load()
+    tell("loaded")
+    shadowed = shadowed_builtins(tests)
+    for number in range(work["first"], len(tests)):
+        tell(f"{'passed' if holds(tests[number], solution, shadowed) else 'failed'} {number}")
+    tell("end")
+
+
+def holds(test: str, solution: "Solution", shadowed: set[str]) -> bool:
+    """Whether a test runs to its end."""
+    solution.begin()
+    passed = False
+    try:
+        exec(compile(test, "test", "exec"), Names(solution, shadowed))
+        passed = True
+    except EOFError:
+        if solution.ended:
+            raise
+    except BaseException:
+        pass
+    return solution.finish() and passed
+
+
+def shadowed_builtins(tests: Sequence[str]) -> set[str]:
+    """The builtins that stand for the code's functions of the same name, such as in `assert sum(10, 15) == 6`.
+
+    That is where the tests name nothing else of the code's. In `assert abs(root(2) - 1.4) < 0.1` the code has no say in
+    what `abs` is.
+    """
+    used: set[str] = set()
+    made: set[str] = set()
+    for test in tests:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(test)):
+                if isinstance(node, ast.Name):
+                    (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+                elif isinstance(node, ast.arg):
+                    made.add(node.arg)
+                elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    made.add(node.name)
+                elif isinstance(node, ast.alias):
+                    made.add((node.asname or node.name).split(".")[0])
+    free = used - made
+    return set() if any(not hasattr(builtins, name) for name in free) else free
+
+
+class Names(dict[str, Any]):
+    """The names of one test: its own, Python's, and the code's, asked for each time."""
+
+    def __init__(self, solution: "Solution", shadowed: set[str]) -> None:
+        super().__init__(__name__="test")
+        self._solution = solution
+        self._shadowed = shadowed
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name) and name not in self._shadowed:
+            raise KeyError(name)
+        found = self._solution.ask("get", name)
+        if isinstance(found, Remote) and (module := _of(found, "module")) is not None:
+            # A module that the code imports is Python's own here, even if the code has changed it.
+            if module.split(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
+                raise KeyError(name)
+            return importlib.import_module(module)
+        return found
+
+
+class Solution:
+    """The process that runs the code, as the judge sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._functions: list[Callable[..., Any]] = []
+        self._exceptions: dict[int, type[BaseException]] = {}
+        self.ended = False
+        """Whether it is no longer there, or no fork of it serves the test."""
+
+    def load(self) -> None:
+        """Run the code.
+
+        Raises:
+            EOFError: it does not run to its end.
+        """
+        self._send(("load",))
+        code_values.receive(self._connection)
+
+    def begin(self) -> None:
+        """Have a fork for a test."""
+        self._functions.clear()
+        self._exceptions.clear()
+        self._send(("test",))
+        self._forked = True
+
+    def finish(self) -> bool:
+        """Let the fork end; whether it was there to the end."""
+        if not self._forked:
+            return False
+        self._send(("end",))
+        while self._receive()[0] != "gone":
+            pass
+        return True
+
+    def ask(self, what: str, *given: Any) -> Any:
+        """Have the code's process do something; the result, or the exception that it raised."""
+        if not self._forked:
+            raise GoneError
+        self._send((what, *given))
+        while True:
+            kind, *answer = self._receive()
+            if kind == "gone":
+                self._forked = False
+                raise GoneError
+            if kind == "call":
+                self._answer_call(*answer)
+                continue
+            if kind == "raised":
+                raise _exception(*answer, of_next=given[:1] == ("__next__",))
+            value, changed = answer
+            if what == "call":
+                _take_changes(given[1], changed)
+            return value
+
+    def _answer_call(self, number: int, arguments: list[Any], options: dict[str, Any]) -> None:
+        try:
+            self._send(("answer", self._functions[number](*arguments, **options)))
+        except Exception as error:
+            self._send(("raised", type(error).__name__, str(error)))
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        code_values.send(self._connection, code_values.dumps(message, self._name))
+
+    def _receive(self) -> Any:
+        try:
+            payload = code_values.receive(self._connection)
+        except EOFError:
+            self.ended = True
+            raise
+        return code_values.loads(payload, self._find, trusted=False)
+
+    def _name(self, value: Any) -> Any:
+        if type(value) is Remote:
+            return ("code", _of(value, "number"))
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return next((("code", number) for number, kind in self._exceptions.items() if kind is value), None)
+        if isinstance(value, types.FunctionType) and value.__module__ == "test":
+            self._functions.append(value)
+            return ("judge", len(self._functions) - 1)
+        return None
+
+    def _find(self, name: Any) -> Any:
+        if name[0] == "judge":
+            return self._functions[name[1]]
+        if name[0] == "exception":
+            _, number, own_name, base_name = name
+            base = getattr(builtins, str(base_name))
+            if not (isinstance(base, type) and issubclass(base, BaseException)):
+                raise code_values.ValueRefusedError(base_name)
+            if number is None:
+                return base
+            return self._exceptions.setdefault(number, type(str(own_name), (base,), {}))
+        _, number, base_name, module = name
+        return Remote(self, int(number), base_name, module)
+
+
+def _exception(kind: Any, arguments: Sequence[Any], *, of_next: bool) -> BaseException:
+    # Outside an iteration of the code's it would silently end one of the test's.
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)) or (
+        issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) and not of_next
+    ):
+        return RuntimeError(str(arguments))
+    try:
+        return kind(*arguments)
+    except Exception:
+        return RuntimeError(str(arguments))
+
+
+def _take_changes(given: list[Any], changed: Any) -> None:
+    """Let the test see what the code did to what it was handed."""
+    for old, new in zip(given, changed, strict=False):
+        if type(old) is type(new) and old is not new:
+            if isinstance(old, list | bytearray):
+                old[:] = new
+            elif isinstance(old, dict | set):
+                old.clear()
+                old.update(new)
+
+
+_MISSING = object()
+
+
+class Remote:
+    """Something of the code's own: used by asking, compared with plain values only as far as it is one."""
+
+    def __init__(self, solution: Solution, number: int, base: str | None, module: str | None) -> None:
+        for name, value in {"solution": solution, "number": number, "base": base, "module": module}.items():
+            object.__setattr__(self, f"_remote_{name}", value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__instancecheck__"):
+            return object.__getattribute__(self, name)
+        return _of(self, "solution").ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _of(self, "solution").ask("operate", "__setattr__", self, name, value)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return _of(self, "solution").ask("call", self, list(arguments), options)
+
+    def __contains__(self, value: Any) -> bool:
+        return any(value is item or value == item for item in self)  # type: ignore[attr-defined]
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return _of(self, "solution").ask("operate", "__isinstance__", instance, self) is True
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        base = _of(self, "base")
+        return Remote if base is None else getattr(builtins, base)
+
+
+def _of(remote: Remote, name: str) -> Any:
+    return object.__getattribute__(remote, f"_remote_{name}")
+
+
+def _plain(value: Any) -> Any:
+    """The plain value of a thing of the code's, if it is one; `_MISSING` if not."""
+    if type(value) is not Remote:
+        return value
+    if _of(value, "base") is None:
+        return _MISSING
+    plain = _of(value, "solution").ask("plain", value)
+    return plain if type(plain) in code_values.PLAIN else _MISSING
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    def method(self: Remote, *arguments: Any) -> Any:
+        return _of(self, "solution").ask("operate", name, self, *arguments)
+
+    return method
+
+
+def _compared(name: str, operation: Callable[[Any, Any], Any], *, reflected: bool = False) -> Callable[..., Any]:
+    """A binary operation: the code's between things of its own, and this process's own with a value of the test."""
+
+    def method(self: Remote, other: Any) -> Any:
+        if type(other) is Remote:
+            return _of(self, "solution").ask("operate", name, self, other)
+        plain = _plain(self)
+        if plain is _MISSING:
+            return NotImplemented
+        return operation(other, plain) if reflected else operation(plain, other)
+
+    return method
+
+
+_UNARY = ("abs", "bool", "complex", "delitem", "enter", "exit", "float", "format", "getitem", "hash", "index", "int")
+_UNARY += ("invert", "iter", "len", "neg", "next", "pos", "repr", "reversed", "round", "setitem", "str")
+for _name in _UNARY:
+    setattr(Remote, f"__{_name}__", _asked(f"__{_name}__"))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Remote, f"__{_name}__", _compared(f"__{_name}__", getattr(operator, _name)))
+for _name in (
+    "add",
+    "and_",
+    "floordiv",
+    "lshift",
+    "matmul",
+    "mod",
+    "mul",
+    "or_",
+    "pow",
+    "rshift",
+    "sub",
+    "truediv",
+    "xor",
+):
+    _operation, _stem = getattr(operator, _name), _name.strip("_")
+    setattr(Remote, f"__{_stem}__", _compared(f"__{_stem}__", _operation))
+    setattr(Remote, f"__r{_stem}__", _compared(f"__{_stem}__", _operation, reflected=True))
+
+if __name__ == "__main__":
+    main()

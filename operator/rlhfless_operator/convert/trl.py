@@ -1,0 +1,134 @@
+"""TRL's configuration of GRPO, as `trl grpo --config` takes it: what each field is here.
+
+Fields, defaults and meanings are those of TRL 1.16 with transformers 5 (`GRPOConfig`, `ModelConfig`,
+`GRPOScriptArguments`); names that older releases had are there as well.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhfless_operator.convert import trl_algorithm as algorithm
+from rlhfless_operator.convert import trl_meanings as meanings
+from rlhfless_operator.convert.conversion import (
+    Conversion,
+    Row,
+    Unneeded,
+    convert_rows,
+    number,
+    one_of,
+    part_of,
+    to,
+    without,
+)
+from rlhfless_operator.convert.trl_others import OTHERS
+
+
+def convert_trl(given: Mapping[str, Any], source: str, processes: int = 1) -> Conversion:
+    """A job from TRL's configuration.
+
+    Args:
+        given: its fields.
+        source: name of its file.
+        processes: that it is launched with (`accelerate launch --num_processes`); `num_processes` in the
+            configuration counts first.
+    """
+    named = given.get("num_processes")
+    launched = named if isinstance(named, int) else processes
+    return convert_rows(
+        f"TRL 1.16 with {launched} process{'es' if launched > 1 else ''}", source, ROWS, given, launched
+    )
+
+
+ROWS: dict[str, Row] = {
+    "run_name": Row(None, meanings.name, also=("output_dir",)),
+    "output_dir": Row(None, meanings.output),
+    # model
+    "model_name_or_path": Row(None, to("model.source")),
+    "model_revision": Row(
+        "main", lambda value, theirs: None if value == "main" else to("model.revision")(value, theirs)
+    ),
+    "dtype": Row("float32", meanings.dtype, also=("torch_dtype",)),
+    "torch_dtype": Row(None, part_of("model.dtype")),
+    "model_init_kwargs": Row(None, without("only its dtype is converted")),
+    "bf16": Row(None, meanings.bf16),
+    "fp16": Row(False, without("there is no float16; bfloat16 is learning.autocast", False)),
+    "use_peft": Row(False, lambda value, theirs: Unneeded("model.lora is there") if value else None),
+    "lora_r": Row(16, meanings.lora("rank", int)),
+    "lora_alpha": Row(32, meanings.lora("alpha", float)),
+    "lora_dropout": Row(0.05, meanings.lora("dropout", float)),
+    "lora_target_modules": Row(None, meanings.lora_targets),
+    "gradient_checkpointing": Row(True, to("learning.gradientCheckpointing")),
+    # data and rewards
+    "dataset_name": Row(None, meanings.dataset),
+    "dataset_config": Row(None, part_of("data.source")),
+    "dataset_train_split": Row("train", part_of("data.source")),
+    "dataset_test_split": Row("test", part_of("evaluation.data.source")),
+    "shuffle_dataset": Row(True, to("data.shuffle")),
+    "max_prompt_length": Row(None, meanings.longest_prompt, also=("vllm_max_model_length",)),
+    "reward_funcs": Row(None, meanings.rewards, also=("reward_model_name_or_path",)),
+    "reward_model_name_or_path": Row(None, part_of("rewards")),
+    "reward_weights": Row(None, part_of("rewards")),
+    # algorithm
+    "loss_type": Row("dapo", algorithm.loss),
+    "scale_rewards": Row("group", algorithm.scaling, also=("multi_objective_aggregation",)),
+    "importance_sampling_level": Row(
+        "token", one_of("algorithm.ratioLevel", {"token": "token", "sequence": "sequence"}, "it is no level")
+    ),
+    "epsilon": Row(0.2, algorithm.clip_low),
+    "epsilon_high": Row(None, algorithm.clip_high),
+    "sapo_temperature_pos": Row(1.0, algorithm.sapo_temperature("sapoTemperaturePositive")),
+    "sapo_temperature_neg": Row(1.05, algorithm.sapo_temperature("sapoTemperatureNegative")),
+    "delta": Row(None, to("algorithm.dualClip", kind=number)),
+    "beta": Row(0.0, algorithm.kl),
+    "use_bias_correction_kl": Row(True, lambda value, theirs: Unneeded("part of algorithm.kl, which has no weights")),
+    "num_iterations": Row(1, to("algorithm.epochs")),
+    "entropy_coef": Row(0.0, to("algorithm.entropyCoefficient", kind=number)),
+    "mask_truncated_completions": Row(False, to("algorithm.maskTruncated")),
+    "vllm_importance_sampling_mode": Row("sequence_mask", algorithm.importance_sampling, also=algorithm.CORRECTION),
+    # sampling and batch
+    "temperature": Row(1.0, to("sampling.temperature", kind=number)),
+    "max_completion_length": Row(512, to("sampling.maxResponseTokens")),
+    "num_generations": Row(8, to("batch.samplesPerPrompt")),
+    "per_device_train_batch_size": Row(8, meanings.prompts),
+    "gradient_accumulation_steps": Row(1, meanings.minibatch),
+    "steps_per_generation": Row(None, meanings.generation_size),
+    "generation_batch_size": Row(None, meanings.generation_size),
+    # optimizer
+    "optim": Row(
+        "adamw_torch_fused",
+        one_of(
+            "optimizer.name",
+            dict.fromkeys(("adamw_torch_fused", "adamw_torch", "adamw_hf", "adamw"), "adamw"),
+            "optimizers are adamw and muon; adamw is written instead",
+            "adamw",
+        ),
+    ),
+    "learning_rate": Row(1e-6, to("optimizer.learningRate", kind=number)),
+    "adam_beta1": Row(0.9, to("optimizer.beta1", kind=number)),
+    "adam_beta2": Row(0.999, to("optimizer.beta2", kind=number)),
+    "adam_epsilon": Row(1e-8, to("optimizer.epsilon", kind=number)),
+    "weight_decay": Row(0.0, to("optimizer.weightDecay", kind=number)),
+    "max_grad_norm": Row(1.0, to("optimizer.maxGradientNorm", kind=number)),
+    "lr_scheduler_type": Row(
+        "linear",
+        one_of("optimizer.schedule", meanings.SCHEDULES, "schedules are constant, linear and cosine", "constant"),
+    ),
+    "lr_scheduler_kwargs": Row(None, meanings.final_ratio),
+    "warmup_steps": Row(0, meanings.warmup, also=("warmup_ratio",)),
+    "warmup_ratio": Row(None, part_of("optimizer.warmupSteps")),
+    # the run
+    "max_steps": Row(-1, meanings.max_steps),
+    "num_train_epochs": Row(3.0, meanings.epochs),
+    "seed": Row(42, to("seed")),
+    "use_vllm": Row(False, meanings.continuous),
+    "vllm_tensor_parallel_size": Row(None, to("generation.vllm.tensorParallelSize")),
+    "eval_strategy": Row("no", meanings.evaluation),
+    "save_steps": Row(None, meanings.every("checkpoints.everySteps")),
+    "save_total_limit": Row(None, to("checkpoints.keep")),
+    "load_best_model_at_end": Row(
+        False, lambda value, theirs: to("checkpoints.best")(value, theirs) if value else None
+    ),
+    "report_to": Row("none", meanings.tracking),
+    **OTHERS,
+}
+"""One row for each field: what it is if left out, and what it becomes."""

@@ -1,0 +1,302 @@
+"""What TRL's fields of GRPO mean here, where that is more than another name. Each function is a row's of `trl.py`."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from rlhfless_operator.convert.conversion import (
+    Left,
+    Outcome,
+    Theirs,
+    Unneeded,
+    Written,
+    job_name,
+    round_up,
+    share,
+)
+
+# --- how large a step is ---
+
+
+def _update_samples(theirs: Theirs) -> int:
+    """Samples of an optimizer update."""
+    return theirs.whole("per_device_train_batch_size") * theirs.whole("gradient_accumulation_steps") * theirs.processes
+
+
+def _generated_samples(theirs: Theirs) -> int:
+    """Samples that are generated at a time."""
+    if theirs["generation_batch_size"] is not None:
+        return theirs.whole("generation_batch_size")
+    if theirs["steps_per_generation"] is not None:
+        return theirs.whole("per_device_train_batch_size") * theirs.whole("steps_per_generation") * theirs.processes
+    return _update_samples(theirs)
+
+
+def _step_samples(theirs: Theirs) -> int:
+    """Samples between two generations with other weights: a step here."""
+    generated, update = _generated_samples(theirs), _update_samples(theirs)
+    if generated % update and update % generated:
+        raise ValueError(f"an update of {update} samples and a generation of {generated} do not fit into each other")
+    if generated < update and theirs.whole("num_iterations") > 1:
+        raise ValueError("an update of several generations, each passed num_iterations times, is no step here")
+    return max(generated, update)
+
+
+def _updates(theirs: Theirs) -> int:
+    """Optimizer updates of a step."""
+    return _step_samples(theirs) // _update_samples(theirs) * theirs.whole("num_iterations")
+
+
+def prompts(value: Any, theirs: Theirs) -> Outcome:
+    samples, group = _step_samples(theirs), theirs.whole("num_generations")
+    prompts = share(samples, group, "samples of a generation, in groups of num_generations")
+    parts = f"{value} × {theirs.whole('gradient_accumulation_steps')} accumulated × {theirs.processes} of processes"
+    if _generated_samples(theirs) != _update_samples(theirs):
+        parts = "the generation's"
+    return Written(
+        {"spec.batch.promptsPerStep": prompts},
+        f"{samples} samples a step ({parts}) / {group} of a prompt; memory is bounded by batch.microbatchTokens",
+    )
+
+
+def minibatch(value: Any, theirs: Theirs) -> Outcome:
+    samples, update = _step_samples(theirs), _update_samples(theirs)
+    if samples == update:
+        return Unneeded("part of batch.promptsPerStep: a step is one update")
+    return Written({"spec.batch.minibatchSamples": update}, f"{share(samples, update, 'samples')} updates a step")
+
+
+def generation_size(value: Any, theirs: Theirs) -> Outcome:
+    return None if value is None else Unneeded("part of batch.promptsPerStep and batch.minibatchSamples")
+
+
+def max_steps(value: Any, theirs: Theirs) -> Outcome:
+    updates, steps = _updates(theirs), theirs.whole("max_steps")
+    if steps <= 0:
+        return None
+    note = f"{steps} updates, {updates} a step" if updates > 1 else ""
+    return Written({"spec.steps": round_up(steps / updates)}, note)
+
+
+def epochs(value: Any, theirs: Theirs) -> Outcome:
+    if theirs.whole("max_steps") > 0:
+        return None
+    epochs = theirs.number("num_train_epochs")
+    if epochs == int(epochs):
+        return Written({"spec.epochs": int(epochs)})
+    return Left(f"{epochs:g} passes are no whole number; write steps instead", {"spec.epochs": round_up(epochs)})
+
+
+def warmup(value: Any, theirs: Theirs) -> Outcome:
+    amount = 0.0 if value is None else theirs.number("warmup_steps")
+    ratio = 0.0 if theirs["warmup_ratio"] is None else theirs.number("warmup_ratio")
+    if 0 < amount < 1:
+        amount, ratio = 0.0, amount
+    if not amount and not ratio:
+        return Written({"spec.optimizer.warmupSteps": 0})
+    if theirs["lr_scheduler_type"] == "constant":
+        return Unneeded("TRL's constant schedule has no warm-up; constant_with_warmup would")
+    updates, steps = _updates(theirs), theirs.whole("max_steps")
+    if ratio and not amount:
+        if steps <= 0:
+            return Left(
+                f"{ratio:g} of the steps: write optimizer.warmupSteps once you know them; an epoch has as many as"
+                " there are prompts / batch.promptsPerStep"
+            )
+        amount = round_up(ratio * steps)
+        note = f"{ratio:g} × {round_up(steps / updates)} steps"
+    else:
+        note = f"{amount:g} updates, {updates} a step" if updates > 1 else ""
+    return Written({"spec.optimizer.warmupSteps": round_up(amount / updates)}, note)
+
+
+def every(ours: str) -> Any:
+    def convert(value: Any, theirs: Theirs) -> Outcome:
+        if value is None:
+            return None
+        if float(value) < 1:
+            return Left("a share of all steps; write how many steps")
+        return Written({f"spec.{ours}": max(1, round(float(value) / _updates(theirs)))})
+
+    return convert
+
+
+# --- model ---
+
+
+def dtype(value: Any, theirs: Theirs) -> Outcome:
+    inner = (theirs["model_init_kwargs"] or {}) if isinstance(theirs["model_init_kwargs"], dict) else {}
+    value = str(inner.get("dtype", inner.get("torch_dtype", theirs["torch_dtype"] or value))).removeprefix("torch.")
+    if value in ("float32", "bfloat16"):
+        return Written({"spec.model.dtype": value})
+    return Left(f"weights are float32 or bfloat16, not {value}", {"spec.model.dtype": "bfloat16"})
+
+
+def bf16(value: Any, theirs: Theirs) -> Outcome:
+    """TRL computes in bfloat16 unless it is told not to."""
+    return Written({"spec.learning.autocast": bool(value) if value is not None else not theirs["fp16"]})
+
+
+def lora(ours: str, kind: Any) -> Any:
+    def convert(value: Any, theirs: Theirs) -> Outcome:
+        return Written({f"spec.model.lora.{ours}": kind(value)}) if theirs["use_peft"] else None
+
+    return convert
+
+
+def lora_targets(value: Any, theirs: Theirs) -> Outcome:
+    if not theirs["use_peft"]:
+        return None
+    if value is None:
+        note = "peft's choice for Llama, Qwen, Mistral and Gemma; of others look it up"
+        return Written({"spec.model.lora.targetModules": ["q_proj", "v_proj"]}, note)
+    return Written({"spec.model.lora.targetModules": [value] if isinstance(value, str) else list(value)})
+
+
+# --- rewards and data ---
+
+
+def rewards(value: Any, theirs: Theirs) -> Outcome:
+    functions = [value] if isinstance(value, str) else list(value or [])
+    terms: list[dict[str, Any]] = []
+    notes: list[str] = []
+    if theirs["reward_model_name_or_path"]:
+        terms.append({"name": "model", "model": {"source": theirs["reward_model_name_or_path"]}})
+    for function in functions:
+        term, note = _reward(str(function), theirs)
+        terms.append(term)
+        notes += [note] if note else []
+    weights = theirs["reward_weights"] or [1.0] * len(terms)
+    if len(weights) != len(terms):
+        raise ValueError(f"reward_weights has {len(weights)} numbers for {len(terms)} rewards")
+    for number_, (term, weight) in enumerate(zip(terms, weights, strict=True)):
+        names = [other["name"] for other in terms[:number_]]
+        term["name"] = term["name"] if term["name"] not in names else f"{term['name']}-{number_}"
+        term |= {"weight": float(weight)} if float(weight) != 1 else {}
+    if not terms:
+        placeholder = {"name": "reward", "python": {"file": "reward.py", "function": "reward"}}
+        return Left(
+            "its script has the reward functions: put yours into reward.py, or name others",
+            {"spec.rewards": [placeholder]},
+        )
+    values: dict[str, Any] = {"spec.rewards": terms}
+    if "accuracy_reward" in functions:
+        values["spec.data.groundTruthColumn"] = "solution"
+    return Left("; ".join(notes), values) if notes else Written(values)
+
+
+def _reward(function: str, theirs: Theirs) -> tuple[dict[str, Any], str]:
+    """A reward term, and what somebody has to look at."""
+    if function == "accuracy_reward":
+        return {"name": "accuracy", "math": {}}, ""
+    if function == "think_format_reward":
+        return {"name": "think-format", "format": {"pattern": "<think>(?!.*<think>)(.*?)</think>.*"}}, ""
+    if function == "get_soft_overlong_punishment":
+        longest = theirs.whole("max_completion_length")
+        term = {"name": "length", "length": {"bufferTokens": min(256, longest - 1)}}
+        moved = f"TRL's slope is from 1024 to 1280 tokens, here it ends at the longest response, {longest}"
+        return term, "" if longest == 1280 else moved
+    module, dot, name = function.rpartition(".")
+    if not dot:
+        module, name = "trl_rewards", function
+        note = f"{function} is TRL's own: write `from trl.rewards import {function}` into trl_rewards.py"
+    else:
+        note = ""
+    file = f"{module.replace('.', '/')}.py"
+    return {"name": job_name(name), "python": {"file": file, "function": name, "style": "trl"}}, note
+
+
+def _is_file(name: str) -> bool:
+    return "://" in name or name.startswith((".", "/", "~")) or name.endswith((".jsonl", ".json", ".parquet"))
+
+
+def dataset(value: Any, theirs: Theirs) -> Outcome:
+    if value is None:
+        return Left("no dataset is named: write the file of your prompts", {"spec.data.source": "train.jsonl"})
+    if _is_file(str(value)):
+        return Written({"spec.data.source": str(value)}, "relative to the job file")
+    split = str(theirs["dataset_train_split"])
+    return Left(_download(theirs, split), {"spec.data.source": _downloaded(value, split)})
+
+
+def _downloaded(name: Any, split: str) -> str:
+    return f"{PurePosixPath(str(name)).name}-{split}.jsonl"
+
+
+def _download(theirs: Theirs, split: str) -> str:
+    name, part = theirs["dataset_name"], theirs["dataset_config"]
+    arguments = ", ".join(repr(str(word)) for word in (name, part) if word is not None)
+    file = _downloaded(name, split)
+    command = f"from datasets import load_dataset as d; d({arguments}, split={split!r}).to_json({file!r})"
+    return f'data are files here: python -c "{command}"'
+
+
+def longest_prompt(value: Any, theirs: Theirs) -> Outcome:
+    if value is not None:
+        return Written({"spec.sampling.maxPromptTokens": int(value)}, "longer prompts are dropped and counted, not cut")
+    sequence = theirs["vllm_max_model_length"]
+    longest = 1024 if sequence is None else int(sequence) - theirs.whole("max_completion_length")
+    values = {"spec.sampling.maxPromptTokens": longest, "spec.data.longPrompts": "fail"}
+    return Written(values, "TRL takes prompts of any length; here a longer one is an error")
+
+
+def evaluation(value: Any, theirs: Theirs) -> Outcome:
+    if value == "no":
+        return None
+    name, split = theirs["dataset_name"], str(theirs["dataset_test_split"])
+    if name is None or _is_file(str(name)):
+        return Left("write evaluation: {data: {source: FILE}} with prompts that are not trained on")
+    samples = theirs["num_generations_eval"] or theirs["num_generations"]
+    values = {"spec.evaluation.data.source": _downloaded(name, split), "spec.evaluation.samplesPerPrompt": samples}
+    if value == "steps" and theirs["eval_steps"]:
+        every = max(1, round(float(theirs["eval_steps"]) / _updates(theirs)))
+        values["spec.evaluation.everySteps"] = every
+    return Left(_download(theirs, split), values)
+
+
+# --- the job ---
+
+
+def name(value: Any, theirs: Theirs) -> Outcome:
+    folder = theirs["output_dir"] and PurePosixPath(str(theirs["output_dir"])).name
+    return Written({"metadata.name": job_name(str(value or folder or theirs.name))})
+
+
+def output(value: Any, theirs: Theirs) -> Outcome:
+    if value is None:
+        return None
+    parent = str(PurePosixPath(str(value)).parent)
+    return Written({"spec.artifacts.uri": "runs" if parent == "." else parent}, "the job's name is its folder there")
+
+
+def tracking(value: Any, theirs: Theirs) -> Outcome:
+    names = [value] if isinstance(value, str) else list(value or [])
+    values: dict[str, Any] = {}
+    if "tensorboard" in names:
+        values["spec.tracking.tensorboard"] = True
+    if "wandb" in names:
+        values["spec.tracking.wandb"] = {"project": theirs["project"]}
+    others = [str(name) for name in names if name not in ("none", "tensorboard", "wandb")]
+    if others:
+        return Left(f"{', '.join(others)}: see spec.tracking for what there is (mlflow needs an address)", values)
+    return Written(values) if values else None
+
+
+def continuous(value: Any, theirs: Theirs) -> Outcome:
+    return Written({"spec.generation.engine": "vllm"}) if value else None
+
+
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+
+
+def final_ratio(value: Any, theirs: Theirs) -> Outcome:
+    if theirs["lr_scheduler_type"] != "cosine_with_min_lr":
+        return None if value is None else Left("write what of it you need")
+    given = value if isinstance(value, dict) else {}
+    ratio = given.get("min_lr_rate", float(given.get("min_lr", 0)) / theirs.number("learning_rate"))
+    return Written({"spec.optimizer.finalRatio": float(ratio)})

@@ -1,0 +1,78 @@
+"""A converted job as YAML with comments, and what became of each field as a table."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from rlhfless_operator.convert.conversion import Conversion, Left, Line, Unneeded, Written
+
+
+def job_yaml(conversion: Conversion) -> str:
+    """The job's document; each value says what it was made of, and the top says what was left."""
+    lines = [f"# From {conversion.source}, by what its fields and its defaults mean in {conversion.peer}."]
+    if conversion.left:
+        lines.append("# Left to you:")
+        lines += [
+            f"#   {_theirs(line)}: {line.outcome.reason}" for line in conversion.left if isinstance(line.outcome, Left)
+        ]
+    for name, value in conversion.document.items():
+        lines += _written(value, name, conversion.origins, "")
+    return "\n".join(lines) + "\n"
+
+
+def table(conversion: Conversion) -> str:
+    """What became of each field of the configuration, a line each, and of the defaults that stand for others."""
+    shown = [line for line in conversion.lines if line.given or _note(line)]
+    defaults = [line for line in conversion.lines if line not in shown and line.value is not None]
+    rows = [(_theirs(line), _ours(line), _note(line)) for line in shown]
+    wide = [min(_WIDEST, max((len(row[column]) for row in rows), default=0)) for column in (0, 1)]
+    lines = [f"{theirs:<{wide[0]}}  {ours:<{wide[1]}}  {note}".rstrip() for theirs, ours, note in rows]
+    if defaults:
+        lines.append(f"written as {conversion.peer}'s defaults: {', '.join(_theirs(line) for line in defaults)}")
+    return "\n".join(lines)
+
+
+_WIDEST = 60
+"""Characters of a column, beyond which it is not aligned."""
+
+
+def _theirs(line: Line) -> str:
+    return f"{line.theirs}: {_scalar(line.value)}"
+
+
+def _ours(line: Line) -> str:
+    match line.outcome:
+        case Unneeded():
+            return "→ nothing to write"
+        case Left(values=values) if not values:
+            return "! left to you"
+    return f"{'!' if isinstance(line.outcome, Left) else '→'} {_shown(line.outcome.values)}"
+
+
+def _note(line: Line) -> str:
+    return line.outcome.note if isinstance(line.outcome, Written) else line.outcome.reason
+
+
+def _shown(values: dict[str, Any]) -> str:
+    return ", ".join(f"{path}: {_scalar(value)}" for path, value in values.items())
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _written(value: Any, path: str, origins: dict[str, str], indent: str) -> Iterator[str]:
+    """The lines of one field; a comment says what it, or all of what is below it, was made of."""
+    name = path.rpartition(".")[2]
+    comment = f"  # {origins[path]}" if path in origins else ""
+    if isinstance(value, dict) and value and path not in origins:
+        yield f"{indent}{name}:"
+        for inner, content in value.items():
+            yield from _written(content, f"{path}.{inner}", origins, f"{indent}  ")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield f"{indent}{name}:{comment}"
+        yield from (f"{indent}  - {_scalar(item)}" for item in value)
+    else:
+        yield f"{indent}{name}: {_scalar(value)}{comment}"

@@ -1,0 +1,179 @@
+"""`rlhfless try-reward`: what a job's rewards say of some responses, without training."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from rlhfless_functions.api.reward_trial import GivenResponse, RewardTrial, RewardTrialResult
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.formatting import format_number
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.local.local_run import FunctionsMissingError
+
+_SHOWN_CHARACTERS = 60
+
+
+class TrialError(UserError):
+    """Nothing could be scored."""
+
+
+def make_trial(
+    job: RLHFJob, responses: Path | None, *, prompts: int, samples: int, row: int | None, evaluation: bool
+) -> RewardTrial:
+    """What is asked of the functions.
+
+    Args:
+        job: with resolved paths.
+        responses: a file of them; None to sample.
+        prompts: how many of the data's first prompts are answered, where responses are sampled.
+        samples: responses to each.
+        row: row of the prompt of responses that name none; if None, they answer the data's prompts one by one.
+        evaluation: take the evaluation's data, rewards and sampling.
+
+    Raises:
+        TrialError: the file can't be read, or the job has no evaluation.
+    """
+    spec = job.spec
+    if evaluation and spec.evaluation is None:
+        raise TrialError("--evaluation: the job has no spec.evaluation; add it, or leave the option out")
+    return RewardTrial(
+        model=spec.model,
+        data=spec.evaluation.data if evaluation and spec.evaluation else spec.data,
+        rewards=spec.evaluation_rewards if evaluation else spec.rewards,
+        sampling=spec.evaluation_sampling if evaluation else spec.sampling,
+        seed=spec.seed,
+        responses=[] if responses is None else read_responses(responses, row),
+        prompts=prompts,
+        samples=samples,
+    )
+
+
+def read_responses(path: Path, row: int | None) -> list[GivenResponse]:
+    """The responses of a file: JSON objects with `response` and, if they like, `row` or `prompt`; or lines of text.
+
+    Args:
+        path: JSONL by its name, text otherwise.
+        row: of the prompt, for those that name none.
+
+    Raises:
+        TrialError: it can't be read; the message names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrialError(f"--responses: {path} cannot be read: {error}; name a file of text or JSONL") from error
+    are_objects = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
+    found = [
+        _object(f"{path}, line {number}", line, row) if are_objects else _text(f"{path}, line {number}", line, row)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() or not are_objects
+    ]
+    if not found:
+        raise TrialError(f"--responses: {path} is empty; write a response a line")
+    return found
+
+
+def _text(place: str, line: str, row: int | None) -> GivenResponse:
+    return GivenResponse(place=place, response=line, row=row)
+
+
+def _object(place: str, line: str, row: int | None) -> GivenResponse:
+    try:
+        content: Any = json.loads(line)
+    except ValueError as error:
+        raise TrialError(f"{place} is no JSON ({error}); write one object a line, or name the file .txt") from error
+    if isinstance(content, str):
+        return _text(place, content, row)
+    if not isinstance(content, dict) or not isinstance(content.get("response"), str):
+        raise TrialError(f'{place} has no response; write {{"response": "…"}}, and "row" or "prompt" with it')
+    known = {name: content.pop(name) for name in ("response", "row", "prompt", "finish_reason") if name in content}
+    if known.get("row") is None and known.get("prompt") is None:
+        known["row"] = row
+    try:
+        return GivenResponse(place=place, columns=content, **known)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise TrialError(f"{place}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+
+
+def run_trial(trial: RewardTrial) -> RewardTrialResult:
+    """Have the functions do it, in a process of theirs: the control plane has no torch.
+
+    Raises:
+        FunctionsMissingError: torch and the like are not installed.
+        TrialError: nothing could be scored.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
+    with tempfile.TemporaryDirectory(prefix="rlhfless-") as folder:
+        answer = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "rlhfless_functions.serving.try_reward", str(answer)]
+        status = subprocess.run(
+            command, input=trial.model_dump_json().encode(), stdout=subprocess.DEVNULL, check=False
+        ).returncode
+        if status != 0 or not answer.exists():
+            raise TrialError(f"the process that scores ended with status {status}; what it said stands above")
+        result = RewardTrialResult.model_validate_json(answer.read_bytes())
+    if result.error is not None:
+        raise TrialError(result.error)
+    return result
+
+
+def faults(result: RewardTrialResult) -> list[str]:
+    """Why the rewards can't be trained with, one sentence each; empty where they can."""
+    found = [reward.error for reward in result.rewards if reward.error is not None]
+    if not found and all(response.reward is None for response in result.responses):
+        found.append("no response has a reward: a term that counts is None for each of them")
+    return found
+
+
+def view(result: RewardTrialResult) -> Group:
+    """The responses with their terms, and the rewards with their times."""
+    names = [reward.name for reward in result.rewards]
+    responses = Table(box=None, pad_edge=False)
+    for title in ("row", "response", "tokens", *names, "reward"):
+        responses.add_column(title, justify="left" if title == "response" else "right")
+    for each in result.responses:
+        row = "–" if each.row is None else str(each.row)
+        ended = "" if each.finish_reason == "stop" else " (truncated)"
+        cells = [_number(each.terms.get(name)) for name in names]
+        responses.add_row(row, Text(_brief(each.response)), f"{each.tokens}{ended}", *cells, _number(each.reward))
+    rewards = Table(box=None, pad_edge=False)
+    for title in ("term", "kind", "weight", "scored", "mean", "least", "most", "calls", "first call", "others"):
+        rewards.add_column(title, justify="left" if title in ("term", "kind") else "right", no_wrap=True)
+    for reward in result.rewards:
+        scores = [score for each in result.responses if (score := each.terms.get(reward.name)) is not None]
+        spread = (sum(scores) / len(scores), min(scores), max(scores)) if scores else (None, None, None)
+        rewards.add_row(
+            reward.name, reward.kind, format_number(reward.weight), f"{len(scores)} of {len(result.responses)}",
+            *map(_number, spread), str(reward.calls), _time(reward.first_seconds), _time(reward.mean_seconds),
+        )  # fmt: skip
+    return Group(responses, Text(), rewards)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else format_number(value)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _brief(text: str) -> str:
+    """A response on one line, its end with it, where the answer mostly is."""
+    line = repr(text)[1:-1]
+    if len(line) <= _SHOWN_CHARACTERS:
+        return line
+    half = (_SHOWN_CHARACTERS - 1) // 2
+    return f"{line[:half]}…{line[-half:]}"

@@ -1,0 +1,67 @@
+"""Every metric of `metrics.jsonl`: those of the functions, and those that the control plane adds."""
+
+from collections.abc import Collection
+
+from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS, Metric
+
+DRIVER_METRICS: dict[str, Metric] = {
+    "dynamic_sampling/rounds": Metric("number", "Rounds that the step sampled in, the first included."),
+    "dynamic_sampling/replaced_groups": Metric("groups", "Groups that taught nothing and were replaced by others."),
+    "generation/seconds": Metric("seconds", "From the step's beginning to its last sample."),
+    "generation/lost_instances": Metric("instances", "Instances that were lost while they generated."),
+    "generation/cuts": Metric("requests", "Requests that were cut; their samples went on elsewhere."),
+    "generation/moved_samples": Metric("samples", "Samples that were moved to another actor by choice."),
+    "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
+    "generation/prefixes/tokens_fetched": Metric("tokens", "Of shared prefixes: whose keys and values were fetched."),
+    "generation/prefixes/bytes_sent": Metric("bytes", "Keys and values that were sent."),
+    "generation/prefixes/bytes_fetched": Metric("bytes", "Keys and values that were fetched."),
+    "generation/prefixes/seconds_sent": Metric("seconds", "Time of sending, all instances together."),
+    "generation/prefixes/seconds_fetched": Metric("seconds", "Time of fetching, all instances together."),
+    "weights/seconds": Metric("seconds", "Until the last actor of the step had its weights."),
+    "learning/beyond_preparation": Metric(
+        "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
+    ),
+    "planning/expected_seconds": Metric("seconds", "What the plan expected of generation."),
+    "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
+    "planning/lower_bound_instance_seconds": Metric(
+        "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
+    ),
+    "planning/lower_bound_share": Metric("share", "That bound over what generation's instances really cost."),
+    "prediction/seen_share": Metric("share", "Prompts that had been visited before."),
+    "prediction/rank_correlation": Metric("number", "Spearman's ρ of predicted and actual lengths of all samples."),
+    "prediction/prompt_rank_correlation": Metric("number", "The same of the prompts' means."),
+    "prediction/relative_error": Metric(
+        "number", "Error of the predicted lengths over the actual, mean of the samples."
+    ),
+    "prediction/bias": Metric("number", "Sum of predicted over sum of actual lengths, minus 1: positive is too long."),
+}
+"""What the control plane adds: how generation went, and how good its plan was."""
+
+STEP_METRICS = {**PREPARATION_METRICS, **DRIVER_METRICS, **LEARNING_METRICS}
+"""What `metrics` of a step may have. Where preparation and learning both measure something it is learning's."""
+
+EVALUATION_METRICS = {
+    "accuracy": Metric("reward", "Mean reward on the evaluation's prompts, by the evaluation's rewards."),
+    **PREPARATION_METRICS,
+}
+"""What `evaluation` of a step may have."""
+
+
+def metric_named(
+    name: str, catalogue: dict[str, Metric], rewards: Collection[str], logged: Collection[str] = ()
+) -> Metric | None:
+    """What a name of `metrics.jsonl` means; None for one that is not in the catalogue.
+
+    Args:
+        catalogue: where to look.
+        rewards: names of the job's rewards.
+        logged: what their functions log.
+    """
+    found = catalogue.get(name)
+    if found is not None or not name.startswith("reward/"):
+        return found
+    reward, _, rest = name.removeprefix("reward/").partition("/")
+    if reward not in rewards:
+        return None
+    pattern = "/".join(["reward/<reward>", *([rest] if rest else [])])
+    return catalogue.get("reward/<reward>/<logged>" if rest in logged else pattern)

@@ -1,0 +1,93 @@
+"""Which settings each step of a job was learnt with: of those that may change in the middle of it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import StepSettings
+from rlhfless_operator.records.folder import JobFolder
+
+
+class SettingsSpan(BaseModel):
+    """A line of `settings.jsonl`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    from_step: int
+    """First step that was taken with them; the next line's is the first that was not."""
+    settings: StepSettings
+
+
+class SettingsHistory:
+    """The settings of every step. It never changes: what comes after a change is another history."""
+
+    def __init__(self, spans: Iterable[SettingsSpan] = ()) -> None:
+        self.spans = tuple(spans)
+
+    def of(self, step: int) -> StepSettings | None:
+        """What a step was taken with, or is to be; None where nothing was written down."""
+        return next((span.settings for span in reversed(self.spans) if span.from_step <= step), None)
+
+    def other_than(self, settings: StepSettings, steps: Iterable[int]) -> dict[int, StepSettings]:
+        """Those of some steps that were taken with anything else."""
+        found = ((step, self.of(step)) for step in steps)
+        return {step: then for step, then in found if then is not None and then != settings}
+
+    def with_change(self, step: int, settings: StepSettings) -> "SettingsHistory":
+        """The history where a step, and all from there on, are taken with these settings."""
+        before = SettingsHistory(span for span in self.spans if span.from_step < step)
+        if before.of(step) == settings:
+            return before
+        return SettingsHistory((*before.spans, SettingsSpan(from_step=step, settings=settings)))
+
+    def changes(self) -> Iterator[tuple[int, list[str]]]:
+        """Each change in mid-run: the first step that it was for, and what changed, in a person's words."""
+        for before, after in zip(self.spans, self.spans[1:], strict=False):
+            yield after.from_step, differences(before.settings, after.settings)
+
+
+def differences(before: StepSettings, after: StepSettings) -> list[str]:
+    """What tells two settings apart, field by field, as a document names it."""
+    old, new = _fields(before), _fields(after)
+    return [f"{name} {old[name]} → {new[name]}" for name in old if new.get(name, old[name]) != old[name]]
+
+
+def read_settings_history(folder: JobFolder) -> SettingsHistory:
+    """What drivers have written down in a job's folder; empty where none has.
+
+    Raises:
+        ArtifactCorruptError: the file is damaged.
+    """
+    uri = _uri(folder)
+    try:
+        return SettingsHistory(SettingsSpan.model_validate_json(line) for line in _lines(uri))
+    except ValidationError as error:
+        raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error.errors()[0]['msg']}): restore it") from error
+
+
+def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
+    """Write it down, all of it.
+
+    Raises:
+        ArtifactUnwritableError: it can't be written.
+    """
+    content = "".join(f"{span.model_dump_json()}\n" for span in history.spans)
+    artifacts.write_bytes(_uri(folder), content.encode())
+
+
+def _uri(folder: JobFolder) -> str:
+    return folder.file("settings.jsonl")
+
+
+def _lines(uri: str) -> list[bytes]:
+    return artifacts.read_bytes(uri).splitlines() if artifacts.exists(uri) else []
+
+
+def _fields(settings: StepSettings) -> dict[str, Any]:
+    optimizer = settings.optimizer.model_dump(by_alias=True)
+    fields = {f"spec.optimizer.{name}": value for name, value in optimizer.items()}
+    # Where the rate is constant nothing depends on how many steps there are.
+    length = {"the job's steps": settings.total_steps} if settings.optimizer.schedule != "constant" else {}
+    return {**fields, **length, "pieces of a batch (spec.learning.overlap)": settings.pieces}

@@ -1,0 +1,48 @@
+"""The report's account of the data: what became of its rows. And of settings that changed in mid-run."""
+
+from html import escape
+
+from rlhfless_operator.records.status import DataStatus
+from rlhfless_operator.report.run import Run
+
+_COLUMNS = {
+    "rows": "rows",
+    "prompts": "prompts",
+    "too_long": "left out: longer than sampling.maxPromptTokens",
+    "empty": "left out: empty",
+    "answered": "left out: ends with the assistant's message",
+    "without_ground_truth": "without ground truth",
+}
+
+
+def section(run: Run) -> str:
+    """A table of what became of each dataset's rows, and a list of changed settings; empty where nothing is known."""
+    return _datasets(run) + _changes(run)
+
+
+def _datasets(run: Run) -> str:
+    given = {"training": run.status.get("data"), "evaluation": run.status.get("evaluationData")}
+    known = {name: DataStatus.model_validate(content) for name, content in given.items() if content}
+    if not known:
+        return ""
+    # A reason that there was not is no column; what there was stands out by being there.
+    shown = [
+        name for name in _COLUMNS if name in ("rows", "prompts") or any(getattr(data, name) for data in known.values())
+    ]
+    head = "".join(f'<th class="n">{escape(_COLUMNS[name])}</th>' for name in shown)
+    rows = "".join(
+        f"<tr><td>{escape(purpose)}</td>"
+        + "".join(f'<td class="n">{getattr(data, name)}</td>' for name in shown)
+        + "</tr>"
+        for purpose, data in known.items()
+    )
+    return f'<div class="card"><div class="scroll"><table><tr><th>dataset</th>{head}</tr>{rows}</table></div></div>'
+
+
+def _changes(run: Run) -> str:
+    items = "".join(
+        f"<li>From step {step} on: {escape(', '.join(changes))}</li>"
+        for step, changes in run.settings.changes()
+        if changes
+    )
+    return f"<p>Settings that changed in mid-run:</p><ul>{items}</ul>" if items else ""

@@ -1,0 +1,188 @@
+"""A platform that loses instances, rules that move samples, and the generation stage run on both."""
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlhfless_functions.api import (
+    Done,
+    Event,
+    Failed,
+    FinishedSample,
+    GenerationRequest,
+    GenerationResult,
+    Samples,
+    SampleTask,
+    Started,
+    TaskKey,
+    WeightsReference,
+)
+from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_operator.planner.migration import Actor, Migration, Move
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.training import moves
+from rlhfless_operator.training.generated import GenerationOutcome
+from rlhfless_operator.training.generation import GenerationSettings, generate
+from rlhfless_operator.training.requests import ActorAttempt
+
+Key = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def every_look_is_quick() -> Iterator[None]:
+    """On a busy machine a look at the rule takes long, and the next one would come after the end."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(moves, "_LOOK_SHARE", math.inf)
+        yield
+
+
+@dataclass
+class UnreliablePlatform:
+    """Generates samples, remembers what each sink holds, and loses instances as told."""
+
+    chance: random.Random
+    loss: float = 0.0
+    drain: float = 0.0
+    sinks: dict[str, set[Key]] = field(default_factory=dict)
+    generated: list[Key] = field(default_factory=list)
+    part_of: dict[Key, str] = field(default_factory=dict)
+    held: set[Key] = field(default_factory=set)
+    running: int = 0
+    most_running: int = 0
+    cut: int = 0
+    failure: Failed | None = None
+
+    async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        assert request.sink not in self.sinks, "two requests write one sink"
+        wanted = {(sample.prompt, sample.index) for sample in request.samples}
+        assert not wanted & self.held, "two requests hold one sample"
+        self.held |= wanted
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        mine = self.sinks[request.sink] = set()
+        before = set().union(*(self.sinks[sink] for sink in request.resume_from))
+        ended = False
+        try:
+            yield Started(instance="i")
+            if self.failure is not None:
+                raise TaskFailedError(self.failure)
+            for number, sample in enumerate(request.samples):
+                key = (sample.prompt, sample.index)
+                # Time passes, as on a real stream: the others speak in between.
+                await asyncio.sleep(0)
+                if key not in before:
+                    self.generated.append(key)
+                mine.add(key)
+                finished = FinishedSample(prompt=key[0], index=key[1], tokens=sum(key), finish_reason="stop")
+                # What had been generated before is announced as what it was.
+                part = self.part_of.setdefault(key, f"{request.sink}/{number}")
+                yield Samples(samples=[finished], part=part)
+                if self.chance.random() < self.loss:
+                    ended = True
+                    raise InstanceLostError("killed")
+                if self.chance.random() < self.drain:
+                    break
+            ended = True
+            result = GenerationResult(finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0)
+            yield Done(result=result.model_dump())
+        finally:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.held -= wanted
+                self.running -= 1
+                self.cut += not ended
+
+
+@dataclass
+class RandomMoves:
+    """Gathers, splits and restarts actors at random."""
+
+    chance: random.Random
+    probability: float
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return True
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        if self.chance.random() >= self.probability:
+            return []
+        names = [actor.name for actor in actors]
+        source = self.chance.choice(actors)
+        keys = list(source.samples)
+        others: list[str | None] = [name for name in names if name != source.name]
+        first, second = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+        moves = [
+            Move(source.name, tuple(part), self.chance.choice([None, *others])) for part in (first, second) if part
+        ]
+        return moves if self.chance.random() < 0.5 else [Move(source.name, tuple(keys), moves[0].destination)]
+
+
+def make_request(attempt: ActorAttempt) -> GenerationRequest:
+    return GenerationRequest(
+        key=TaskKey(job_uid="u", step=3, stage="generation", part=attempt.actor, attempt=attempt.number),
+        result=f"{attempt.sink}/result.json",
+        model=ModelSettings(source="m"),
+        weights=WeightsReference(version=2, uri="w"),
+        prompts="p",
+        samples=attempt.samples,
+        sampling=SamplingSettings(),
+        seed=0,
+        sink=attempt.sink,
+        resume_from=attempt.resume_from,
+        known_until=attempt.known_until,
+    )
+
+
+def shares_of(groups: int, size: int, actors: int) -> list[list[SampleTask]]:
+    samples = [SampleTask(prompt=prompt, index=index) for prompt in range(groups) for index in range(size)]
+    return [samples[actor::actors] for actor in range(actors) if samples[actor::actors]]
+
+
+def migration_of(rule: object, *, max_moves: int = 1000) -> Migration:
+    return Migration(rule, lambda key, tokens: (10.0, 0.0), max_moves=max_moves)  # type: ignore[arg-type]
+
+
+def settings_of(**changes: object) -> GenerationSettings:
+    arguments = {
+        "sink_root": "sinks",
+        "driver": 1,
+        "retries": 3,
+        "prompt_tokens": lambda prompt: 5,
+        "make_request": make_request,
+        "look_seconds": 0.0,
+        **changes,
+    }
+    return GenerationSettings(**arguments)  # type: ignore[arg-type]
+
+
+async def run_stage(
+    platform: UnreliablePlatform,
+    shares: list[list[SampleTask]],
+    rule: object = None,
+    outcome: GenerationOutcome | None = None,
+    **changes: object,
+) -> tuple:
+    outcome = outcome or GenerationOutcome(sinks=[])
+    actors: list[int] = []
+
+    async def hold(count: int) -> None:
+        actors.append(count)
+
+    groups = [
+        group
+        async for group in generate(
+            platform,
+            shares,
+            outcome,
+            settings_of(**changes),
+            migration=migration_of(rule),
+            on_event=lambda actor, event: None,
+            on_actors=hold,
+        )
+    ]
+    return groups, outcome, actors
