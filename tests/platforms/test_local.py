@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import ExportRequest, Stage, TaskKey, WeightsReference
+from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Stage, TaskKey, WeightsReference
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_operator.platforms import local
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
 from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.stream import run_task
 from tests.processes import children_with, named
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -57,10 +60,10 @@ def an_export(source: str) -> ExportRequest:
 
 async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_model: Path) -> None:
     preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
-    async with platform(tmp_path, keep_alive=0.0) as (local, changes):
-        await local.hold("learning", 2, preload)
+    async with platform(tmp_path, keep_alive=0.0) as (made, changes):
+        await made.hold("learning", 2, preload)
         await until(lambda: len(in_state(changes, "idle")) == 2)
-        await local.hold("learning", 1, preload)
+        await made.hold("learning", 1, preload)
         await until(lambda: len(in_state(changes, "ended")) == 1)
         assert len(in_state(changes, "idle")) == 1
         ended = in_state(changes, "ended").pop()
@@ -70,11 +73,11 @@ async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_mo
 
 
 async def test_an_idle_instance_is_kept_for_as_long_as_was_asked(tmp_path: Path) -> None:
-    async with platform(tmp_path, keep_alive=0.3) as (local, changes):
-        await local.hold("learning", 1)
+    async with platform(tmp_path, keep_alive=0.3) as (made, changes):
+        await made.hold("learning", 1)
         await until(lambda: bool(in_state(changes, "idle")))
         for _ in range(5):
-            await local.hold("learning", 0)
+            await made.hold("learning", 0)
         await until(lambda: bool(in_state(changes, "ended")))
         idle_since = next(change.at for change in changes if change.state == "idle")
         draining = next(change.at for change in changes if change.state == "draining")
@@ -84,10 +87,10 @@ async def test_an_idle_instance_is_kept_for_as_long_as_was_asked(tmp_path: Path)
 async def test_the_first_request_names_the_fault_that_kept_an_instance_from_starting(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     preload = Preload(ModelSettings(source=missing), WeightsReference(version=0, uri=missing))
-    async with platform(tmp_path, keep_alive=0.0) as (local, _):
-        await local.hold("learning", 1, preload)
+    async with platform(tmp_path, keep_alive=0.0) as (made, _):
+        await made.hold("learning", 1, preload)
         with pytest.raises(TaskFailedError, match="missing"):
-            async for _ in local.run(an_export(missing)):
+            async for _ in made.run(an_export(missing)):
                 pass
 
 
@@ -99,17 +102,17 @@ async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('no torch here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    async with platform(tmp_path, keep_alive=0.0) as (local, _):
+    async with platform(tmp_path, keep_alive=0.0) as (made, _):
         with pytest.raises(InstanceLostError, match="learning instances end before they are ready; see "):
-            async for _ in local.run(an_export("m")):
+            async for _ in made.run(an_export("m")):
                 pass
     assert "no torch here" in (tmp_path / "log.jsonl").read_text()
 
 
 @pytest.mark.usefixtures("cold_start")
 async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path) -> None:
-    async with platform(tmp_path, keep_alive=60.0) as (local, changes):
-        await local.hold("learning", 1)
+    async with platform(tmp_path, keep_alive=60.0) as (made, changes):
+        await made.hold("learning", 1)
         await until(lambda: bool(in_state(changes, "idle")))
         (fork_server,) = children_with("rlhfless_functions.serving.fork_server")
         fork_server.kill()
@@ -117,6 +120,31 @@ async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path
         request = an_export(str(tiny_model)).model_copy(
             update={"destination": str(tmp_path / "out"), "result": str(tmp_path / "result.json")}
         )
-        events = [event.event async for event in local.run(request)]
+        events = [event.event async for event in made.run(request)]
     assert events[-1] == "done"
     assert (tmp_path / "out" / "config.json").exists()
+
+
+async def test_an_instance_that_is_busy_with_what_was_cut_is_asked_again(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take a request that was cut on its way just after it has said that it is free."""
+    refusals = 10
+
+    async def refused_at_first(*arguments: Any, **options: Any) -> AsyncIterator[Event]:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise TaskFailedError(Failed(reason="busy", message="the instance is at work", retryable=True))
+        async with aclosing(run_task(*arguments, **options)) as events:
+            async for event in events:
+                yield event
+
+    monkeypatch.setattr(local, "run_task", refused_at_first)
+    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    async with platform(tmp_path, keep_alive=0.0) as (made, changes):
+        await made.hold("learning", 1, preload)
+        events = [event async for event in made.run(an_export(str(tiny_model)))]
+        assert isinstance(events[-1], Done)
+        assert refusals == 0
+        assert {change.instance for change in changes} == {"learning-1"}

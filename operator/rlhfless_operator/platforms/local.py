@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,19 @@ class LocalPlatform:
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Carry a task to a free instance of its stage; see `Platform.run`."""
-        process = await self._acquire(request.key.stage)
+        while True:
+            process = await self._acquire(request.key.stage)
+            try:
+                async with aclosing(self._carry(process, request)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except TaskFailedError as error:
+                # A request that was cut may reach an instance just after it has said that it is free.
+                if error.reason != "busy":
+                    raise
+
+    async def _carry(self, process: LocalProcess, request: RunRequest) -> AsyncGenerator[Event, None]:
         events = run_task(self._open_session(), process.url, self._token, request, stall_seconds=self._stall_seconds)
         finished = False
         try:
@@ -102,7 +115,7 @@ class LocalPlatform:
                 finished = isinstance(event, Done)
                 yield event
         except TaskFailedError as error:
-            finished = True
+            finished = error.reason != "busy"
             if error.reason == "engine_lost":
                 self._kill(process)
             raise
