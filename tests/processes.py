@@ -1,6 +1,7 @@
 """The processes below this one, which may end at any moment while a test looks at them."""
 
 import contextlib
+import time
 from collections.abc import Iterable
 
 import psutil
@@ -31,6 +32,9 @@ def children_with(argument: str) -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if argument in child.cmdline():
+            # The kernel tells the parent that a program is started before it has set its command line.
+            while not (arguments := child.cmdline()):
+                time.sleep(0.001)
+            if argument in arguments:
                 found.append(child)
     return found

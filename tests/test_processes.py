@@ -24,6 +24,17 @@ def test_a_child_that_has_just_ended_is_no_fault(zombie: psutil.Process) -> None
     assert children_with("true") == named("true") == living([zombie]) == []
 
 
+def test_a_child_that_has_just_begun_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command line is empty for a moment."""
+    read = psutil.Process.cmdline
+    early = [[], []]
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: early.pop() if early else read(process))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        found = [child.pid for child in children_with("600")]
+        process.kill()
+    assert found == [process.pid]
+
+
 def test_a_child_is_found_while_it_lives() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         (found,) = children_with("600")
