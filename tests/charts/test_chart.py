@@ -90,7 +90,7 @@ def test_storage_is_mounted_in_the_operator_and_in_every_function(
     pod = the(manifests, "Deployment")["spec"]["template"]["spec"]
     mounted = {volume.pop("name"): volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount for mount in container(manifests)["volumeMounts"]}
-    assert set(mounted) == set(mounts) == {"tmp", *volumes}
+    assert set(mounted) == set(mounts) == {"tmp", "admission", *volumes}
     given = {volume.name: volume for volume in settings(manifests).pods.volumes or []}
     assert set(given) == set(volumes)
     for volume, (source, path) in volumes.items():
@@ -163,7 +163,7 @@ def test_the_operators_container_is_locked_down() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert {mount["mountPath"] for mount in container(manifests)["volumeMounts"]} == {"/tmp"}
+    assert {mount["mountPath"] for mount in container(manifests)["volumeMounts"]} == {"/tmp", "/etc/rlhfless/admission"}
 
 
 @needs_helm
@@ -173,20 +173,21 @@ def test_a_drain_leaves_a_replica_where_there_are_two() -> None:
 
 
 @needs_helm
-def test_only_the_metrics_can_be_reached() -> None:
+def test_only_the_metrics_and_the_webhook_can_be_reached() -> None:
     policy = the(case("monitoring-service"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"] == [
         {
             "ports": [{"port": "metrics"}],
             "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
-        }
+        },
+        {"ports": [{"port": "admission"}]},
     ]
 
 
 @needs_helm
 def test_monitoring_is_off_until_it_is_asked_for() -> None:
-    assert not any(of_kind(case("s3"), kind) for kind in (*MONITORING, "ConfigMap", "Service"))
+    assert not any(of_kind(case("s3"), kind) for kind in (*MONITORING, "ConfigMap"))
 
 
 @needs_helm
@@ -195,8 +196,12 @@ def test_monitors_keep_the_labels_that_name_the_job() -> None:
     pod = the(case("monitoring-pod"), "PodMonitor")
     assert service["metadata"]["labels"]["release"] == "prometheus"
     assert service["spec"]["endpoints"][0]["honorLabels"] and pod["spec"]["podMetricsEndpoints"][0]["honorLabels"]
-    labels = the(case("monitoring-service"), "Service")["metadata"]["labels"]
-    assert service["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    selected = [
+        each
+        for each in of_kind(case("monitoring-service"), "Service")
+        if service["spec"]["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
+    ]
+    assert [port["name"] for each in selected for port in each["spec"]["ports"]] == ["metrics"]
 
 
 @needs_helm

@@ -26,8 +26,8 @@ def webhook(manifests: list[Manifest]) -> Manifest:
 
 
 @needs_helm
-def test_no_webhook_is_served_until_it_is_asked_for() -> None:
-    manifests = case("s3")
+def test_no_webhook_is_served_where_it_is_turned_off() -> None:
+    manifests = rendered(CHART / "ci" / "s3.yaml", quickRelease__enabled="false")
     assert settings(manifests).admission_port is None
     assert not any(of_kind(manifests, kind) for kind in ("MutatingWebhookConfiguration", "Secret", "Service"))
 

@@ -44,25 +44,37 @@ def test_no_other_moment_costs_less(history, startup, instances, late_price):
     assert expected * len(history) == pytest.approx(cost(chosen.after_seconds), abs=1e-6)
 
 
-def test_with_no_history_an_instance_is_kept_for_a_start_up():
+def test_with_no_history_an_instance_is_kept_for_a_switch():
     assert keep_alive([], 40) == 40
     assert keep_alive([], 40, longest=10) == 10
 
 
 def test_short_gaps_are_bridged_and_long_ones_are_not():
-    assert keep_alive([5, 6, 5], 40) == 6
     assert keep_alive([500, 600], 40) == 0
-    assert keep_alive([5, 600, 5, 600], 40) == 5
+    assert keep_alive([5, 600, 5, 600], 40) == pytest.approx(5 * 1.25), "the next short one may be a little longer"
+
+
+def test_beyond_the_longest_gap_an_instance_is_kept_for_a_switch_more():
+    assert keep_alive([5, 6, 5], 40) == 46
+    assert keep_alive([5, 6, 5], 40, longest=10) == 10
+
+
+@given(st.lists(st.floats(3, 5), min_size=48, max_size=48))
+def test_gaps_that_vary_a_little_never_let_an_instance_go(gaps):
+    seen: list[float] = []
+    for gap in gaps:
+        assert gap <= keep_alive(seen, 15)
+        seen.append(gap)
 
 
 @given(durations, st.floats(0, 50), st.floats(0, 120))
-def test_no_other_limit_costs_less(gaps, startup, longest):
+def test_no_other_limit_costs_much_less(gaps, switch, longest):
     def cost(limit):
-        return sum(min(gap, limit) + (startup if gap > limit else 0) for gap in gaps)
+        return sum(min(gap, limit) + (switch if gap > limit else 0) for gap in gaps)
 
-    chosen = keep_alive(gaps, startup, longest=longest)
+    chosen = keep_alive(gaps, switch, longest=longest)
     assert 0 <= chosen <= longest
-    assert cost(chosen) <= min(cost(min(limit, longest)) for limit in [0, *gaps, math.inf]) + 1e-9
+    assert cost(chosen) <= 1.25 * min(cost(min(limit, longest)) for limit in [0, *gaps, math.inf]) + 1e-9
 
 
 @pytest.mark.parametrize("bad", [{"startup_seconds": -1}, {"late_price": -1}, {"instances": 0}])

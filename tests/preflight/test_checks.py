@@ -22,6 +22,7 @@ from rlhfless_operator.preflight.checks import (
     check_deployment,
     check_features,
     check_quota,
+    check_release,
     check_timeouts,
     check_version,
     check_volumes,
@@ -178,6 +179,19 @@ def test_requests_have_to_fit_knatives_longest() -> None:
     assert '"terminationGracePeriodSeconds":3600' in finding.remedy
     assert check_timeouts(FRESH, 600).verdict == "ok"
     assert check_timeouts(SET_UP, 3600).verdict == "ok"
+
+
+def test_pods_that_go_slowly_are_told_of_where_that_is_known() -> None:
+    def release(**settings: Any) -> tuple[str, str]:
+        finding = check_release(ClusterSettings(functions_image="i", **settings))
+        return finding.verdict, finding.message
+
+    assert release(admission_port=9443, admission_grace_seconds=5) == (
+        "ok",
+        "pods that are let go hold their GPU for at most 5 s (quickRelease)",
+    )
+    assert release(operator_namespace="rlhfless")[0] == "warning"
+    assert release()[0] == "unknown"
 
 
 def test_settings_that_only_make_jobs_worse_are_warnings() -> None:

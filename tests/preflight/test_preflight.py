@@ -105,6 +105,7 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
         "quota of default": "error",
         "permissions": "ok",
         "definition": "error",
+        "release": "unknown",
         "artifacts": "ok",
     }
 
@@ -161,7 +162,7 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
     findings = await ask(anonymous, SETTINGS)
     assert {
         check: found.verdict for check, found in findings.items() if check not in ("artifacts", "volumes")
-    } == dict.fromkeys(("knative", "capacity", "quota of default", "permissions", "definition"), "unknown")
+    } == dict.fromkeys(("knative", "capacity", "quota of default", "permissions", "definition", "release"), "unknown")
 
 
 def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

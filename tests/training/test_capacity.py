@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,7 @@ PRELOAD = Preload(ModelSettings(source="m"), WeightsReference(version=0, uri="m"
 class Timeline:
     """A clock that `sleep` moves on, and the holds that a platform was asked for."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None, *, sleeps: bool = False
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None, **options: Any) -> None:
         self.now = 100.0
         self.holds: list[tuple[float, Stage, int]] = []
         self.preloads: list[Preload | None] = []
@@ -31,7 +30,7 @@ class Timeline:
             dict.fromkeys(("generation", "preparation", "learning"), keep_alive),
             self.history,
             clock=lambda: self.now,
-            sleeps=sleeps,
+            **options,
         )
         monkeypatch.setattr(capacity_module.asyncio, "sleep", self._sleep)
 
@@ -186,3 +185,22 @@ async def test_nothing_is_asked_for_after_the_end(make_timeline: MakeTimeline) -
     await time.capacity.close()
     await time.pass_time(100)
     assert time.holds == []
+
+
+async def test_what_an_instance_costs_until_it_is_gone_is_part_of_the_price_of_letting_it_go(
+    make_timeline: MakeTimeline,
+) -> None:
+    time = make_timeline(draining_seconds=31.0)
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0)
+        await time.pass_time(30)
+    assert 0 not in [count for at, count in time.counts("learning")], "30 s are cheaper than 4 + 31"
+    # What was measured counts for more than what the platform expects.
+    time.history.add("draining/learning", 1.0)
+    await time.pass_time(1)
+    await time.capacity.use("learning", 1)
+    await time.capacity.use("learning", 0)
+    assert time.counts("learning")[-1] == (91, 0), "30 s are dearer than 4 + 1"
+    await time.capacity.close()

@@ -46,6 +46,16 @@ def test_a_start_is_timed_from_being_asked_for_until_ready(tiny_job: MakeJob) ->
     assert cost_model.history.recent("startup/generation") == [3.0]
 
 
+def test_what_an_instance_takes_to_go_is_timed_from_being_let_go_until_it_is_gone(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job())
+    for instance, state, at in (
+        ("g-1", "draining", 1.0), ("g-2", "draining", 2.0), ("g-2", "busy", 2.5), ("g-1", "ended", 32.0),
+        ("g-2", "ended", 40.0),
+    ):  # fmt: skip
+        cost_model.instance_changed(StateChange(instance, "generation", state, at))  # type: ignore[arg-type]
+    assert cost_model.history.recent("draining/generation") == [31.0]
+
+
 def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     first = cost_model_of(tiny_job())
     outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])

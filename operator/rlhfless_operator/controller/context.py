@@ -89,4 +89,6 @@ class OperatorContext:
     """What a relative `spec.artifacts.uri` is taken from."""
     queues: Queues
     """Of Kueue, for jobs that wait in one."""
+    draining_seconds: float
+    """How long a pod that was let go holds its GPU."""
     pacing: Pacing = Pacing()

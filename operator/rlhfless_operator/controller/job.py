@@ -240,7 +240,11 @@ class Supervisor:
         def note(text: str) -> None:
             _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
-        await drive(job, folder, make_platform, LiveProgress(on_note=note), on_open=on_open)
+        await drive(
+            *(job, folder, make_platform, LiveProgress(on_note=note)),
+            on_open=on_open,
+            draining_seconds=self._context.draining_seconds,
+        )
         try:
             await asyncio.to_thread(write_report, folder.root)
         except (artifacts.ArtifactError, ValueError) as error:

@@ -80,6 +80,7 @@ class Operator:
                 queues=Queues(
                     KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested), self.settings
                 ),
+                draining_seconds=self.settings.draining_seconds,
                 pacing=self.pacing,
             )
             handlers = Handlers(context)

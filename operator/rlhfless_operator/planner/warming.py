@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 WINDOW = 32
 """Newest durations that count."""
+_SLACK = 1.25
+"""How much longer an instance is kept than the gap that is to be bridged, as no gap is quite like another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +64,31 @@ def wake_time(
     )
 
 
-def keep_alive(gaps: Sequence[float], startup_seconds: float, *, longest: float = math.inf) -> float:
+def keep_alive(gaps: Sequence[float], switch_seconds: float, *, longest: float = math.inf) -> float:
     """How long an instance without work is kept before it is released, in seconds.
 
-    Keeping costs the idle time, releasing costs a start-up at the next use: over the gaps between uses seen so far,
-    the best limit k has the least Σ min(gap, k) + startup · [gap > k]. While nothing is known it is the start-up time,
-    which never costs more than twice the best in hindsight (the ski-rental rule).
+    Keeping costs the idle time. Releasing costs a switch: the time until the instance is gone, and a start-up at the
+    next use. Over the gaps between uses seen so far, the best limit k has the least Σ min(gap, k) + switch · [gap > k].
+    It is a gap that was seen. The next one like it may be a little longer, and would pay for both: the limit is a
+    quarter longer, which costs at most a quarter more. Of what is longer than all gaps seen nothing is known: then an
+    instance is kept for the cost of a switch, which never costs more than twice the best in hindsight (the ski-rental
+    rule).
 
     Args:
         gaps: idle seconds between the uses of an instance; the newest `WINDOW` count.
-        startup_seconds: instance-seconds of a start-up; a delay that it causes may be charged in it.
+        switch_seconds: instance-seconds of draining and of a start-up; a delay that it causes may be charged in it.
         longest: the limit that the user allows.
     """
     recent = gaps[-WINDOW:]
     if not recent:
-        return min(startup_seconds, longest)
+        return min(switch_seconds, longest)
+    known = max(recent)
 
     def cost(limit: float) -> float:
-        return sum(min(gap, limit) + (startup_seconds if gap > limit else 0.0) for gap in recent)
+        return sum(min(gap, limit) + (switch_seconds if gap > limit else 0.0) for gap in recent)
 
     candidates = [0.0, *(gap for gap in recent if gap <= longest)]
     if math.isfinite(longest):
         candidates.append(longest)
-    return min(candidates, key=lambda limit: (cost(limit), limit))
+    best = min(candidates, key=lambda limit: (cost(limit), limit))
+    return min(known + switch_seconds if best >= known else _SLACK * best, longest)

@@ -17,6 +17,9 @@ _JSON = ("pods", "pools", "egress_rules")
 _NUMBERS = ("metrics_port", "liveness_port", "admission_port", "admission_grace_seconds", "initial_scale")
 """Settings that are whole numbers."""
 
+_SIDECAR_SECONDS = 31.0
+"""From a pod's deletion until it is gone, as Knative has it: its sidecar waits for routes to change."""
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -83,6 +86,12 @@ class ClusterSettings(Settings):
     ingress: str | None = None
     """Base address for requests to functions, with the Service's name as `Host`; each Service's own address
     if left out, which needs the cluster's names to resolve where the operator runs."""
+
+    @property
+    def draining_seconds(self) -> float:
+        """How long a pod that was let go holds its GPU: until its grace period is over where the webhook is served,
+        which Knative's sidecar waits out, and else as long as that holds the container's preStop hook."""
+        return _SIDECAR_SECONDS if self.admission_port is None else min(_SIDECAR_SECONDS, self.admission_grace_seconds)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

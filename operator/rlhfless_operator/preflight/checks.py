@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 
@@ -128,6 +129,18 @@ def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
         "\nor install the chart with a shorter knative.requestTimeout."
     )
     return Finding(check, "error", f"{key} is {longest:.0f}, and the operator lets requests take {needed} s", remedy)
+
+
+def check_release(settings: ClusterSettings) -> Finding:
+    """How long a pod that was let go holds its GPU."""
+    check, seconds = "release", f"{settings.draining_seconds:g} s"
+    if settings.admission_port is not None:
+        return Finding(check, "ok", f"pods that are let go hold their GPU for at most {seconds} (quickRelease)")
+    if settings.operator_namespace is None:
+        remedy = "kubectl exec --namespace NAMESPACE deployment/rlhfless -- python -m rlhfless_operator preflight"
+        return Finding(check, "unknown", "the operator's own pods know whether it serves its webhook", remedy)
+    remedy = "Install the chart with quickRelease.enabled: true."
+    return Finding(check, "warning", f"pods that are let go hold their GPU for {seconds}: quickRelease is off", remedy)
 
 
 def check_deployment(knative: Knative) -> Finding:

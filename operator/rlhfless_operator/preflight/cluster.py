@@ -25,6 +25,7 @@ from rlhfless_operator.preflight.checks import (
     check_deployment,
     check_features,
     check_quota,
+    check_release,
     check_timeouts,
     check_version,
     check_volumes,
@@ -69,7 +70,7 @@ async def preflight(
         asyncio.to_thread(check_store, settings.artifacts),
     )
     needed, installed, store = everything
-    return [*needed, *installed, store]
+    return [*needed, *installed, check_release(settings), store]
 
 
 class ClusterLook:

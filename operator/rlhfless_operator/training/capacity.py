@@ -43,6 +43,8 @@ class Capacity:
         history: what earlier steps took; added to.
         clock: monotonic seconds.
         sleeps: whether an instance without work gives its GPUs to whoever needs them, so that it costs nothing to keep.
+        draining_seconds: what an instance that is let go is charged until it is gone, before one of its stage was seen
+            to go.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Capacity:
         clock: Callable[[], float] = time.monotonic,
         *,
         sleeps: bool = False,
+        draining_seconds: float = 0.0,
     ) -> None:
         self._platform = platform
         self._keep_alive = keep_alive
         self.history = history
         self._clock = clock
         self._sleeps = sleeps
+        self._draining_seconds = draining_seconds
         self._stages = {stage: _Held() for stage in STAGES}
 
     async def use(
@@ -80,8 +84,9 @@ class Capacity:
             held.kept_until += [now + limit] * (held.working - count)
         held.working = count
         await self._apply(stage)
-        if held.kept_until and held.releasing is None:
-            held.releasing = asyncio.create_task(self._release(stage, held))
+        if held.releasing is not None:
+            held.releasing.cancel()
+        held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
 
     def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
         """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
@@ -141,8 +146,9 @@ class Capacity:
             return 0.0
         if self._sleeps:
             return math.inf
-        startup = self.history.mean(f"startup/{stage}") + restart_seconds
-        return keep_alive(self.history.recent(f"gap/{stage}"), startup)
+        draining = self.history.mean(f"draining/{stage}", self._draining_seconds)
+        switch = draining + self.history.mean(f"startup/{stage}") + restart_seconds
+        return keep_alive(self.history.recent(f"gap/{stage}"), switch)
 
     async def _apply(self, stage: Stage) -> None:
         held = self._stages[stage]
@@ -152,7 +158,6 @@ class Capacity:
         while held.kept_until:
             await asyncio.sleep(max(0.0, min(held.kept_until) - self._clock()))
             await self._apply(stage)
-        held.releasing = None
 
     @staticmethod
     def _stop_waking(held: _Held) -> None:

@@ -41,6 +41,7 @@ class CostModel:
         self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.history = History()
         self._starting: dict[str, float] = {}
+        self._draining: dict[str, float] = {}
 
     # --- planning ---
 
@@ -110,11 +111,15 @@ class CostModel:
     # --- learning ---
 
     def instance_changed(self, change: StateChange) -> None:
-        """Take note of how long instances take to start."""
+        """Take note of how long instances take to start, and to go."""
         if change.state == "starting":
             self._starting[change.instance] = change.at
         elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
             self.history.add(startup(change.stage), change.at - since)
+        if change.state == "draining":
+            self._draining[change.instance] = change.at
+        elif (since := self._draining.pop(change.instance, None)) is not None and change.state == "ended":
+            self.history.add(f"draining/{change.stage}", change.at - since)
 
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]

@@ -61,11 +61,13 @@ async def drive(
     *,
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
+    draining_seconds: float = 0.0,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
 
     Args:
         takes_turns: whether the stages' instances can't all have GPUs at once.
+        draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
 
     Raises:
         LeaseHeldError: another driver runs it.
@@ -80,7 +82,11 @@ async def drive(
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
-        run, journal = open_run(job, folder, lease, status, make_platform, progress, takes_turns=takes_turns)
+        run, journal = open_run(
+            *(job, folder, lease, status, make_platform, progress),
+            takes_turns=takes_turns,
+            draining_seconds=draining_seconds,
+        )
         on_open(run, journal)
         try:
             journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)

@@ -71,6 +71,7 @@ def open_run(
     progress: LiveProgress,
     *,
     takes_turns: bool = False,
+    draining_seconds: float = 0.0,
 ) -> tuple[TrainingRun, StepJournal]:
     """A driver's run of a job, and its journal.
 
@@ -79,6 +80,7 @@ def open_run(
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
         takes_turns: whether the stages' instances can't all have GPUs at once.
+        draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
     """
     journal = StepJournal(job.spec, folder, lease, status)
     cost_model = CostModel(job.spec)
@@ -89,7 +91,7 @@ def open_run(
 
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
-    capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=takes_turns)
+    capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=takes_turns, draining_seconds=draining_seconds)
     requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
