@@ -133,7 +133,7 @@ COST = Page(
 
 IDLE = Page(
     "rlhfless: idle time",
-    "Where GPU time goes that does no work: idle, starting and draining instances.",
+    "Where GPU time goes that does no work: idle, starting, switching and draining instances.",
     (
         _number(
             "Idle share",
@@ -190,6 +190,12 @@ IDLE = Page(
             "Generation actors",
             "Wanted by the plan, and ready.",
             (Query(total("rlhfless_generation_actors", "kind"), "{{kind}}"),),
+        ),
+        _by_stage(
+            "lines",
+            "Instances asleep",
+            "Kept without a GPU, with their process and what they hold in the host's memory. They cost nothing.",
+            total("rlhfless_instances_asleep", "stage"),
         ),
         Panel(
             "Work reassigned, by reason",

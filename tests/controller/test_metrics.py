@@ -30,6 +30,7 @@ NAMES = {
     "stage_duration_seconds": {"stage"},
     "cold_start_seconds": {"stage"},
     "generation_actors": {"kind"},
+    "instances_asleep": {"stage"},
     "cost_forecast_total": set(),
     "cost_plan_total": {"kind"},
     "reassignments_total": {"reason"},

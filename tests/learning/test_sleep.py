@@ -17,7 +17,7 @@ from rlhfless_functions.learning import learner as learner_module
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.offload import relocate
 from rlhfless_functions.learning.state import TrainingState
-from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import LearningSettings, LoraSettings, OptimizerSettings
 from tests.learning.jobs import PPO, Job, assert_equal, context, job_of, processes_beside
 
@@ -128,8 +128,11 @@ def test_a_state_that_left_the_device_is_back_on_it_before_the_next_step(
     assert elsewhere.moves == []
     learner.sleep()
     assert elsewhere.moves == ["cpu"]
-    second = learner.run(job.request(2, "slept"), context())
+    told: list[tuple[str, int]] = []
+    waking = TaskContext(emit=lambda event: told.append((event.event, len(elsewhere.moves))), asleep=True)
+    second = learner.run(job.request(2, "slept"), waking)
     assert elsewhere.moves == ["cpu", "cpu:0"]
+    assert told == [("awake", 2)]
     assert "seconds/wake" in second.metrics
     assert "seconds/wake" not in first.metrics
     assert LEARNING_METRICS.keys() >= {"seconds/wake"}

@@ -102,8 +102,8 @@ async def test_stages_take_turns_on_one_gpu_and_their_processes_stay(tmp_path: P
             did.append(await seen.do(preparing(tmp_path, tiny_model, number)))
             did.append(await seen.do(learning(tmp_path, tiny_model, number)))
         assert did == ["preparation-1", "learning-2", "preparation-1", "learning-2"]
-        assert seen.states_of("learning-2")[:5] == ["starting", "idle", "busy", "idle", "draining"]
-        assert seen.states_of("learning-2")[5:] == ["ended", "busy", "idle"]
+        assert seen.states_of("learning-2")[:5] == ["starting", "idle", "busy", "idle", "switching"]
+        assert seen.states_of("learning-2")[5:] == ["asleep", "switching", "busy", "idle"]
         assert [line["instance"] for line in seen.logged("instance sleeps")] == did[:3]
         assert {(line["instance"], *line["gpus"]) for line in seen.logged("instance has GPUs of its own")} == {  # type: ignore[misc]
             ("preparation-1", "3"),
@@ -111,7 +111,7 @@ async def test_stages_take_turns_on_one_gpu_and_their_processes_stay(tmp_path: P
         }
         at_work: set[str] = set()
         for change in seen.changes:
-            (at_work.discard if change.state == "ended" else at_work.add)(change.instance)
+            (at_work.discard if change.state in ("asleep", "ended") else at_work.add)(change.instance)
             assert len(at_work) <= 1
 
 
@@ -165,7 +165,7 @@ async def test_an_instance_that_cannot_sleep_is_ended(tmp_path: Path, tiny_model
             process.suspend()
         seen.platform._stall_seconds = 0.5
         assert await seen.do(preparing(tmp_path, tiny_model, 0)) == "preparation-2"
-        assert seen.states_of("learning-1")[-2:] == ["draining", "ended"]
+        assert seen.states_of("learning-1")[-2:] == ["switching", "ended"]
         seen.platform._stall_seconds = 120.0
         assert await seen.do(learning(tmp_path, tiny_model, 1)) == "learning-3"
 
@@ -188,4 +188,4 @@ async def test_an_instance_that_sleeps_goes_when_it_is_kept_no_longer(tmp_path: 
         seen.platform._keep_alive = {}
         await seen.platform.hold("learning", 0)
         await asyncio.to_thread(process.wait, 60)
-        assert seen.states_of("learning-1")[-2:] == ["draining", "ended"]
+        assert seen.states_of("learning-1")[-3:] == ["switching", "asleep", "ended"]

@@ -59,6 +59,7 @@ class Scripted:
         self.runs += 1
         if self.fault is not None:
             raise self.fault
+        context.awake()
         context.emit(Progress(finished=0, running=1, waiting=0, tokens=7))
         while not self.release.is_set() and context.stop_reason is None:
             time.sleep(0.002)
@@ -318,7 +319,11 @@ async def test_a_sleep_is_answered_when_it_is_over_and_the_next_task_runs(tmp_pa
             async with client.sleep() as response:
                 assert response.status == 200
                 assert (await response.json())["seconds"] >= 0
-        assert (await client.events(request_for(tmp_path)))[-1].event == "done"
+        told = [[event.event for event in await client.events(request_for(tmp_path, part=part))] for part in "ab"]
+        assert [[kind for kind in kinds if kind != "heartbeat"] for kinds in told] == [
+            ["started", "awake", "progress", "done"],
+            ["started", "progress", "done"],
+        ]
         metrics = (await client.status("/metrics"))[1]
     assert function.sleeps == 2
     assert "rlhfless_sleep_seconds_count 2.0" in metrics

@@ -10,7 +10,7 @@ from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.records.record import StageAccount
 from rlhfless_operator.training.ledger import Account, Ledger
 
-LIVING: list[InstanceState] = ["starting", "idle", "busy", "draining"]
+LIVING: list[InstanceState] = ["starting", "idle", "busy", "switching", "asleep", "draining"]
 
 
 @given(
@@ -23,7 +23,7 @@ def test_accounts_add_up_to_lifetimes_however_often_they_are_closed(
     lives: list[list[tuple[InstanceState, float]]], closings: list[float]
 ) -> None:
     happenings: list[tuple[float, StateChange | None]] = [(at, None) for at in closings]
-    lifetime = 0.0
+    lifetime = asleep = 0.0
     for number, life in enumerate(lives):
         at = 0.0
         for state, seconds in life:
@@ -31,6 +31,7 @@ def test_accounts_add_up_to_lifetimes_however_often_they_are_closed(
             at += seconds
         happenings.append((at, StateChange(f"i{number}", "generation", "ended", at)))
         lifetime += at
+        asleep += sum(seconds for state, seconds in life if state == "asleep")
     ledger, total = Ledger(), Account()
     for at, change in sorted(happenings, key=lambda happening: happening[0]):
         if change is None:
@@ -38,7 +39,8 @@ def test_accounts_add_up_to_lifetimes_however_often_they_are_closed(
         else:
             ledger.observe(change)
     total.add(ledger.close(1000.0))
-    assert total.total() == pytest.approx(lifetime)
+    assert total.total() == pytest.approx(lifetime - asleep)
+    assert total.total(state="asleep") == pytest.approx(asleep)
     assert sum(span.end - span.start for span in ledger.take_spans()) == pytest.approx(lifetime)
     assert not ledger.instances()
 
@@ -55,6 +57,26 @@ def test_seconds_and_money_are_kept_by_stage_and_state() -> None:
     assert account.total(state="idle") == 3.0
     assert account.cost(Decimal("3600")) == Decimal("11.000000")
     assert account.by_stage(Decimal("3600"))["learning"] == StageAccount(idle=3.0, cost=Decimal("3.000000"))
+
+
+def test_an_instance_that_sleeps_is_there_and_costs_nothing() -> None:
+    ledger = Ledger()
+    ledger.observe(StateChange("l", "learning", "switching", 0.0))
+    ledger.observe(StateChange("l", "learning", "asleep", 2.0))
+    assert ledger.instances() == {("learning", "asleep"): 1}
+    ledger.observe(StateChange("l", "learning", "switching", 10.0))
+    ledger.observe(StateChange("l", "learning", "busy", 11.0))
+    account = ledger.close(15.0).by_stage(Decimal("3600"))["learning"]
+    assert account == StageAccount(switching=3.0, asleep=8.0, busy=4.0, cost=Decimal("7.000000"))
+    assert account.seconds == 7.0
+    assert [(span.state, span.end - span.start) for span in ledger.take_spans()] == [
+        ("switching", 2.0), ("asleep", 8.0), ("switching", 1.0), ("busy", 4.0),
+    ]  # fmt: skip
+
+
+def test_accounts_of_an_earlier_version_are_read() -> None:
+    line = '{"starting": 1, "busy": 2, "idle": 3, "draining": 4, "cost": "0.5"}'
+    assert StageAccount.model_validate_json(line).seconds == 10.0
 
 
 def test_an_instance_that_lives_on_is_charged_to_both_steps() -> None:

@@ -26,7 +26,7 @@ def spans_of(file: Path) -> list[dict[str, Any]]:
 
 def most_at_once(file: Path) -> int:
     """Most instances that had a GPU at one time."""
-    spans = spans_of(file)
+    spans = [span for span in spans_of(file) if span["state"] != "asleep"]
     edges = sorted([(span["start"], 1) for span in spans] + [(span["end"], -1) for span in spans])
     most = now = 0
     for _, change in edges:
@@ -49,6 +49,8 @@ def test_one_gpu_is_enough_and_no_process_starts_twice(tiny_job: MakeJob, monkey
     assert most_at_once(turns) == 1
     assert {name.split("-")[0] for name in sleeps(turns)} == {"generation", "preparation", "learning"}
     assert len({span["instance"] for span in spans_of(turns)}) == 3
+    ledger = {stage: account for record in records_of(turns) for stage, account in record["ledger"].items()}
+    assert all(account["switching"] > 0 and account["asleep"] > 0 for account in ledger.values())
 
 
 def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(

@@ -7,6 +7,7 @@ log-probabilities travel through the artifact store, never through this contract
 """
 
 from rlhfless_functions.api.events import (
+    Awake,
     ColdStart,
     Done,
     Event,
@@ -64,6 +65,7 @@ from rlhfless_functions.api.results import (
 __all__ = [
     "PROTOCOL",
     "STAGES",
+    "Awake",
     "BaseRequest",
     "BatchReference",
     "ColdStart",

@@ -28,6 +28,12 @@ class Started(Message):
     """What generates here and why, once that has been chosen."""
 
 
+class Awake(Message):
+    """An instance that had given its device's memory back has it again and begins to work; told by no other."""
+
+    event: Literal["awake"] = "awake"
+
+
 class Progress(Message):
     """How far the share is; coalesced."""
 
@@ -105,7 +111,7 @@ class Failed(Message):
 
 
 Event = Annotated[
-    Started | Progress | Samples | Partial | Waiting | Heartbeat | Done | Failed, Field(discriminator="event")
+    Started | Awake | Progress | Samples | Partial | Waiting | Heartbeat | Done | Failed, Field(discriminator="event")
 ]
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

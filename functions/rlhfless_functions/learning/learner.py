@@ -77,6 +77,7 @@ class Learner:
         """
         try:
             if isinstance(request, ExportRequest):
+                context.awake()
                 return _export(request)
             self._call_ranks(request)
             return self._learn(request, context)
@@ -162,10 +163,13 @@ class Learner:
         state, self._state = self._state, None
         if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
             state = None
+            # What sleep kept is of no use: loading and learning again is work, as for a fresh instance.
+            context.awake()
             state = self._rebuild(request, check, seconds)
         elif state.device != self._ranks.device:
             with _timed(seconds, "seconds/wake"):
                 move(state, self._ranks.device)
+        context.awake()
         with _timed(seconds, "seconds/train"):
             report, batch = _take_step(state, given, request, step, check)
         if isinstance(given, FollowedBatch):

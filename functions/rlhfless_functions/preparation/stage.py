@@ -74,6 +74,8 @@ class Preparer:
         Raises:
             TaskError: what is published is whole or not there at all. `reward_failed` names the reward.
         """
+        # Rewards are scored from the first moment, while models are loaded again.
+        context.awake()
         with store_errors():
             if isinstance(request, MaterializeRequest):
                 return self._materialize(request)

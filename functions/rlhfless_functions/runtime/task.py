@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlhfless_functions.api import Event, FailureReason
+from rlhfless_functions.api import Awake, Event, FailureReason
 
 StopReason = Literal["cut", "drain"]
 
@@ -33,8 +33,16 @@ class TaskContext:
     """Send an event; thread-safe, never blocks, and does nothing once the caller is gone."""
     instance: str = "local"
     """Name of this instance."""
+    asleep: bool = False
+    """Whether the instance gave its device's memory back before this task, and has not taken it again."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _reason: StopReason | None = None
+
+    def awake(self) -> None:
+        """Tell, once and only where the instance slept, that the device's memory is taken again and work begins."""
+        if self.asleep:
+            self.asleep = False
+            self.emit(Awake())
 
     def stop(self, reason: StopReason) -> None:
         """Ask the task to publish what it has and return; called by the server."""

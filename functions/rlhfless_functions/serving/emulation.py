@@ -75,6 +75,7 @@ class _Emulated:
         Raises:
             TaskError: `drained`, if the task is told to stop.
         """
+        context.awake()
         until = time.monotonic() + seconds * self._emulation.time_scale
         while (left := until - time.monotonic()) > 0:
             if context.stop_reason is not None:

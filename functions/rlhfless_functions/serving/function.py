@@ -62,6 +62,8 @@ class Instance:
         self._function = function
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task")
         self._current: TaskContext | None = None
+        self._asleep = False
+        """Whether the device's memory was given back after the last task."""
         self._idle = threading.Event()
         self._idle.set()
         self._started_at = started_at
@@ -121,7 +123,7 @@ class Instance:
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        context = TaskContext(emit=emit, instance=self.name)
+        context = TaskContext(emit=emit, instance=self.name, asleep=self._asleep)
         self._current = context
         self._idle.clear()
         self._busy.set(1)
@@ -133,7 +135,7 @@ class Instance:
             # On its way before there is work that would keep it waiting for the interpreter's lock.
             yield dump_event(started)
             self._cold_start = None
-            working = True
+            working, self._asleep = True, False
             loop.run_in_executor(self._worker, self._work, request, context)
             while True:
                 try:
@@ -170,6 +172,7 @@ class Instance:
             raise
         finally:
             self._ends()
+        self._asleep = True
         seconds = time.monotonic() - started
         self._sleeps.observe(seconds)
         logger.info("instance sleeps", extra={"fields": {"seconds": round(seconds, 4)}})

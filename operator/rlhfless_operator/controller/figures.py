@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlhfless_operator.records.record import StepRecord
-from rlhfless_operator.training.ledger import CHARGED_STATES as CHARGED
-
-__all__ = ["CHARGED", "RESPONSE_TOKENS", "forecast_cost", "planned_money", "response_tokens", "training_figures"]
 
 RESPONSE_TOKENS: tuple[Literal["mean", "p95", "max"], ...] = ("mean", "p95", "max")
 """Statistics of response lengths."""

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.controller.figures import (
-    CHARGED,
     RESPONSE_TOKENS,
     forecast_cost,
     planned_money,
@@ -21,7 +20,7 @@ from rlhfless_operator.controller.figures import (
     training_figures,
 )
 from rlhfless_operator.platforms.base import StateChange
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import CHARGED_STATES, StepRecord
 from rlhfless_operator.records.status import Phase
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.run import TrainingRun
@@ -69,6 +68,7 @@ class OperatorMetrics:
             *_JOB, "reason",
         )  # fmt: skip
         self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
+        self.asleep = gauge("instances_asleep", "Instances that are kept without a GPU.", *_JOB, "stage")
         self.forecast = gauge("cost_forecast_total", "Forecast of the whole job's cost at its end.", *_JOB)
         self.cost_plan = counter(
             "cost_plan_total", "Planned cost of generation: of the chosen plan, the cheapest, and the lower bound.",
@@ -127,7 +127,7 @@ class OperatorMetrics:
     def _of_jobs(self) -> tuple[Counter | Gauge | Histogram, ...]:
         return (
             *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
-            *(self.reassignments, self.actors, self.forecast, self.cost_plan, self.reward, self.accuracy),
+            *(self.reassignments, self.actors, self.asleep, self.forecast, self.cost_plan, self.reward, self.accuracy),
             *(self.response_tokens, self.training, self.phase, self.last_progress),
         )
 
@@ -184,12 +184,14 @@ class JobMeter:
         # Pods that are still terminating cost something after their driver has ended.
         total = self.ledger.running(now)
         for stage in STAGES:
-            for state in CHARGED:
+            for state in CHARGED_STATES:
                 self._count(metrics.gpu_seconds, (*labels, stage, state), total.total(stage, state))
             self._count(metrics.cost, (*labels, stage), float(total.cost(price, stage)))
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
         metrics.actors.labels(*labels, "ready").set(ready)
+        for stage in STAGES:
+            metrics.asleep.labels(*labels, stage).set(instances.get((stage, "asleep"), 0))
         if self._driven is None:
             return
         run, journal = self._driven

@@ -25,7 +25,14 @@ from rlhfless_operator.records.record import StepRecord
 RECENT = 8
 """Steps whose mean time and cost the forecast assumes for those to come."""
 
-_STATE_STYLES = {"starting": "yellow", "busy": "green", "idle": "dim", "draining": "magenta"}
+_STATE_STYLES = {
+    "starting": "yellow",
+    "busy": "green",
+    "idle": "dim",
+    "switching": "cyan",
+    "draining": "magenta",
+    "asleep": "blue",
+}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from typing import Literal, Protocol
 from rlhfless_functions.api import Event, Failed, RunRequest, Stage, WeightsReference
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 
-InstanceState = Literal["starting", "idle", "busy", "draining", "ended"]
+InstanceState = Literal["starting", "idle", "busy", "switching", "asleep", "draining", "ended"]
+"""What an instance does. `switching`: it is put to sleep, or wakes, and has its GPUs without working. `asleep`: it is
+kept without GPUs. `draining`: it was told to end, and has its GPUs until it is gone."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rlhfless_operator.platforms.base import (
 from rlhfless_operator.platforms.fork_server import ForkServer
 from rlhfless_operator.platforms.local_gpus import GpuAccount
 from rlhfless_operator.platforms.local_process import LocalProcess
-from rlhfless_operator.platforms.stream import open_session, run_task
+from rlhfless_operator.platforms.stream import open_session, run_task, shows_work
 
 _DRAIN_SECONDS = 10.0
 _MOST_FAILED_STARTS = 3
@@ -113,6 +113,8 @@ class LocalPlatform:
         try:
             async for event in events:
                 finished = isinstance(event, Done)
+                if process.state == "switching" and shows_work(event):
+                    self._enter(process, "busy")
                 yield event
         except TaskFailedError as error:
             finished = error.reason != "busy"
@@ -156,7 +158,7 @@ class LocalPlatform:
         try:
             while True:
                 if (process := self._free_instance(stage)) is not None:
-                    self._enter(process, "busy")
+                    self._enter(process, "switching" if process.asleep else "busy")
                     return process
                 if self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS:
                     raise InstanceLostError(f"{stage} instances end before they are ready; see {self._log_path}")
@@ -174,7 +176,6 @@ class LocalPlatform:
                 return process
         for process in kept:
             if process.asleep and self._gpus.wake(process.name):
-                process.asleep = False
                 return process
         return None
 
@@ -188,7 +189,7 @@ class LocalPlatform:
             return
         idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
         names = [process.name for process in idle]
-        leaving = [process.name for process in self._processes.values() if process.state == "draining"]
+        leaving = [process.name for process in self._processes.values() if process.leaving]
         for process in asleep:
             displaced = self._gpus.displaced_by_waking(process.name, names, leaving)
             if displaced is not None:
@@ -199,18 +200,19 @@ class LocalPlatform:
                 # Its own GPUs are busy for longer.
                 self._drain(asleep[0])
         for name in displaced or ():
-            self._enter(self._processes[name], "draining")
+            self._processes[name].falling_asleep = True
+            self._enter(self._processes[name], "switching")
             self._spawn(self._sleep(self._processes[name]))
 
     async def _sleep(self, process: LocalProcess) -> None:
         """Have an idle instance give its GPUs back, or end it where it can't."""
         slept = await process.sleep(self._open_session(), self._token, self._stall_seconds)
+        process.falling_asleep = False
         if not slept:
             self._kill(process)
         elif not process.terminated:
             self._gpus.sleep(process.name)
-            process.asleep = True
-            self._enter(process, "ended")
+            self._enter(process, "asleep")
             self._release_surplus(process.stage)
         await self._tell()
 
@@ -220,11 +222,11 @@ class LocalPlatform:
 
     async def _leave(self, process: LocalProcess, *, finished: bool) -> None:
         """A task's stream is closed: the instance is free as soon as it has published what it had."""
-        if not finished and process.state == "busy":
+        if not finished and process.has_task:
             published = await process.publish(self._open_session(), self._stall_seconds)
             if not published:
                 self._kill(process)
-        if process.state == "busy":
+        if process.has_task:
             self._enter(process, "idle")
             self._release_surplus(process.stage)
         await self._tell()
@@ -303,8 +305,9 @@ class LocalPlatform:
     def _drain(self, process: LocalProcess) -> None:
         if process.terminated:
             return
-        process.terminated, process.asleep = True, False
-        if process.working:
+        process.terminated = True
+        # One that sleeps has nothing to give back, and costs nothing until it is gone.
+        if process.state != "asleep":
             self._enter(process, "draining")
         if process.pid is not None:
             process.signal(signal.SIGTERM)
@@ -324,7 +327,6 @@ class LocalPlatform:
     def _ended(self, process: LocalProcess) -> None:
         if self._processes.pop(process.name, None) is None:
             return
-        process.asleep = False
         self._gpus.leave(process.name)
         if process.state != "ended":
             self._enter(process, "ended")

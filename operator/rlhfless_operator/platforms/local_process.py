@@ -25,9 +25,8 @@ class LocalProcess:
     name: str
     stage: Stage
     state: InstanceState = "starting"
-    """`ended` for one that sleeps, too: it has let its GPUs go."""
-    asleep: bool = False
-    """Whether it is kept without GPUs."""
+    falling_asleep: bool = False
+    """Whether it is being put to sleep."""
     terminated: bool = False
     """Whether it was told to end."""
     pid: int | None = None
@@ -43,7 +42,22 @@ class LocalProcess:
     @property
     def working(self) -> bool:
         """Whether it has its GPUs, and is not about to give them back."""
-        return self.state in ("starting", "idle", "busy")
+        return self.state in ("starting", "idle") or self.has_task
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a task was sent to it: it works on it, or wakes for it."""
+        return self.state == "busy" or (self.state == "switching" and not self.falling_asleep)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it is kept without GPUs."""
+        return self.state == "asleep" and not self.terminated
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is about to give its GPUs back."""
+        return self.state == "draining" or self.falling_asleep
 
     @property
     def kept(self) -> bool:
@@ -71,7 +85,7 @@ class LocalProcess:
         since = time.monotonic()
         try:
             async with asyncio.timeout(within):
-                while self.state == "busy":
+                while self.has_task:
                     async with session.get(f"{self.url}/readyz") as response:
                         if not (await response.json())["busy"]:
                             return True

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, Failed, RunRequest, parse_event
+from rlhfless_functions.api import Done, Event, Failed, Heartbeat, RunRequest, Started, parse_event
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 
 _MAX_LINE_BYTES = 16 * 2**20
@@ -18,6 +18,15 @@ def open_session() -> aiohttp.ClientSession:
         read_bufsize=2**18,
         connector=aiohttp.TCPConnector(limit=0),
     )
+
+
+def shows_work(event: Event) -> bool:
+    """Whether an event says that an instance which slept is awake and works.
+
+    The server says `started` as it takes the request, and a heartbeat in every silence. All else comes from the
+    function, once it has its memory again.
+    """
+    return not isinstance(event, Started | Heartbeat)
 
 
 async def run_task(

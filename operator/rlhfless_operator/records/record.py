@@ -2,11 +2,18 @@
 
 import math
 from decimal import Decimal
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rlhfless_functions import artifacts
+
+ChargedState = Literal["starting", "busy", "idle", "switching", "draining"]
+"""States in which an instance has its GPUs."""
+KeptState = Literal[ChargedState, "asleep"]
+"""States of an instance that is there."""
+CHARGED_STATES: tuple[ChargedState, ...] = get_args(ChargedState)
+KEPT_STATES: tuple[KeptState, ...] = (*CHARGED_STATES, "asleep")
 
 
 class Record(BaseModel):
@@ -24,15 +31,20 @@ class StageAccount(Record):
     """Instance-seconds of work."""
     idle: float = 0.0
     """Instance-seconds of being kept without work."""
+    switching: float = 0.0
+    """Instance-seconds of being put to sleep, and of waking."""
     draining: float = 0.0
     """Instance-seconds from being told to end until gone."""
+    asleep: float = 0.0
+    """Instance-seconds of being kept without a GPU, which cost nothing."""
     cost: Decimal = Decimal(0)
-    """Price of all of them."""
+    """Price of all of them but those asleep."""
 
     @property
     def seconds(self) -> float:
-        """Instance-seconds in any state."""
-        return self.starting + self.busy + self.idle + self.draining
+        """Instance-seconds in any state that is charged."""
+        seconds: list[float] = [getattr(self, state) for state in CHARGED_STATES]
+        return sum(seconds)
 
 
 class StepRecord(Record):
@@ -82,7 +94,7 @@ class SpanRecord(Record):
     """Name of the pod or local process."""
     stage: str
     """Its function."""
-    state: Literal["starting", "busy", "idle", "draining"]
+    state: KeptState
     """What it did."""
     start: float
     """Seconds since the run began."""

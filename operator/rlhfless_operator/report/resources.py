@@ -1,18 +1,17 @@
 """The report's charts of time, instances and money."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from html import escape
 from statistics import median
 
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_money, format_percent
-from rlhfless_operator.records.record import StageAccount
+from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptState, StageAccount
 from rlhfless_operator.report.charts import Series, share_bar, stacked_bars
 from rlhfless_operator.report.gantt import gantt, lanes, window
 from rlhfless_operator.report.run import Run
 
-STATES = ("starting", "busy", "idle", "draining")
 CLOSE_UP_STEPS = 3
 
 _STAGE_STYLES = {"generation": "c1", "preparation": "c2", "learning": "c3", "overhead": "c5"}
@@ -48,15 +47,16 @@ def instances(run: Run) -> str:
     if not run.spans and not accounts:
         return ""
     content = ""
+    states = [state for state in KEPT_STATES if any(span.state == state for span in run.spans)]
     if run.spans:
         rows = lanes(run.spans)
         start, end = min(0.0, *(span.start for span in run.spans)), max(span.end for span in run.spans)
-        content += _gantt_figure("The whole run", gantt(rows, start, end))
+        content += _gantt_figure("The whole run", gantt(rows, start, end), states)
         close_up = _close_up(run, start, end)
         if close_up is not None:
             visible = [lane for lane in window(rows, *close_up) if lane.spans]
             title = f"{CLOSE_UP_STEPS} steps from the middle"
-            content += _gantt_figure(title, gantt(visible, *close_up))
+            content += _gantt_figure(title, gantt(visible, *close_up), states)
     return f'<div class="stack">{content}{_state_table(accounts)}</div>'
 
 
@@ -91,6 +91,12 @@ def cost(run: Run) -> str:
     return f'<div class="charts">{chart}{_table_card(bar, head + rows)}</div>'
 
 
+def _states(accounts: Iterable[StageAccount]) -> list[KeptState]:
+    """States that any instance was in."""
+    every = list(accounts)
+    return [state for state in KEPT_STATES if any(getattr(account, state) for account in every)]
+
+
 def stage_accounts(run: Run) -> dict[str, StageAccount]:
     """The whole run's account of each stage, in the order of a step."""
     names = {stage for record in run.records for stage in record.ledger}
@@ -102,10 +108,7 @@ def stage_accounts(run: Run) -> dict[str, StageAccount]:
 
 def _sum(accounts: Sequence[StageAccount]) -> StageAccount:
     return StageAccount(
-        starting=sum(account.starting for account in accounts),
-        busy=sum(account.busy for account in accounts),
-        idle=sum(account.idle for account in accounts),
-        draining=sum(account.draining for account in accounts),
+        **{state: sum(getattr(account, state) for account in accounts) for state in KEPT_STATES},
         cost=sum((account.cost for account in accounts), Decimal(0)),
     )
 
@@ -127,26 +130,27 @@ def _close_up(run: Run, start: float, end: float) -> tuple[float, float] | None:
     return (middle - length / 2, middle + length / 2) if 0 < length < (end - start) / 2 else None
 
 
-def _gantt_figure(title: str, chart: str) -> str:
-    keys = "".join(f'<span><i class="key {state}"></i>{state}</span>' for state in STATES)
+def _gantt_figure(title: str, chart: str, states: Sequence[KeptState]) -> str:
+    keys = "".join(f'<span><i class="key {state}"></i>{state}</span>' for state in states)
     return f'<figure><figcaption>{escape(title)}</figcaption><div class="legend">{keys}</div>{chart}</figure>'
 
 
 def _state_table(accounts: dict[str, StageAccount]) -> str:
     if not accounts:
         return ""
+    states = _states(accounts.values())
     rows = ""
     for stage, account in [*accounts.items(), ("all stages", _sum(list(accounts.values())))]:
-        seconds = [(state, float(getattr(account, state))) for state in STATES]
+        seconds = [(state, float(getattr(account, state))) for state in states]
         cells = "".join(f'<td class="n">{value:.1f}</td>' for _, value in seconds)
         share = account.busy / account.seconds if account.seconds else 0.0
-        bar = share_bar([(state, value, state) for state, value in seconds])
+        bar = share_bar([(state, value, state) for state, value in seconds if state in CHARGED_STATES])
         style = ' class="sum"' if stage == "all stages" else ""
         rows += (
             f"<tr{style}><td>{escape(stage)}</td>{cells}<td class='n'>{account.seconds:.1f}</td>"
             f'<td class="n">{format_percent(share)}</td><td>{bar}</td></tr>'
         )
-    titles = "".join(f'<th class="n">{title}</th>' for title in (*STATES, "all", "busy share"))
+    titles = "".join(f'<th class="n">{title}</th>' for title in (*states, "charged", "busy share"))
     return (
         '<div class="card"><figcaption>Instance-seconds by state</figcaption><div class="scroll">'
         f"<table><tr><th>stage</th>{titles}<th></th></tr>{rows}</table></div></div>"

@@ -3,14 +3,10 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Literal
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.platforms.base import InstanceState, StateChange
-from rlhfless_operator.records.record import StageAccount
-
-ChargedState = Literal["starting", "busy", "idle", "draining"]
-CHARGED_STATES: tuple[ChargedState, ...] = ("starting", "busy", "idle", "draining")
+from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptState, StageAccount
 
 
 @dataclass(frozen=True)
@@ -19,28 +15,29 @@ class Span:
 
     instance: str
     stage: Stage
-    state: ChargedState
+    state: KeptState
     start: float
     end: float
 
 
 @dataclass
 class Account:
-    """Instance-seconds by stage and state."""
+    """Instance-seconds by stage and state, those asleep among them."""
 
-    seconds: dict[tuple[Stage, ChargedState], float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[tuple[Stage, KeptState], float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, other: "Account") -> None:
         """Take in another account's seconds."""
         for key, seconds in other.seconds.items():
             self.seconds[key] += seconds
 
-    def total(self, stage: Stage | None = None, state: ChargedState | None = None) -> float:
-        """Instance-seconds, of one stage or state or of all."""
+    def total(self, stage: Stage | None = None, state: KeptState | None = None) -> float:
+        """Instance-seconds, of one stage or of all; in one state, or in all that are charged."""
+        states = CHARGED_STATES if state is None else (state,)
         return sum(
             seconds
             for (of_stage, of_state), seconds in self.seconds.items()
-            if stage in (None, of_stage) and state in (None, of_state)
+            if stage in (None, of_stage) and of_state in states
         )
 
     def cost(self, instance_hour: Decimal, stage: Stage | None = None) -> Decimal:
@@ -52,7 +49,7 @@ class Account:
         """One account a stage, as `metrics.jsonl` has it."""
         return {
             stage: StageAccount(
-                **{state: round(self.total(stage, state), 6) for state in CHARGED_STATES},
+                **{state: round(self.total(stage, state), 6) for state in KEPT_STATES},
                 cost=self.cost(instance_hour, stage),
             )
             for stage in STAGES
@@ -63,7 +60,7 @@ class Ledger:
     """Accounts for every instance from the moment it is asked for until it is gone."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[Stage, ChargedState, float]] = {}
+        self._open: dict[str, tuple[Stage, KeptState, float]] = {}
         self._account = Account()
         self._spans: list[Span] = []
 

@@ -19,9 +19,8 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.outputs import MlflowSpec, WandbSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.trackers import missing_trackers
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import KEPT_STATES, StepRecord
 from rlhfless_operator.records.status import Phase
-from rlhfless_operator.training.ledger import CHARGED_STATES
 
 
 class TrackingError(UserError):
@@ -180,7 +179,7 @@ def scalars(record: StepRecord, total_cost: Decimal) -> dict[str, float]:
             numbers[f"train/{name}"] = value
     numbers |= {f"eval/{name}": value for name, value in (record.evaluation or {}).items()}
     for stage, account in record.ledger.items():
-        numbers |= {f"instance_s/{stage}/{state}": getattr(account, state) for state in CHARGED_STATES}
+        numbers |= {f"instance_s/{stage}/{state}": getattr(account, state) for state in KEPT_STATES}
         numbers[f"cost/{stage}"] = float(account.cost)
     return numbers | {"cost/step": float(record.cost), "cost/total": float(total_cost)}
 
