@@ -24,7 +24,9 @@ from rlhfless_operator.controller.main import Operator, connect
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND
 from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.platforms import slot_pool
 from rlhfless_operator.platforms.base import PlatformUnavailableError, TaskFailedError
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.job_objects import JobObjects
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.preflight import preflight
@@ -33,6 +35,7 @@ from tests.charts.audited_cluster import HOME, Cluster, audited_cluster
 from tests.charts.rendering import CHART, rendered
 from tests.clusters.emulated_functions import Held
 from tests.clusters.kueue_stand_in import Kueue, queued
+from tests.clusters.slot_webhook import giving_slots
 from tests.controller.operator_harness import QUICK, RunningOperator, condition, small_job, wait_for
 from tests.prerequisites import needs_api_server, needs_helm
 
@@ -119,13 +122,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @contextmanager
-def operator_of(cluster: Cluster, release: str, *namespaces: str) -> Iterator[str]:
+def operator_of(cluster: Cluster, release: str, *namespaces: str, **settings: Any) -> Iterator[str]:
     """The operator of a release, under its own account; yields the account's name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig(f"{release}-rlhfless")))
         election = Election(HOME, duration=4, renewal=3, retry=1)
-        settings = cluster.settings(*namespaces)
-        running = RunningOperator(Operator(settings, knative_platforms, election=election, pacing=QUICK))
+        own = cluster.settings(*namespaces).model_copy(update=settings)
+        running = RunningOperator(Operator(own, knative_platforms, election=election, pacing=QUICK))
         try:
             yield f"system:serviceaccount:{HOME}:{release}-rlhfless"
         finally:
@@ -309,3 +312,30 @@ def test_an_operator_of_one_namespace_needs_no_role_of_the_cluster(cluster: Clus
         assert jobs.wait_phase("scoped", "Succeeded", "Failed")["phase"] == "Succeeded", jobs.get("scoped")
     assert cluster.audit.denied(scoped) == []
     assert cluster.audit.used(scoped)[Permission("rlhfless.io", "rlhfjobs", "watch")] == {"scoped"}
+
+
+CLAIMS = {Permission("resource.k8s.io", "resourceclaims", verb) for verb in ("list", "create", "delete")}
+"""For pods that use GPUs in turns."""
+
+
+def test_where_pods_use_gpus_in_turns_the_rights_to_their_claims_are_granted_and_used(
+    cluster: Cluster, account: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_pool, "_KEPT_SECONDS", 0.1)
+    jobs = cluster.namespace("turns")
+    pool = {"pools__default__gpus": "2", "pools__default__deviceClass": "gpu.test"}
+    manifests = accounts_and_roles("turns", namespaces="{turns}", rbac__aggregate="false", **pool)
+    assert rights_of(manifests) - rights_of(accounts_and_roles("training")) == CLAIMS
+    grant(cluster, "turns", manifests)
+    cluster.knative.admit = giving_slots(cluster.knative.client)
+    pools = {"default": PoolSettings(gpus=2, device_class="gpu.test")}
+    try:
+        with operator_of(cluster, "turns", "turns", pools=pools) as name:
+            limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+            jobs.apply(small_job("turns", steps=2, pods=limits))
+            status = jobs.wait_phase("turns", "Succeeded", "Failed")
+            assert status["phase"] == "Succeeded", status
+            wait_for(lambda: cluster.audit.used(name).keys() >= CLAIMS)
+    finally:
+        cluster.knative.admit = None
+    assert cluster.audit.denied(name) == []

@@ -5,8 +5,8 @@ import base64
 import ssl
 from pathlib import Path
 
-from rlhfless_operator.controller.endpoints import ADMISSION_PATH, serve_admission
-from rlhfless_operator.platforms.manifests import JOB_LABEL
+from rlhfless_operator.controller.endpoints import ADMISSION_PATH, SLOTS_PATH, serve_admission
+from rlhfless_operator.platforms.manifests import JOB_LABEL, TURNS_LABEL
 from tests.charts.rendering import (
     CHART,
     Manifest,
@@ -53,6 +53,26 @@ def test_the_webhook_is_asked_about_new_function_pods_alone() -> None:
         "values": ["default", "kube-public"],
     }
     assert "namespaceSelector" not in webhook(case("cert-manager"))
+
+
+@needs_helm
+def test_a_pod_that_uses_gpus_in_turns_is_not_made_without_its_claims() -> None:
+    manifests = case("slots")
+    quick, found = the(manifests, "MutatingWebhookConfiguration")["webhooks"]
+    assert (quick["name"], quick["failurePolicy"]) == ("pods.rlhfless.io", "Ignore")
+    assert (found["failurePolicy"], found["clientConfig"]["service"]["path"]) == ("Fail", SLOTS_PATH)
+    assert found["objectSelector"] == {"matchExpressions": [{"key": TURNS_LABEL, "operator": "Exists"}]}
+    assert found["namespaceSelector"] == quick["namespaceSelector"]
+    assert settings(manifests).has_slots
+
+
+@needs_helm
+def test_slots_have_their_webhook_also_where_pods_go_slowly() -> None:
+    manifests = rendered(CHART / "ci" / "slots.yaml", quickRelease__enabled="false")
+    assert webhook(manifests)["name"] == "slots.rlhfless.io"
+    found = settings(manifests)
+    assert (found.admission_port, found.admission_grace_seconds) == (9444, None)
+    assert {"ports": [{"port": "admission"}]} in the(manifests, "NetworkPolicy")["spec"]["ingress"]
 
 
 @needs_helm

@@ -24,8 +24,12 @@ class EmulatedPodFunction:
         """Its HTTP face."""
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/run", self._run)
+        app.router.add_post("/v1/sleep", self._sleep)
         app.router.add_get("/readyz", self._readyz)
         return app
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        return web.json_response({"seconds": 0.0}, status=409 if self._busy else 200)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         return web.json_response({"ready": True, "busy": self._busy})

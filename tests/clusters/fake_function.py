@@ -41,6 +41,12 @@ class FakeFunction:
     draining: bool = False
     served: list[str] = field(default_factory=list)
     """The parts of the requests that were taken."""
+    sleep_seconds: float = 0.0
+    """That it takes to give its memory back."""
+    awake: bool = False
+    """Whether it has its GPU's memory: from its first task on, until it is put to sleep."""
+    told: list[tuple[float, str]] = field(default_factory=list)
+    """When it woke, worked and slept, in monotonic seconds."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -48,12 +54,14 @@ class FakeFunction:
         """The instance's HTTP face."""
         app = web.Application()
         app.router.add_post("/v1/run", self._run)
+        app.router.add_post("/v1/sleep", self._sleep)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/healthz", self._healthz)
         return app
 
     def drain(self) -> None:
         """What SIGTERM does."""
+        self.told.append((time.monotonic(), "asleep"))
         self.draining = True
         self._stop.set()
 
@@ -63,6 +71,15 @@ class FakeFunction:
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok")
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if self.busy:
+            return _refusal(409, "busy", "the instance does one task at a time", retryable=True)
+        self.busy = True
+        await asyncio.sleep(self.sleep_seconds)
+        self.busy = self.awake = False
+        self.told.append((time.monotonic(), "asleep"))
+        return web.json_response({"seconds": self.sleep_seconds})
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("authorization") != f"Bearer {self.token}":
@@ -74,7 +91,8 @@ class FakeFunction:
         body = await request.json()
         part = body["key"]["part"]
         options = dict(option.partition("=")[::2] for option in part.split(","))
-        self.busy = True
+        self.busy = self.awake = True
+        self.told.append((time.monotonic(), "awake"))
         self._stop.clear()
         self.served.append(part)
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})

@@ -14,8 +14,9 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -47,6 +48,7 @@ class KnativeEmulation:
         launch: starts what runs in a pod.
         start_seconds: from a pod's creation to its readiness.
         terminating_seconds: for which a deleted pod is still there, as queue-proxy's 30 s.
+        lingering_seconds: for which it is there after its process has ended.
         asleep: whether a new Revision's bounds count only after a first request.
 
     Attributes:
@@ -55,18 +57,21 @@ class KnativeEmulation:
         refuse: status and reason that the next requests are answered with, by plain text.
         revision_conditions: that Revisions get.
         room: pods that the cluster has room for; the others are not even made, as under a quota.
+        admit: what a webhook makes of a new pod in a namespace; the pod is not made where it raises ValueError.
     """
 
     client: KnativeClient
     launch: Launch | None = None
     start_seconds: float = 0.05
     terminating_seconds: float = 0.2
+    lingering_seconds: float = 0.0
     asleep: bool = False
     pod_status: dict[str, Any] | None = None
     down: bool = False
     refuse: list[tuple[int, str]] = field(default_factory=list)
     revision_conditions: list[dict[str, str]] = field(default_factory=list)
     room: int = 1000
+    admit: Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]] | None = None
     url: str = ""
     revisions: dict[tuple[str, str], EmulatedRevision] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -213,26 +218,31 @@ class KnativeEmulation:
     async def _create(self, revision: EmulatedRevision) -> None:
         number = next(self._numbers)
         name = f"{revision.name}-deployment-{number:04d}"
+        template = revision.template
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": revision.namespace,
+                "labels": {**template["metadata"]["labels"], REVISION_LABEL: revision.name},
+                "annotations": dict(template["metadata"]["annotations"]),
+            },
+            "spec": {
+                # On a node, so that its deletion takes its time.
+                "nodeName": "node",
+                "terminationGracePeriodSeconds": template["spec"]["timeoutSeconds"],
+                "containers": [{"name": "function", "image": "none"}],
+            },
+        }
+        if self.admit is not None:
+            try:
+                manifest = await self.admit(manifest, revision.namespace)
+            except ValueError:
+                return
         pod = EmulatedPod(name, revision.namespace, revision.name, number=number)
         revision.pods[name] = pod
-        timeout = revision.template["spec"]["timeoutSeconds"]
-        await self._pods_api.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": name,
-                    "namespace": revision.namespace,
-                    "labels": {**revision.template["metadata"]["labels"], REVISION_LABEL: revision.name},
-                },
-                "spec": {
-                    # On a node, so that its deletion takes its time.
-                    "nodeName": "node",
-                    "terminationGracePeriodSeconds": timeout,
-                    "containers": [{"name": "function", "image": "none"}],
-                },
-            }
-        )
+        await self._pods_api.create(manifest)
         self._spawn(self._bring_up(revision, pod))
 
     async def _bring_up(self, revision: EmulatedRevision, pod: EmulatedPod) -> None:
@@ -251,6 +261,16 @@ class KnativeEmulation:
             "podIP": running.host,
             "podIPs": [{"ip": running.host}],
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
+            "containerStatuses": [
+                {
+                    "name": "function",
+                    "ready": True,
+                    "restartCount": 0,
+                    "image": "none",
+                    "imageID": "",
+                    "state": {"running": {"startedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}},
+                }
+            ],
         }
         await self._tell(pod, status)
         pod.ready = True
@@ -322,6 +342,7 @@ class KnativeEmulation:
             else:
                 await asyncio.sleep(self.terminating_seconds)
                 await pod.running.terminate()
+                await asyncio.sleep(self.lingering_seconds)
         with contextlib.suppress(NotFoundError):
             await self._pods_api.delete(pod.namespace, pod.name, grace_period_seconds=0)
 

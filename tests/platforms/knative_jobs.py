@@ -14,8 +14,9 @@ from rlhfless_operator.knative import KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.knative import KnativePlatform
-from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction
 from rlhfless_operator.platforms.pod_watch import PODS, Pod, PodWatch
+from rlhfless_operator.platforms.slot_pool import SlotShare
 
 DEADLINE_SECONDS = 150.0
 """For anything to come about, on a machine that is busy with something else."""
@@ -107,6 +108,7 @@ async def job_under_test(
     keep_alive: float = 0.0,
     stall_seconds: float = 60.0,
     watch: PodWatch | None = None,
+    slots: SlotShare | None = None,
 ) -> AsyncIterator[JobUnderTest]:
     """An open platform; at the end it is closed."""
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +123,17 @@ async def job_under_test(
             client,
             watch,
             job=identity,
-            functions={stage: StageFunction(identity, stage, pods or PodsSpec(), root) for stage in stages},
+            functions={
+                stage: StageFunction(
+                    identity,
+                    stage,
+                    pods or PodsSpec(),
+                    root,
+                    slots=SlotsWanted("default", slots.largest, "nvidia.com/gpu") if slots else None,
+                )
+                for stage in stages
+            },
+            slots=slots,
             settings=settings,
             keep_alive=dict.fromkeys(stages, keep_alive),
             stall_seconds=stall_seconds,

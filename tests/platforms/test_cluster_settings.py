@@ -17,7 +17,10 @@ def test_every_setting_survives_the_environment() -> None:
         functions_image="f:1",
         artifacts="s3://bucket/runs",
         pods=PodsSpec(env={"A": "b"}, env_from=["s3"], shared_memory=2**30),
-        pools={"h100": PoolSettings(gpus=64, namespaces={"team-a": 16})},
+        pools={
+            "h100": PoolSettings(gpus=64, namespaces={"team-a": 16}),
+            "turns": PoolSettings(gpus=8, device_class="gpu.nvidia.com", gpus_per_group=4),
+        },
         namespaces=("a", "b"),
         metrics_port=0,
         admission_port=9443,
@@ -40,6 +43,21 @@ def test_every_setting_survives_the_environment() -> None:
         ("RLHFLESS_PODS", "volumes: []", "RLHFLESS_PODS: not JSON"),
         ("RLHFLESS_PODS", '{"imgae": "x"}', r"RLHFLESS_PODS\.imgae: Extra inputs"),
         ("RLHFLESS_POOLS", '{"h100": {"gpus": -1}}', r"RLHFLESS_POOLS\.h100\.gpus: .*greater than or equal to 0"),
+        (
+            "RLHFLESS_POOLS",
+            '{"h100": {"gpus": 8, "gpusPerGroup": 4}}',
+            r"RLHFLESS_POOLS\.h100: .*gpusPerGroup is for a pool with a deviceClass; name one, or leave it out",
+        ),
+        (
+            "RLHFLESS_POOLS",
+            '{"h100": {"gpus": 6, "deviceClass": "c", "gpusPerGroup": 4}}',
+            r"RLHFLESS_POOLS\.h100: .*gpus is 6; give a multiple of gpusPerGroup, which is 4",
+        ),
+        (
+            "RLHFLESS_POOLS",
+            '{"h100": {"gpus": 8, "deviceClass": "c", "namespaces": {"a": 6, "b": 4}}}',
+            r"RLHFLESS_POOLS\.h100: .*have 10 GPUs together, and the pool has 8: .*divide the pool among them",
+        ),
         ("RLHFLESS_METRICS_PORT", "ninety", "RLHFLESS_METRICS_PORT: 'ninety' is no whole number"),
         ("RLHFLESS_LIVENESS_PORT", "70000", "RLHFLESS_LIVENESS_PORT: .*65535"),
         ("RLHFLESS_ADMISSION_PORT", "https", "RLHFLESS_ADMISSION_PORT: 'https' is no whole number"),
@@ -50,3 +68,18 @@ def test_every_setting_survives_the_environment() -> None:
 def test_a_wrong_variable_is_named(variable: str, text: str, message: str) -> None:
     with pytest.raises(ClusterSettingsError, match=message):
         ClusterSettings.from_environment({"RLHFLESS_FUNCTIONS_IMAGE": "f:1", variable: text})
+
+
+def test_a_namespace_that_is_not_named_has_no_slots_where_others_are() -> None:
+    named = PoolSettings(gpus=8, device_class="c", namespaces={"a": 4})
+    assert (named.share_of("a"), named.share_of("b")) == (4, 0)
+    assert PoolSettings(gpus=8, device_class="c").share_of("b") == 8
+    assert PoolSettings(gpus=8, namespaces={"a": 4}).share_of("b") == 8
+
+
+def test_a_pod_that_goes_as_knative_has_it_holds_its_gpu_for_half_a_minute() -> None:
+    def settings(**given: int) -> ClusterSettings:
+        return ClusterSettings.model_validate({"functionsImage": "f", **given})
+
+    assert settings().draining_seconds == settings(admissionPort=1).draining_seconds == 31.0
+    assert settings(admissionPort=1, admissionGraceSeconds=10).draining_seconds == 10.0

@@ -59,9 +59,9 @@ def test_an_instance_wakes_on_the_gpus_that_it_began_with() -> None:
     account.sleep("generation-1")
     account.settle("learning-2", "learning")
     assert not account.wake("generation-1")
-    assert account.displaced_by_waking("generation-1", idle=["learning-2"], leaving=[]) == ["learning-2"]
-    assert account.displaced_by_waking("generation-1", idle=[], leaving=["learning-2"]) == []
-    assert account.displaced_by_waking("generation-1", idle=[], leaving=[]) is None
+    assert account.displaced_by_waking(["generation-1"], idle=["learning-2"], leaving=[]) == ("learning-2",)
+    assert account.displaced_by_waking(["generation-1"], idle=[], leaving=["learning-2"]) == ()
+    assert account.displaced_by_waking(["generation-1"], idle=[], leaving=[]) is None
     account.leave("learning-2")
     assert account.wake("generation-1")
     assert account.of("generation-1") == ("0",)

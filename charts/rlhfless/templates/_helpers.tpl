@@ -26,12 +26,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* Name of the webhook's Service. */ -}}
+{{- /* Whether there is a pool whose GPUs pods use in turns: "true", or empty. */ -}}
+{{- define "rlhfless.hasSlots" -}}
+{{- range .Values.pools -}}{{- if .deviceClass -}}true{{- end -}}{{- end -}}
+{{- end -}}
+
+{{- /* Whether the operator serves webhooks: "true", or empty. */ -}}
+{{- define "rlhfless.hasWebhooks" -}}
+{{- if or .Values.quickRelease.enabled (include "rlhfless.hasSlots" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Name of the webhooks' Service. */ -}}
 {{- define "rlhfless.admission" -}}
 {{- printf "%s-admission" (include "rlhfless.fullname" .) -}}
 {{- end -}}
 
-{{- /* Name of the Secret with the webhook's certificate. */ -}}
+{{- /* Name of the Secret with the webhooks' certificate. */ -}}
 {{- define "rlhfless.admissionSecret" -}}
 {{- default (include "rlhfless.admission" .) .Values.quickRelease.certificate.secretName -}}
 {{- end -}}
@@ -73,7 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .certificate.caBundle (not .certificate.secretName) -}}
 {{- fail "quickRelease.certificate.caBundle is given without its certificate: give quickRelease.certificate.secretName" -}}
 {{- end -}}
-{{- if and .enabled (has (int .port) (list (int $.Values.operator.metricsPort) (int $.Values.operator.livenessPort))) -}}
+{{- if and (include "rlhfless.hasWebhooks" $) (has (int .port) (list (int $.Values.operator.metricsPort) (int $.Values.operator.livenessPort))) -}}
 {{- fail (printf "quickRelease.port is %d, which operator.metricsPort or operator.livenessPort is too: give another" (int .port)) -}}
 {{- end -}}
 {{- end -}}

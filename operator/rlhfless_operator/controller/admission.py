@@ -7,7 +7,7 @@ and the pod when its grace period is over: Knative's sidecar waits for 30 s by i
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhfless_operator.platforms.manifests import CONTAINER, JOB_LABEL
@@ -25,11 +25,28 @@ def review(body: Any, grace_seconds: int) -> dict[str, Any]:
     Raises:
         ValueError: this is no such review.
     """
+    request = question_of(body)
+    return answer_to(request, _patch(request, grace_seconds))
+
+
+def question_of(body: Any) -> Mapping[str, Any]:
+    """The request of an AdmissionReview.
+
+    Raises:
+        ValueError: this is no such review.
+    """
     request = body.get("request") if isinstance(body, Mapping) and body.get("kind") == "AdmissionReview" else None
     if not isinstance(request, Mapping) or "uid" not in request:
         raise ValueError("not an AdmissionReview with a request")
-    response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    if patch := _patch(request, grace_seconds):
+    return request
+
+
+def answer_to(request: Mapping[str, Any], patch: Sequence[Mapping[str, Any]], refusal: str = "") -> dict[str, Any]:
+    """The AdmissionReview that allows a request with a JSON patch, or refuses it with the reason."""
+    response: dict[str, Any] = {"uid": request["uid"], "allowed": not refusal}
+    if refusal:
+        response["status"] = {"code": 403, "message": refusal}
+    elif patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 

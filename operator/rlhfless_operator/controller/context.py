@@ -12,6 +12,7 @@ from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateListener
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 
 class ClusterPlatform(Platform, Protocol):
@@ -89,6 +90,6 @@ class OperatorContext:
     """What a relative `spec.artifacts.uri` is taken from."""
     queues: Queues
     """Of Kueue, for jobs that wait in one."""
-    draining_seconds: float
-    """How long a pod that was let go holds its GPU."""
+    settings: ClusterSettings
+    """The operator's."""
     pacing: Pacing = Pacing()

@@ -6,20 +6,25 @@ They are the operator's rather than kopf's, because a replica that does not lead
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from rlhfless_operator.controller.admission import review
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.platforms.cluster_settings import ClusterSettingsError, variable_of
 
 logger = logging.getLogger(__name__)
 
 ADMISSION_PATH = "/pods"
-"""Where the webhook is."""
+"""Where the webhook is that makes pods go quickly."""
+SLOTS_PATH = "/slots"
+"""Where the webhook is that gives pods their slots."""
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_REVIEW = 8 * 2**20
 """An API server takes requests of up to 3 MB, and a review may have an object twice."""
@@ -36,7 +41,7 @@ async def serve_metrics(metrics: OperatorMetrics, port: int) -> AsyncIterator[in
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=metrics.exposition(), headers={"Content-Type": _CONTENT_TYPE})
 
-    async with _serve("GET", "/metrics", answer, port) as bound:
+    async with _serve("GET", {"/metrics": answer}, port) as bound:
         yield bound
 
 
@@ -48,20 +53,26 @@ async def serve_liveness(stuck: Callable[[], list[str]], port: int) -> AsyncIter
         names = stuck()
         return web.json_response({"stuck": names}, status=503 if names else 200)
 
-    async with _serve("GET", "/healthz", answer, port) as bound:
+    async with _serve("GET", {"/healthz": answer}, port) as bound:
         yield bound
 
 
 @asynccontextmanager
 async def serve_admission(
-    port: int | None, certificate: Path, grace_seconds: int, *, renewal_seconds: float = _RENEWAL_SECONDS
+    port: int | None,
+    certificate: Path,
+    grace_seconds: int | None,
+    slots: SlotAdmission | None = None,
+    *,
+    renewal_seconds: float = _RENEWAL_SECONDS,
 ) -> AsyncIterator[int | None]:
-    """Serve the webhook of `admission.review` on all addresses, by TLS; yields the port.
+    """Serve the webhooks on all addresses, by TLS; yields the port.
 
     Args:
         port: where it is served; nothing is without one.
         certificate: folder with `tls.crt` and `tls.key`, which are read anew when they have changed.
-        grace_seconds: the longest grace period of a function pod.
+        grace_seconds: the longest grace period of a function pod; pods go as Knative has it without one.
+        slots: gives pods their slots, where they use GPUs in turns.
         renewal_seconds: between two looks at the certificate.
 
     Raises:
@@ -71,12 +82,21 @@ async def serve_admission(
         yield None
         return
 
-    async def answer(request: web.Request) -> web.Response:
-        try:
-            return web.json_response(review(await request.json(), grace_seconds))
-        except ValueError as error:
-            # The API server does without an answer, and makes the pod as it is.
-            return web.json_response({"error": str(error)}, status=400)
+    def answering(review: Callable[[Any], Awaitable[dict[str, Any]]]) -> _Answer:
+        async def answer(request: web.Request) -> web.Response:
+            try:
+                return web.json_response(await review(await request.json()))
+            except ValueError as error:
+                # The webhook's failure policy says what becomes of the pod.
+                return web.json_response({"error": str(error)}, status=400)
+
+        return answer
+
+    answers: dict[str, _Answer] = {}
+    if grace_seconds is not None:
+        answers[ADMISSION_PATH] = answering(partial(_quick_release, grace_seconds))
+    if slots is not None:
+        answers[SLOTS_PATH] = answering(slots.review)
 
     try:
         files = _certificate(certificate)
@@ -88,10 +108,14 @@ async def serve_admission(
         ) from error
     renewal = asyncio.create_task(_renew(context, certificate, files, renewal_seconds))
     try:
-        async with _serve("POST", ADMISSION_PATH, answer, port, context) as bound:
+        async with _serve("POST", answers, port, context) as bound:
             yield bound
     finally:
         renewal.cancel()
+
+
+async def _quick_release(grace_seconds: int, body: Any) -> dict[str, Any]:
+    return review(body, grace_seconds)
 
 
 def _certificate(folder: Path) -> tuple[bytes, bytes]:
@@ -121,10 +145,11 @@ async def _renew(context: ssl.SSLContext, folder: Path, files: tuple[bytes, byte
 
 @asynccontextmanager
 async def _serve(
-    method: str, path: str, answer: _Answer, port: int, context: ssl.SSLContext | None = None
+    method: str, answers: Mapping[str, _Answer], port: int, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     app = web.Application(client_max_size=_LONGEST_REVIEW)
-    app.router.add_route(method, path, answer)
+    for path, answer in answers.items():
+        app.router.add_route(method, path, answer)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:

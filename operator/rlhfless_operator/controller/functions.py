@@ -10,6 +10,7 @@ from rlhfless_functions.api import Stage
 from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsReport
 from rlhfless_operator.controller.context import MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
@@ -34,6 +35,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
     """
     client = KnativeClient(api, field_manager=FIELD_MANAGER)
     look = ClusterLook(api, settings)
+    pools = SlotPools(client, settings)
     async with PodWatch(client, settings.namespaces) as watch:
 
         def make(
@@ -63,6 +65,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 stall_seconds=spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,
+                slots=pools.share_of(job, resource.namespace),
             )
             return ObservedPlatform(platform, look_around, tell)
 
@@ -88,9 +91,10 @@ def functions_of(
         "preparation": spec.preparation.pods,
         "learning": spec.learning.pods,
     }
+    slots = slots_wanted(job, settings)
     functions = {}
     for stage, own in pods.items():
         merged = merge_pods(settings.pods, spec.pods, own)
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
-        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to)
+        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to, slots.get(stage))
     return functions

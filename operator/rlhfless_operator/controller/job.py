@@ -32,6 +32,7 @@ from rlhfless_operator.controller.resource import (
     resolved,
     root_of,
 )
+from rlhfless_operator.controller.sharing import takes_turns
 from rlhfless_operator.controller.status_writer import SupersededError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
@@ -243,7 +244,8 @@ class Supervisor:
         await drive(
             *(job, folder, make_platform, LiveProgress(on_note=note)),
             on_open=on_open,
-            draining_seconds=self._context.draining_seconds,
+            takes_turns=takes_turns(job, self._context.settings),
+            draining_seconds=self._context.settings.draining_seconds,
         )
         try:
             await asyncio.to_thread(write_report, folder.root)

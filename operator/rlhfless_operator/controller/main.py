@@ -24,6 +24,7 @@ from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.sharing import sharing
+from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
@@ -70,6 +71,7 @@ class Operator:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
         metrics = OperatorMetrics()
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
+            knative = KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested)
             context = OperatorContext(
                 api=JobsApi(client, metrics.requested),
                 make_platform=sharing(make_platform, self.settings),
@@ -77,10 +79,8 @@ class Operator:
                 identity=identity,
                 files=self.settings.files,
                 artifacts=self.settings.artifacts,
-                queues=Queues(
-                    KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested), self.settings
-                ),
-                draining_seconds=self.settings.draining_seconds,
+                queues=Queues(knative, self.settings),
+                settings=self.settings,
                 pacing=self.pacing,
             )
             handlers = Handlers(context)
@@ -89,6 +89,7 @@ class Operator:
                     self.settings.admission_port,
                     Path(self.settings.admission_certificate),
                     self.settings.admission_grace_seconds,
+                    SlotAdmission(knative) if self.settings.has_slots else None,
                 ) as self.admission_port,
                 # Afterwards: a replica that has metrics is ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,

@@ -24,11 +24,22 @@ def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatf
     pools = {name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces)) for name, pool in settings.pools.items()}
 
     def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> ClusterPlatform:
-        name = job.spec.pool or DEFAULT_POOL
+        name = pool_of(job)
         inner = make_platform(resource, _keeping_nothing(job), root, on_state, tell)
         return PooledPlatform(inner, resource, job, settings, name, pools.get(name))
 
     return make
+
+
+def pool_of(job: RLHFJob) -> str:
+    """Name of a job's pool."""
+    return job.spec.pool or DEFAULT_POOL
+
+
+def takes_turns(job: RLHFJob, settings: ClusterSettings) -> bool:
+    """Whether pods of a job use GPUs in turns, and sleep between their tasks."""
+    pool = settings.pools.get(pool_of(job))
+    return pool is not None and pool.device_class is not None and any(gpus_by_stage(job, settings.pods, pool).values())
 
 
 class PooledPlatform:
@@ -72,6 +83,7 @@ class PooledPlatform:
                 priority=spec.priority,
                 gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
                 keep_alive=spec.keep_alive_seconds(),
+                sleeps=takes_turns(self._job, self._settings),
             )
         except ValueError as error:
             raise PlatformUnavailableError(f"pool {self._name}: {error}") from error

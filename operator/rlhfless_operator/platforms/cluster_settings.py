@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from rlhfless_functions.settings import Duration, Settings
@@ -36,6 +36,33 @@ class PoolSettings(Settings):
     """The resource that a pod asks for them by, in its limits."""
     namespaces: dict[str, Annotated[int, Field(ge=0)]] = Field(default={})
     """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them where it is not named."""
+    device_class: str | None = Field(default=None, min_length=1)
+    """DeviceClass of the pool's GPUs, where the cluster has Dynamic Resource Allocation (Kubernetes 1.34): pods then
+    use them in turns, and stay, asleep, between their tasks. Each pod has GPUs of its own if left out."""
+    gpus_per_group: int = Field(default=1, ge=1)
+    """With a DeviceClass, GPUs that are allocated together, on one node: as many as the largest instance needs."""
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> Self:
+        if self.device_class is None:
+            if self.gpus_per_group > 1:
+                raise ValueError("gpusPerGroup is for a pool with a deviceClass; name one, or leave it out")
+            return self
+        for name, count in (("gpus", self.gpus), *((f"namespaces.{name}", n) for name, n in self.namespaces.items())):
+            if count % self.gpus_per_group:
+                raise ValueError(f"{name} is {count}; give a multiple of gpusPerGroup, which is {self.gpus_per_group}")
+        if self.namespaces and sum(self.namespaces.values()) > self.gpus:
+            raise ValueError(
+                f"the namespaces have {sum(self.namespaces.values())} GPUs together, and the pool has {self.gpus}:"
+                " what pods use in turns is held by their namespace; divide the pool among them"
+            )
+        return self
+
+    def share_of(self, namespace: str) -> int:
+        """GPUs that a namespace may have at a time."""
+        if self.device_class is not None and self.namespaces:
+            return self.namespaces.get(namespace, 0)
+        return self.namespaces.get(namespace, self.gpus)
 
 
 class ClusterSettings(Settings):
@@ -59,12 +86,14 @@ class ClusterSettings(Settings):
     liveness_port: Port = 8081
     """Port of the liveness probe; 0 for any that is free."""
     admission_port: Port | None = None
-    """Port of the webhook by which function pods are made to go quickly; it is not served if left out."""
+    """Port of the webhooks by which function pods are made to go quickly, and get their slots; they are not served if
+    left out."""
     admission_certificate: str = Field(default="/etc/rlhfless/admission", min_length=1)
     """Folder with the webhook's certificate and key, `tls.crt` and `tls.key`, as Secrets of type kubernetes.io/tls have
     them. They are read anew when they change."""
-    admission_grace_seconds: int = Field(default=10, ge=1)
-    """Seconds that a function pod has to end when it is deleted, where the webhook is served."""
+    admission_grace_seconds: int | None = Field(default=None, ge=1)
+    """Seconds that a function pod has to end when it is deleted, where the webhooks are served; it goes as Knative has
+    it if left out."""
     request_timeout: Duration = 600.0
     """Longest request, which is one actor's share or one learning step: Knative ends what takes longer. At most
     `max-revision-timeout-seconds` of Knative's `config-defaults`."""
@@ -91,7 +120,14 @@ class ClusterSettings(Settings):
     def draining_seconds(self) -> float:
         """How long a pod that was let go holds its GPU: until its grace period is over where the webhook is served,
         which Knative's sidecar waits out, and else as long as that holds the container's preStop hook."""
-        return _SIDECAR_SECONDS if self.admission_port is None else min(_SIDECAR_SECONDS, self.admission_grace_seconds)
+        if self.admission_port is None or self.admission_grace_seconds is None:
+            return _SIDECAR_SECONDS
+        return min(_SIDECAR_SECONDS, self.admission_grace_seconds)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there is a pool whose GPUs are used in turns."""
+        return any(pool.device_class is not None for pool in self.pools.values())
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

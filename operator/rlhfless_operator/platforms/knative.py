@@ -23,9 +23,11 @@ from rlhfless_operator.platforms.dispatch import deliver
 from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
 from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodView, PodWatch
+from rlhfless_operator.platforms.slot_pool import SlotShare
 from rlhfless_operator.platforms.stage_pods import StagePods
 from rlhfless_operator.platforms.stage_scaler import StageScaler
 from rlhfless_operator.platforms.stream import open_session, run_task
+from rlhfless_operator.platforms.turn_taking import TurnTaking
 
 _PUBLISHED_POLL_SECONDS = 0.02
 _DIRECT_SECONDS = 2.0
@@ -50,6 +52,7 @@ class KnativePlatform:
         functions: its stages.
         keep_alive: seconds that a surplus idle pod of each stage is kept.
         stall_seconds: longest silence of a stream that has begun.
+        slots: the job's part in those of its namespace, for the stages whose pods use them in turns.
         on_state: told of every change of a pod's state.
         on_problem: told what keeps pods from working, whenever that has changed.
     """
@@ -66,6 +69,7 @@ class KnativePlatform:
         stall_seconds: float,
         on_state: StateListener,
         on_problem: Callable[[str], None] = lambda problem: None,
+        slots: SlotShare | None = None,
     ) -> None:
         self._client = client
         self._watch = watch
@@ -76,10 +80,15 @@ class KnativePlatform:
         self._stall_seconds = stall_seconds
         self._on_problem = on_problem
         self._objects = JobObjects(client, job, list(functions.values()), settings)
-        self._books = {stage: StagePods(stage, on_state, self._noticing(stage)) for stage in functions}
+        self._books = {
+            stage: StagePods(stage, on_state, self._noticing(stage), begin_asleep=function.slots is not None)
+            for stage, function in functions.items()
+        }
         self._scalers: dict[Stage, StageScaler] = {}
         self._endpoints: Mapping[Stage, Endpoint] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._slots = slots
+        self._turns: TurnTaking | None = None
         self._token = ""
         self._session: aiohttp.ClientSession | None = None
         self._indirect_until = 0.0
@@ -101,11 +110,11 @@ class KnativePlatform:
         except (ApiError, TimeoutError) as error:
             raise PlatformUnavailableError(f"the pods of {self._job.namespace} can't be watched: {error}") from error
         self._token, self._endpoints = opened.token, opened.endpoints
-        self._session = open_session()
+        session = self._session = open_session()
         for stage, function in self._functions.items():
             self._scalers[stage] = StageScaler(
                 self._client,
-                self._session,
+                session,
                 self._job.namespace,
                 opened.endpoints[stage],
                 self._books[stage],
@@ -113,6 +122,8 @@ class KnativePlatform:
                 keep_alive=self._keep_alive.get(stage, 0.0),
                 on_problem=self._on_problem,
             )
+        if self._slots is not None:
+            self._turns = await self._join(self._slots, session)
         self._watch.subscribe(self._job.namespace, self._job.name, self)
         self._first = False
         self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
@@ -126,6 +137,8 @@ class KnativePlatform:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await asyncio.gather(*(scaler.release() for scaler in self._scalers.values()), return_exceptions=True)
+        if self._turns is not None:
+            self._turns.close()
         if self._session is not None:
             await self._session.close()
         self._forget_when_gone()
@@ -142,19 +155,33 @@ class KnativePlatform:
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         """Want `count` pods of a stage from now on; see `Platform.hold`."""
-        self._books[stage].wanted = count
+        book, slots = self._books[stage], self._functions[stage].slots
+        if self._slots is not None and slots is not None:
+            # Pods stay, asleep. What they load they load in their turn.
+            book.most = self._slots.pool.size // slots.gpus
+            book.wanted = max(book.wanted, min(count, book.most))
+            self._scalers[stage].notice()
+            return
+        book.wanted = count
         self._scalers[stage].preload(preload)
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Carry a task to a free pod of its stage; see `Platform.run`."""
-        book, scaler = self._books[request.key.stage], self._scalers[request.key.stage]
+        stage = request.key.stage
+        book, scaler = self._books[stage], self._scalers[stage]
+        turns = self._turns if self._turns is not None and self._turns.takes_turns(stage) else None
         book.requests += 1
         book.sending += 1
         scaler.notice()
         instance: str | None = None
         ended = False
-        events = self._send(request, book, scaler)
+        events = None
         try:
+            if turns is None:
+                events = self._send(request, book, scaler)
+            else:
+                instance = await turns.acquire(stage)
+                events = turns.send(instance, request, self._stall_seconds)
             async for event in events:
                 if isinstance(event, Started) and instance is None:
                     instance = event.instance
@@ -177,7 +204,8 @@ class KnativePlatform:
                 raise
             raise InstanceLostError(await self._explained(error, book, instance)) from error
         finally:
-            await events.aclose()
+            if events is not None:
+                await events.aclose()
             if instance is None:
                 book.sending -= 1
             elif not ended:
@@ -185,6 +213,8 @@ class KnativePlatform:
             book.requests -= 1
             if instance is not None:
                 book.left(instance)
+            if turns is not None:
+                turns.left()
             scaler.notice()
 
     # --- what the watch tells ---
@@ -193,11 +223,15 @@ class KnativePlatform:
         """A pod is there, or has changed."""
         if pod.stage in self._books:
             self._books[pod.stage].changed(pod, first=self._first)
+            if self._turns is not None:
+                self._turns.pod_changed(pod, first=self._first)
 
     def pod_gone(self, pod: PodView) -> None:
         """A pod is no more."""
         if pod.stage in self._books:
             self._books[pod.stage].gone(pod)
+            if self._turns is not None:
+                self._turns.pod_gone(pod)
             self._forget_when_gone()
 
     def replaced(self) -> None:
@@ -206,6 +240,28 @@ class KnativePlatform:
             book.forget()
 
     # --- requests ---
+
+    async def _join(self, slots: SlotShare, session: aiohttp.ClientSession) -> TurnTaking:
+        async def remove(stage: Stage, pod: str) -> None:
+            await self._scalers[stage].remove_pod(pod)
+
+        turns = TurnTaking(
+            slots.pool,
+            self._job.uid,
+            {stage: self._books[stage] for stage, function in self._functions.items() if function.slots is not None},
+            session=session,
+            token=self._token,
+            start_timeout=self._settings.start_timeout,
+            remove=remove,
+            problem=lambda stage: self._scalers[stage].problem,
+            on_problem=self._on_problem,
+        )
+        try:
+            await slots.pool.join(turns, slots)
+        except PlatformUnavailableError:
+            await session.close()
+            raise
+        return turns
 
     def _send(self, request: RunRequest, book: StagePods, scaler: StageScaler) -> AsyncGenerator[Event, None]:
         """The events of the first attempt that a pod takes; see `deliver`."""

@@ -174,10 +174,13 @@ class LocalPlatform:
         for process in kept:
             if process.state == "idle":
                 return process
-        for process in kept:
-            if process.asleep and self._gpus.wake(process.name):
-                return process
-        return None
+        woken = self._gpus.wake_one([process.name for process in kept if process.asleep])
+        return self._processes[woken] if woken is not None else None
+
+    def _giving_way(self) -> tuple[list[str], list[str]]:
+        """Instances without work, the longest idle first, and those that give their GPUs back already."""
+        idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
+        return [process.name for process in idle], [each.name for each in self._processes.values() if each.leaving]
 
     def _make_room(self, stage: Stage) -> None:
         """Start an instance for a task that waits; or have others sleep, which have the GPUs that it needs."""
@@ -187,15 +190,11 @@ class LocalPlatform:
             return
         if not asleep and self._start(stage):
             return
-        idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
-        names = [process.name for process in idle]
-        leaving = [process.name for process in self._processes.values() if process.leaving]
-        for process in asleep:
-            displaced = self._gpus.displaced_by_waking(process.name, names, leaving)
-            if displaced is not None:
-                break
-        else:
-            displaced = self._gpus.displaced_by_fresh(stage, names, leaving)
+        idle, leaving = self._giving_way()
+        displaced: Sequence[str] | None
+        displaced = self._gpus.displaced_by_waking([process.name for process in asleep], idle, leaving)
+        if displaced is None:
+            displaced = self._gpus.displaced_by_fresh(stage, idle, leaving)
             if asleep and displaced == [] and self._start(stage):
                 # Its own GPUs are busy for longer.
                 self._drain(asleep[0])

@@ -1,10 +1,11 @@
-"""Which instance has which of this machine's GPUs, and who makes room for whom."""
+"""This machine's GPUs as slots: which there are, and where a fresh process goes."""
 
 import os
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
 from rlhfless_functions.api import Stage
+from rlhfless_operator.platforms.slots import SlotAccount
 
 _LISTING_SECONDS = 30
 
@@ -36,8 +37,8 @@ def _chosen(variable: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-class GpuAccount:
-    """Which GPUs are whose. An instance has the same ones all its life, also after it has slept.
+class GpuAccount(SlotAccount):
+    """The GPUs of this machine, each a slot. A fresh process takes its GPUs at once.
 
     Args:
         gpus: their names.
@@ -45,46 +46,18 @@ class GpuAccount:
     """
 
     def __init__(self, gpus: Sequence[str], per_instance: Mapping[Stage, int]) -> None:
-        self._holders: dict[str, str | None] = dict.fromkeys(gpus)
+        super().__init__(gpus)
         self._per_instance = per_instance
-        self._homes: dict[str, tuple[str, ...]] = {}
-
-    @property
-    def any(self) -> bool:
-        """Whether there are GPUs at all."""
-        return bool(self._holders)
-
-    def of(self, instance: str) -> tuple[str, ...]:
-        """An instance's GPUs, in use or not."""
-        return self._homes.get(instance, ())
 
     def has_room(self, stage: Stage) -> bool:
         """Whether enough GPUs are free for a fresh instance."""
-        return len(self._free()) >= self._needed(stage)
+        return len(self.free()) >= self._needed(stage)
 
     def settle(self, instance: str, stage: Stage) -> None:
         """Give a fresh instance GPUs, of which there is room: those with the fewest sleeping instances."""
-        free = sorted(self._free(), key=self._residents)
-        self._homes[instance] = tuple(sorted(free[: self._needed(stage)], key=list(self._holders).index))
-        self._hold(instance)
-
-    def sleep(self, instance: str) -> None:
-        """An instance uses its GPUs no longer."""
-        for gpu in self.of(instance):
-            if self._holders[gpu] == instance:
-                self._holders[gpu] = None
-
-    def wake(self, instance: str) -> bool:
-        """A sleeping instance is to use its GPUs again; False while others use any of them."""
-        if any(self._holders[gpu] not in (None, instance) for gpu in self.of(instance)):
-            return False
-        self._hold(instance)
-        return True
-
-    def leave(self, instance: str) -> None:
-        """An instance has ended."""
-        self.sleep(instance)
-        self._homes.pop(instance, None)
+        free = sorted(self.free(), key=self.residents)
+        self.place(instance, free[: self._needed(stage)])
+        self.wake(instance)
 
     def displaced_by_fresh(self, stage: Stage, idle: Sequence[str], leaving: Collection[str]) -> list[str] | None:
         """Which idle instances have to sleep for a fresh one to start: none where those that are leaving suffice.
@@ -96,35 +69,15 @@ class GpuAccount:
         Returns:
             Their names; None where all of them would not do.
         """
-        lacking = self._needed(stage) - len(self._free()) - sum(len(self._held_by(name)) for name in leaving)
+        lacking = self._needed(stage) - len(self.free()) - sum(len(self.held_by(name)) for name in leaving)
         chosen: list[str] = []
         for name in idle:
             if lacking <= 0:
                 break
-            if held := self._held_by(name):
+            if held := self.held_by(name):
                 chosen.append(name)
                 lacking -= len(held)
         return chosen if lacking <= 0 else None
 
-    def displaced_by_waking(self, instance: str, idle: Collection[str], leaving: Collection[str]) -> list[str] | None:
-        """The same for an instance that sleeps: whoever uses its GPUs."""
-        holders = {holder for gpu in self.of(instance) if (holder := self._holders[gpu]) is not None}
-        if holders - set(idle) - set(leaving):
-            return None
-        return sorted(holders & set(idle))
-
     def _needed(self, stage: Stage) -> int:
-        return self._per_instance.get(stage, 0) if self._holders else 0
-
-    def _free(self) -> list[str]:
-        return [gpu for gpu, holder in self._holders.items() if holder is None]
-
-    def _held_by(self, instance: str) -> list[str]:
-        return [gpu for gpu, holder in self._holders.items() if holder == instance]
-
-    def _residents(self, gpu: str) -> int:
-        return sum(gpu in home for home in self._homes.values())
-
-    def _hold(self, instance: str) -> None:
-        for gpu in self.of(instance):
-            self._holders[gpu] = instance
+        return self._per_instance.get(stage, 0) if self.any else 0

@@ -26,6 +26,14 @@ STAGE_LABEL = "rlhfless.io/stage"
 MIN_SCALE = "autoscaling.knative.dev/min-scale"
 MAX_SCALE = "autoscaling.knative.dev/max-scale"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+TURNS_LABEL = "rlhfless.io/takes-turns"
+"""Label of pods that must not be made without their slots."""
+POOL = "rlhfless.io/pool"
+"""Annotation: the pool whose slots a pod is to have. Label of a pool's claims."""
+GPUS = "rlhfless.io/gpus"
+"""Annotation: how many slots a pod is to have."""
+SLOTS = "rlhfless.io/slots"
+"""Annotation that the webhook makes: the names of a pod's slots, separated by commas."""
 PORT = 8080
 USER = 65532
 TOKEN_KEY = "token"
@@ -48,6 +56,18 @@ class JobIdentity:
 
 
 @dataclass(frozen=True)
+class SlotsWanted:
+    """GPUs that the pods of a stage use in turns with others."""
+
+    pool: str
+    """Name of the pool."""
+    gpus: int
+    """Slots of a pod."""
+    resource: str
+    """What a pod's limits ask for GPUs by. A pod that has slots does not ask for it."""
+
+
+@dataclass(frozen=True)
 class StageFunction:
     """One stage of one job."""
 
@@ -61,6 +81,8 @@ class StageFunction:
     """More variables of rlhfless' own, the same for the whole job."""
     connects_to: frozenset[str] = frozenset()
     """URLs of what the job's pods need."""
+    slots: SlotsWanted | None = None
+    """What its pods use in turns; None where they have GPUs of their own, or none."""
 
     @property
     def name(self) -> str:
@@ -145,11 +167,13 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
     for a window after its last request.
     """
     labels = job_selector(function.job.name) | {STAGE_LABEL: function.stage}
+    turns = _turns(function.slots)
     timeout = math.ceil(settings.request_timeout)
     template = {
         "metadata": {
-            "labels": labels,
-            "annotations": {
+            "labels": labels | ({TURNS_LABEL: "true"} if turns else {}),
+            "annotations": turns
+            | {
                 "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
                 "autoscaling.knative.dev/initial-scale": str(settings.initial_scale),
                 MIN_SCALE: "0",
@@ -221,7 +245,7 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
         ],
     }
     if pods.resources is not None:
-        container["resources"] = pods.resources.model_dump(by_alias=True, exclude_none=True)
+        container["resources"] = _resources(pods.resources, function.slots)
     if pods.env_from:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
     spec: Manifest = {
@@ -254,6 +278,18 @@ def _env(function: StageFunction) -> list[Manifest]:
         {"name": "RLHFLESS_TOKEN", "valueFrom": {"secretKeyRef": reference}},
         *({"name": name, "value": value} for name, value in sorted(plain.items())),
     ]
+
+
+def _turns(slots: SlotsWanted | None) -> dict[str, str]:
+    return {POOL: slots.pool, GPUS: str(slots.gpus)} if slots is not None else {}
+
+
+def _resources(resources: ResourcesSpec, slots: SlotsWanted | None) -> Manifest:
+    asked: Manifest = resources.model_dump(by_alias=True, exclude_none=True)
+    if slots is not None:
+        for amounts in asked.values():
+            amounts.pop(slots.resource, None)
+    return asked
 
 
 def _volume_name(number: int, volume: VolumeSpec) -> str:

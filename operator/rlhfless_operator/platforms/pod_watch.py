@@ -13,7 +13,15 @@ from pydantic import Field
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesModel, KubernetesObject
 from rlhfless_operator.knative.models import Condition
-from rlhfless_operator.platforms.manifests import DELETION_COST, JOB_LABEL, MANAGED_BY, MANAGER, STAGE_LABEL
+from rlhfless_operator.platforms.manifests import (
+    CONTAINER,
+    DELETION_COST,
+    JOB_LABEL,
+    MANAGED_BY,
+    MANAGER,
+    SLOTS,
+    STAGE_LABEL,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,10 @@ class PodView:
     """What is wrong with it, with Kubernetes' own reason; empty if nothing is."""
     fatal: bool
     """Whether waiting alone does not mend it."""
+    slots: tuple[str, ...] = ()
+    """Names of the ResourceClaims that it uses in turns with others."""
+    process: str | None = None
+    """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
 
 class JobListener(Protocol):
@@ -110,7 +122,14 @@ def view_of(pod: Pod) -> PodView | None:
         deletion_cost=pod.metadata.annotations.get(DELETION_COST),
         problem=problem,
         fatal=fatal,
+        process=_process(pod.status),
+        slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
     )
+
+
+def _process(status: PodStatus) -> str | None:
+    running = (each.state.get("running") for each in status.container_statuses if each.name == CONTAINER)
+    return next((str(state.get("startedAt")) for state in running if state is not None), None)
 
 
 def _problem(status: PodStatus, scheduled: Condition | None, deleting: bool) -> tuple[str, bool]:

@@ -39,6 +39,7 @@ class GpuPool:
         priority: int,
         gpus: Mapping[Stage, int],
         keep_alive: Mapping[Stage, float],
+        sleeps: bool = False,
     ) -> "SharedPlatform":
         """Let a job in.
 
@@ -47,13 +48,14 @@ class GpuPool:
             job: its unique id.
             gpus: GPUs of an instance of each stage.
             keep_alive: seconds that an instance without work is kept, as long as the pool allows it.
+            sleeps: whether an instance without work sleeps, so that the pool need not allow it.
 
         Raises:
             ValueError: an instance of it is larger than the pool, or than its namespace's quota.
         """
         for stage, count in gpus.items():
             check_feasible(Claim(job, stage, namespace, count, working=0, wanted=1), self._pool)
-        joined = SharedPlatform(self, platform, job, namespace, priority, gpus, keep_alive, self._clock)
+        joined = SharedPlatform(self, platform, job, namespace, priority, gpus, keep_alive, self._clock, sleeps)
         self._jobs[job] = joined
         return joined
 
@@ -82,6 +84,7 @@ class SharedPlatform:
         gpus: Mapping[Stage, int],
         keep_alive: Mapping[Stage, float],
         clock: Clock,
+        sleeps: bool,
     ) -> None:
         self.name = job
         self._pool = pool
@@ -91,6 +94,7 @@ class SharedPlatform:
         self._gpus = gpus
         self._keep_alive = keep_alive
         self._clock = clock
+        self._sleeps = sleeps
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
         self._running: Counter[Stage] = Counter()
@@ -107,7 +111,10 @@ class SharedPlatform:
     # --- what the training loop calls ---
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` instances; as many are held as the pool allows."""
+        """Want `count` instances; as many are held as the pool allows, unless those without work sleep."""
+        if self._sleeps:
+            await self._platform.hold(stage, count, preload)
+            return
         holds = self._held.setdefault(stage, deque())
         if holds:
             # The one before counts until now.
@@ -196,7 +203,7 @@ class SharedPlatform:
 
     async def _apply(self) -> None:
         async with self._applying:
-            for stage, count in list(self._granted.items()):
+            for stage, count in () if self._sleeps else list(self._granted.items()):
                 if self._applied.get(stage) != count:
                     self._applied[stage] = count
                     await self._platform.hold(stage, count, self._preloads.get(stage))

@@ -27,6 +27,15 @@ class _Pod:
     idle_since: float = 0.0
     busy: bool = False
     """Whether a request of ours is on it, or what it left is still being published."""
+    asleep: bool = False
+    """Whether it has given its slots' memory back."""
+    falling_asleep: bool = False
+    """Whether it is doing so."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is there, and not on its way out."""
+        return self.busy or self.view is None or not self.view.deleting
 
 
 @dataclass
@@ -41,8 +50,12 @@ class StagePods:
     stage: Stage
     on_state: StateListener
     on_change: Callable[[], None]
+    begin_asleep: bool = False
+    """Whether a pod that has started has nothing of its GPU yet, and waits for its turn."""
     wanted: int = 0
     """Pods that are held."""
+    most: int | None = None
+    """Pods that there is room for; None where requests alone say how many there are."""
     requests: int = 0
     """Requests under way."""
     sending: int = 0
@@ -100,11 +113,38 @@ class StagePods:
         self._settle(instance, pod)
         self.on_change()
 
+    def works(self, instance: str) -> None:
+        """An instance that slept is awake, and works."""
+        pod = self._pods.get(instance)
+        if pod is not None and pod.asleep:
+            pod.asleep = False
+            self._settle(instance, pod)
+
+    def falls_asleep(self, instance: str) -> None:
+        """An instance was asked to give its slots' memory back."""
+        if (pod := self._pods.get(instance)) is not None:
+            pod.falling_asleep = True
+            self._settle(instance, pod)
+
+    def sleeps(self, instance: str) -> None:
+        """An instance has given its slots' memory back."""
+        if (pod := self._pods.get(instance)) is not None:
+            pod.asleep, pod.falling_asleep = True, False
+            self._settle(instance, pod)
+            self.on_change()
+
+    def starts_anew(self, instance: str) -> None:
+        """An instance's process has ended, and another one follows in its pod."""
+        if (pod := self._pods.get(instance)) is not None:
+            pod.asleep = pod.falling_asleep = False
+            self._enter(instance, pod, "starting")
+            self._settle(instance, pod)
+
     def left(self, instance: str) -> None:
         """What an instance had of a request is done or published."""
         pod = self._pods.get(instance)
         if pod is not None and pod.busy:
-            pod.busy = False
+            pod.busy = pod.asleep = False
             pod.idle_since = time.monotonic()
             if pod.view is None:
                 # The watch may never tell of it; if it does, the pod is in the book again.
@@ -116,16 +156,43 @@ class StagePods:
 
     # --- what there is ---
 
+    def free(self) -> list[str]:
+        """Pods that are awake and have no task, the longest idle first."""
+        return [name for name, pod in self._resting() if pod.state == "idle"]
+
+    def asleep(self) -> list[str]:
+        """Pods that sleep and could take a task, the longest idle first."""
+        return [name for name, pod in self._resting() if pod.state == "asleep"]
+
+    def is_asleep(self, instance: str) -> bool:
+        """Whether a pod sleeps, or has never had anything on its slots."""
+        pod = self._pods.get(instance)
+        return pod is None or (pod.asleep and not pod.busy)
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a pod that could take a task, now or when its turn comes."""
+        return any(pod.kept and pod.view is not None and pod.view.ready for pod in self._pods.values())
+
+    def leaving(self) -> list[str]:
+        """Pods that give their slots' memory back, or that end."""
+        return [name for name, pod in self._pods.items() if pod.falling_asleep or pod.state == "draining"]
+
+    def _resting(self) -> list[tuple[str, _Pod]]:
+        ready = [(name, pod) for name, pod in self._pods.items() if pod.view and pod.view.ready and pod.kept]
+        return sorted(ready, key=lambda entry: entry[1].idle_since)
+
     def situation(self) -> StageSituation:
         """The stage at this moment."""
         states = [pod.state for pod in self._pods.values()]
+        resting = [pod for pod in self._pods.values() if pod.kept and pod.state not in ("starting", "busy")]
         return StageSituation(
             wanted=self.wanted,
-            requests=self.requests,
+            requests=self.requests if self.most is None else min(self.requests, self.most),
             sending=self.sending,
             starting=states.count("starting"),
-            busy=states.count("busy"),
-            idle_since=[pod.idle_since for pod in self._pods.values() if pod.state == "idle"],
+            busy=sum(pod.busy for pod in self._pods.values()),
+            idle_since=[pod.idle_since for pod in resting if not pod.busy],
         )
 
     @property
@@ -136,7 +203,7 @@ class StagePods:
     @property
     def there(self) -> int:
         """Pods that are not on their way out."""
-        return sum(pod.state in ("starting", "idle", "busy") for pod in self._pods.values())
+        return sum(pod.kept for pod in self._pods.values())
 
     def view(self, instance: str) -> PodView | None:
         """A pod as the watch has it."""
@@ -151,7 +218,7 @@ class StagePods:
         """Pods whose deletion cost is not as it should be, and what it should be: highest for those at work, and higher
         for those that are kept a while than for those that have been idle since `due_before`."""
         for pod in self._pods.values():
-            if pod.view is None or pod.state == "draining":
+            if pod.view is None or not pod.kept:
                 continue
             kept = pod.state == "idle" and pod.idle_since > due_before
             cost = _COST_OF_WORK if pod.busy else _COST_OF_KEEPING if kept else None
@@ -169,7 +236,7 @@ class StagePods:
 
     def hopeless(self) -> bool:
         """Whether there are pods, none works, and all have something that waiting does not mend."""
-        views = [pod.view for pod in self._pods.values() if pod.state != "draining"]
+        views = [pod.view for pod in self._pods.values() if pod.kept]
         return bool(views) and all(view is not None and view.fatal for view in views)
 
     # --- states ---
@@ -178,9 +245,16 @@ class StagePods:
         """Bring a pod into the state that what is known of it comes to."""
         view = pod.view
         state: InstanceState
+        if self.begin_asleep and pod.state == "starting" and view is not None and view.ready:
+            pod.asleep = True
         if pod.busy:
             # What it does in the time that it is given before it ends is work too.
-            state = "busy"
+            state = "switching" if pod.asleep else "busy"
+        elif pod.falling_asleep:
+            state = "switching"
+        elif pod.asleep:
+            # Also while it is on its way out: it holds nothing.
+            state = "asleep"
         elif view is not None and view.deleting:
             state = "draining"
         elif view is not None and not view.ready:

@@ -134,7 +134,7 @@ def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
 def check_release(settings: ClusterSettings) -> Finding:
     """How long a pod that was let go holds its GPU."""
     check, seconds = "release", f"{settings.draining_seconds:g} s"
-    if settings.admission_port is not None:
+    if settings.admission_port is not None and settings.admission_grace_seconds is not None:
         return Finding(check, "ok", f"pods that are let go hold their GPU for at most {seconds} (quickRelease)")
     if settings.operator_namespace is None:
         remedy = "kubectl exec --namespace NAMESPACE deployment/rlhfless -- python -m rlhfless_operator preflight"

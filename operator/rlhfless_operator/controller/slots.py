@@ -1,0 +1,49 @@
+"""Which jobs of an operator use GPUs in turns, and on which slots."""
+
+from collections.abc import Mapping
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.controller.sharing import gpus_by_stage, pool_of
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
+
+
+def slots_wanted(job: RLHFJob, settings: ClusterSettings) -> Mapping[Stage, SlotsWanted]:
+    """What the pods of each stage use in turns: nothing where the job's pool has no DeviceClass, or they ask for no
+    GPU."""
+    name, pool = pool_of(job), settings.pools.get(pool_of(job))
+    if pool is None or pool.device_class is None:
+        return {}
+    gpus = gpus_by_stage(job, settings.pods, pool)
+    return {stage: SlotsWanted(name, count, pool.resource) for stage, count in gpus.items() if count}
+
+
+class SlotPools:
+    """The slots of all namespaces.
+
+    Args:
+        client: of the cluster.
+        settings: the operator's.
+    """
+
+    def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._pools: dict[tuple[str, str], SlotPool] = {}
+
+    def share_of(self, job: RLHFJob, namespace: str) -> SlotShare | None:
+        """A job's part in the slots of its namespace; None for one that uses none."""
+        wanted = slots_wanted(job, self._settings)
+        if not wanted:
+            return None
+        name = pool_of(job)
+        settings = self._settings.pools[name]
+        key = (namespace, name)
+        if key not in self._pools:
+            self._pools[key] = SlotPool(self._client, namespace, name, settings)
+        instances: Mapping[Stage, int] = {"generation": job.spec.generation.instances.max}
+        at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())
+        return SlotShare(self._pools[key], at_once, max(each.gpus for each in wanted.values()))

@@ -1,0 +1,159 @@
+"""Slots of a cluster as ResourceClaims: pure functions that make them, and that choose which ones a pod names.
+
+A claim is one GPU of a pool's DeviceClass (Dynamic Resource Allocation, `resource.k8s.io/v1`, Kubernetes 1.34). Pods
+that name one claim run side by side on its GPU; the operator lets one of them at a time be awake. Claims whose GPUs an
+instance needs at once are a *group*. Every pod of a group names all of its claims, which Kubernetes then allocates on
+one node, and its container uses as many as it needs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhfless_operator.knative import Kind, KubernetesModel, KubernetesObject
+from rlhfless_operator.platforms.manifests import (
+    CONTAINER,
+    GPUS,
+    JOB_LABEL,
+    MANAGED_BY,
+    MANAGER,
+    POOL,
+    SLOTS,
+    STAGE_LABEL,
+    Manifest,
+)
+
+GROUP_LABEL = "rlhfless.io/slot-group"
+_POOL_LABEL = POOL
+_REQUEST = "gpu"
+
+
+class ClaimStatus(KubernetesModel):
+    """How a claim is."""
+
+    allocation: dict[str, Any] | None = None
+
+
+class ResourceClaim(KubernetesObject):
+    """A ResourceClaim, as far as the operator looks at it."""
+
+    status: ClaimStatus = ClaimStatus()
+
+
+CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", ResourceClaim)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A claim that pods can name."""
+
+    name: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A pod that uses slots in turns, or is about to be made."""
+
+    job: str
+    stage: str
+    slots: tuple[str, ...]
+
+
+def claim(namespace: str, pool: str, device_class: str, group: int, index: int) -> Manifest:
+    """The claim of one GPU."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": f"rlhfless-{pool}-{group}-{index}",
+            "namespace": namespace,
+            "labels": {MANAGED_BY: MANAGER, _POOL_LABEL: pool, GROUP_LABEL: str(group)},
+        },
+        "spec": {"devices": {"requests": [{"name": _REQUEST, "exactly": {"deviceClassName": device_class}}]}},
+    }
+
+
+def claim_selector(pool: str) -> str:
+    """The labels of a pool's claims."""
+    return f"{MANAGED_BY}={MANAGER},{_POOL_LABEL}={pool}"
+
+
+def slots_of(claims: Iterable[ResourceClaim]) -> list[Slot]:
+    """The slots that new pods can name: a claim that is being deleted takes none."""
+    return [
+        Slot(each.metadata.name, each.metadata.labels[GROUP_LABEL])
+        for each in claims
+        if each.metadata.deletion_timestamp is None and GROUP_LABEL in each.metadata.labels
+    ]
+
+
+def resident_of(pod: KubernetesObject) -> Resident | None:
+    """A pod as a resident of its slots; None for one that has none, or that is on its way out."""
+    named = pod.metadata.annotations.get(SLOTS)
+    if not named or pod.metadata.deletion_timestamp is not None:
+        return None
+    labels = pod.metadata.labels
+    return Resident(labels.get(JOB_LABEL, ""), labels.get(STAGE_LABEL, ""), tuple(named.split(",")))
+
+
+def choose_slots(
+    slots: Sequence[Slot], residents: Sequence[Resident], job: str, stage: str, gpus: int
+) -> tuple[str, ...] | None:
+    """The slots of a new pod, all of one group: those with the fewest pods of its own stage, then of the same stage of
+    other jobs, whose work comes at the same time, and then of any.
+
+    Args:
+        slots: that there are.
+        residents: the pods that have some.
+        gpus: slots that the pod needs.
+
+    Returns:
+        Their names; None where no group has as many.
+    """
+
+    def crowd(slot: str) -> tuple[int, int, int, str]:
+        here = [resident for resident in residents if slot in resident.slots]
+        same = [resident for resident in here if resident.stage == stage]
+        return sum(resident.job == job for resident in same), len(same), len(here), slot
+
+    groups: dict[str, list[str]] = {}
+    for slot in slots:
+        groups.setdefault(slot.group, []).append(slot.name)
+    choices = [sorted(names, key=crowd)[:gpus] for names in groups.values() if len(names) >= gpus]
+    if not choices:
+        return None
+    best = min(choices, key=lambda names: sorted(map(crowd, names), reverse=True))
+    return tuple(sorted(best))
+
+
+def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """The JSON patch (RFC 6902) that gives a new pod its slots: it names every claim of their group, and its function
+    uses the chosen ones."""
+    group = next(slot.group for slot in slots if slot.name == chosen[0])
+    names = sorted(slot.name for slot in slots if slot.group == group)
+    containers = pod["spec"]["containers"]
+    position = [container["name"] for container in containers].index(CONTAINER)
+    path = f"/spec/containers/{position}/resources"
+    patch: list[dict[str, Any]] = []
+    if "resources" not in containers[position]:
+        patch.append({"op": "add", "path": path, "value": {}})
+    annotation = SLOTS.replace("/", "~1")
+    return [
+        *patch,
+        {"op": "add", "path": "/spec/resourceClaims", "value": [_named(name) for name in names]},
+        {"op": "add", "path": f"{path}/claims", "value": [{"name": name} for name in chosen]},
+        {"op": "add", "path": f"/metadata/annotations/{annotation}", "value": ",".join(chosen)},
+    ]
+
+
+def gpus_of(pod: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The pool whose slots a new pod is to have, and how many; None for a pod that takes no turns."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if POOL not in annotations or GPUS not in annotations:
+        return None
+    return str(annotations[POOL]), int(annotations[GPUS])
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"name": name, "resourceClaimName": name}

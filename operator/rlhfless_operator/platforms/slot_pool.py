@@ -1,0 +1,296 @@
+"""The slots of one namespace, and the jobs whose pods take turns on them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.knative import ApiError, ConflictError, InvalidError, KnativeClient, NotFoundError
+from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
+from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, claim, claim_selector
+from rlhfless_operator.platforms.slots import SlotAccount
+
+_logger = logging.getLogger(__name__)
+
+_REVIEW_SECONDS = 5.0
+"""Between two looks at the claims."""
+_KEPT_SECONDS = 30.0
+"""How long claims are kept after the last job: to get them again takes about as long. Without pods they hold no GPU."""
+_TICK_SECONDS = 1.0
+"""Between two looks at a stage whose task waits, though nothing was heard."""
+
+
+class SlotUser(Protocol):
+    """A job whose pods take turns."""
+
+    @property
+    def job(self) -> str:
+        """Unique id of the job."""
+
+    def free(self, stage: Stage) -> Sequence[str]:
+        """Pods of a stage that are awake and have no task."""
+
+    def asleep(self, stage: Stage) -> Sequence[str]:
+        """Pods of a stage that sleep and could take a task."""
+
+    def idle(self) -> Sequence[str]:
+        """Pods of any stage that are awake and have no task."""
+
+    def leaving(self) -> Sequence[str]:
+        """Pods of any stage that give their slots back already."""
+
+    def take(self, pod: str) -> None:
+        """A task comes to a pod."""
+
+    def put_to_sleep(self, pod: str) -> None:
+        """Another pod needs its slots."""
+
+    def condemned(self, slots: frozenset[str], problem: str) -> None:
+        """Slots take no new pods: theirs have to go. Also told when there are none any more."""
+
+
+@dataclass(frozen=True)
+class SlotShare:
+    """A job's part in the slots of its namespace."""
+
+    pool: "SlotPool"
+    gpus: int
+    """Most GPUs that it can use at a time."""
+    largest: int
+    """GPUs of its largest instance."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A task whose turn has not come."""
+
+    user: SlotUser
+    stage: Stage
+
+
+class SlotPool:
+    """The slots of one namespace in one pool.
+
+    Args:
+        client: of the cluster.
+        name: of the pool.
+        settings: of the pool; it names a DeviceClass.
+    """
+
+    def __init__(self, client: KnativeClient, namespace: str, name: str, settings: PoolSettings) -> None:
+        assert settings.device_class is not None, "a pool without a DeviceClass has no slots"
+        self._claims = client.resource(CLAIMS)
+        self._namespace = namespace
+        self._name = name
+        self._device_class = settings.device_class
+        self._together = settings.gpus_per_group
+        self._most = settings.share_of(namespace) // self._together
+        self._account = SlotAccount()
+        self._users: dict[str, tuple[SlotUser, int]] = {}
+        self._owners: dict[str, SlotUser] = {}
+        self._unsettled: set[str] = set()
+        """Pods that an earlier driver may have left awake."""
+        self._waiting: list[_Waiting] = []
+        self._changed = asyncio.Condition()
+        self._making = asyncio.Lock()
+        self._review: asyncio.Task[None] | None = None
+        self._giving_back: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- jobs ---
+
+    @property
+    def size(self) -> int:
+        """Slots that there are for the jobs that have joined."""
+        wanted = sum(-(-gpus // self._together) for _, gpus in self._users.values())
+        return min(wanted, self._most) * self._together
+
+    async def join(self, user: SlotUser, share: SlotShare) -> None:
+        """Let a job in, and make as many slots as it can use at a time, or as its namespace may have.
+
+        Raises:
+            PlatformUnavailableError: it can never run here, or the cluster has no claims, or refuses them.
+        """
+        gpus, largest = share.gpus, share.largest
+        if largest > self._together:
+            raise PlatformUnavailableError(
+                f"an instance asks for {largest} GPUs, and pool {self._name} allocates {self._together} together on a"
+                f" node; ask for fewer, or have gpusPerGroup of the pool raised"
+            )
+        if self._most == 0:
+            raise PlatformUnavailableError(
+                f"namespace {self._namespace} has no GPUs of pool {self._name}; have it named in the pool's namespaces"
+            )
+        self._users[user.job] = (user, gpus)
+        try:
+            await self._make_claims()
+        except ApiError as error:
+            self._users.pop(user.job, None)
+            raise PlatformUnavailableError(self._explained(error)) from error
+        if self._giving_back is not None:
+            self._giving_back.cancel()
+            self._giving_back = None
+        if self._review is None:
+            self._review = asyncio.create_task(self._look_after())
+
+    def leave(self, user: SlotUser) -> None:
+        """Let a job go. Slots that no job has needed for a while are given back."""
+        if self._users.get(user.job, (None, 0))[0] is user:
+            del self._users[user.job]
+        if self._users:
+            return
+        if self._review is not None:
+            self._review.cancel()
+            self._review = None
+        if self._giving_back is None:
+            self._giving_back = asyncio.create_task(self._give_back())
+
+    # --- pods ---
+
+    def arrived(self, user: SlotUser, pod: str, slots: Sequence[str], *, asleep: bool) -> None:
+        """A pod is there. Unless it is known to be `asleep`, nobody wakes on its slots before it has slept."""
+        self._owners[pod] = user
+        self._account.place(pod, slots)
+        if not asleep:
+            self._unsettled.add(pod)
+        self.notify()
+
+    def slept(self, pod: str) -> None:
+        """A pod has given its slots back."""
+        self._account.sleep(pod)
+        self._unsettled.discard(pod)
+        self.notify()
+
+    def gone(self, pod: str) -> None:
+        """A pod is no more, or has nothing of its slots any more."""
+        self._owners.pop(pod, None)
+        self._unsettled.discard(pod)
+        self._account.leave(pod)
+        self.notify()
+
+    def knows(self, pod: str) -> bool:
+        """Whether a pod takes turns here."""
+        return pod in self._account
+
+    # --- turns ---
+
+    async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: "Hope") -> str:
+        """A pod of a stage whose turn it is, once there is one; whoever is awake on its slots was put to sleep.
+
+        Args:
+            still_hoped_for: asked about once a second.
+
+        Raises:
+            InstanceLostError: there is nothing to wait for.
+        """
+        waiting = _Waiting(user, stage)
+        self._waiting.append(waiting)
+        try:
+            while (pod := self._next(waiting)) is None:
+                if (problem := still_hoped_for()) is not None:
+                    raise InstanceLostError(problem)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK_SECONDS), self._changed:
+                        await self._changed.wait()
+            user.take(pod)
+            return pod
+        finally:
+            self._waiting.remove(waiting)
+            self.notify()
+
+    def notify(self) -> None:
+        """Something has changed: tasks that wait look again."""
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _next(self, waiting: _Waiting) -> str | None:
+        """The pod that a task gets now; else whoever is in its way is asked to sleep."""
+        user, stage = waiting.user, waiting.stage
+        reserved = self._reserved(waiting)
+        free = [pod for pod in user.free(stage) if not reserved & set(self._account.of(pod))]
+        if free:
+            return free[0]
+        asleep = [pod for pod in user.asleep(stage) if not reserved & set(self._account.of(pod))]
+        if (pod := self._account.wake_one(asleep)) is not None:
+            return pod
+        idle = [pod for each, _ in self._users.values() for pod in each.idle()]
+        leaving = [pod for each, _ in self._users.values() for pod in each.leaving()]
+        for pod in self._account.displaced_by_waking(asleep, idle, leaving) or ():
+            self._owners[pod].put_to_sleep(pod)
+        return None
+
+    def _reserved(self, waiting: _Waiting) -> set[str]:
+        """Slots that are for others: those of which nothing is known, and those that a task which waits for longer has
+        to have, since its stage has one pod."""
+        reserved = {slot for pod in self._unsettled for slot in self._account.of(pod)}
+        for earlier in self._waiting[: self._waiting.index(waiting)]:
+            pods = [*earlier.user.free(earlier.stage), *earlier.user.asleep(earlier.stage)]
+            if len(pods) == 1:
+                reserved |= set(self._account.of(pods[0]))
+        return reserved
+
+    # --- claims ---
+
+    async def _make_claims(self) -> None:
+        async with self._making:
+            found = (await self._claims.list(self._namespace, label_selector=claim_selector(self._name))).items
+            there = {each.metadata.name for each in found}
+            for group in range(self.size // self._together):
+                for index in range(self._together):
+                    manifest = claim(self._namespace, self._name, self._device_class, group, index)
+                    if manifest["metadata"]["name"] not in there:
+                        with contextlib.suppress(ConflictError):
+                            await self._claims.create(manifest)
+        ending = [each.metadata for each in found if each.metadata.deletion_timestamp is not None]
+        groups = {each.labels.get(GROUP_LABEL) for each in ending}
+        condemned = frozenset(each.metadata.name for each in found if each.metadata.labels.get(GROUP_LABEL) in groups)
+        names = ", ".join(sorted(each.name for each in ending))
+        for user, _ in list(self._users.values()):
+            user.condemned(condemned, f"ResourceClaims are being deleted: {names}; their pods follow" if names else "")
+
+    async def _give_back(self) -> None:
+        await asyncio.sleep(_KEPT_SECONDS)
+        self._giving_back = None
+        try:
+            async with self._making:
+                for each in (await self._claims.list(self._namespace, label_selector=claim_selector(self._name))).items:
+                    await self._claims.delete(self._namespace, each.metadata.name)
+        except ApiError as error:
+            _logger.warning("slots of %s stay without pods: %s", self._namespace, self._explained(error))
+
+    async def _look_after(self) -> None:
+        """Make claims again that somebody has deleted, for as long as there are jobs."""
+        while True:
+            await asyncio.sleep(_REVIEW_SECONDS)
+            try:
+                await self._make_claims()
+            except ApiError as error:
+                _logger.warning("slots of %s: %s", self._namespace, self._explained(error))
+
+    def _explained(self, error: ApiError) -> str:
+        match error:
+            case NotFoundError():
+                return (
+                    f"pool {self._name} has deviceClass {self._device_class}, and the cluster has no ResourceClaims of"
+                    " resource.k8s.io/v1; upgrade to Kubernetes 1.34 or newer, or install the chart without deviceClass"
+                )
+            case InvalidError():
+                return f"pool {self._name}: the API server refuses its ResourceClaims: {error.message}"
+            case _:
+                return f"the slots of pool {self._name} in namespace {self._namespace}: {error}"
+
+
+class Hope(Protocol):
+    """Says whether a task should wait on for a pod."""
+
+    def __call__(self) -> str | None:
+        """None to wait on; else why not."""

@@ -1,0 +1,291 @@
+"""Pods that use GPUs in turns, against a real API server with its ResourceClaims, and an emulated Knative.
+
+The pods themselves note when they wake and sleep: what is said of turns is what they say.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import STAGES, Done
+from rlhfless_operator.platforms import slot_pool
+from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
+from rlhfless_operator.platforms.pod_watch import PodWatch
+from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim
+from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
+from tests.clusters.control_plane import ApiServer
+from tests.clusters.slot_webhook import giving_slots
+from tests.platforms.emulated_cluster import EmulatedCluster, open_cluster
+from tests.platforms.emulated_cluster import server as server  # The fixture.
+from tests.platforms.knative_jobs import JobUnderTest, until
+from tests.prerequisites import needs_api_server
+
+pytestmark = needs_api_server("no claims are made")
+
+
+class SlottedCluster(EmulatedCluster):
+    """A namespace with slots, whose webhook is asked about every pod."""
+
+    def slots(self, gpus: int = 1, *, together: int = 1, largest: int = 1, **namespaces: int) -> SlotShare:
+        settings = PoolSettings(gpus=gpus, device_class="gpu.test", gpus_per_group=together, namespaces=namespaces)
+        return SlotShare(SlotPool(self.client, self.namespace, "default", settings), gpus, largest)
+
+    async def claims(self) -> dict[str, ResourceClaim]:
+        return {each.metadata.name: each for each in (await self.client.resource(CLAIMS).list(self.namespace)).items}
+
+    def awake(self) -> list[str]:
+        """The pods that have a GPU's memory now."""
+        return [
+            pod.name for pod in self.knative.pods if pod.running and pod.running.function and pod.running.function.awake
+        ]
+
+    def most_awake(self, pods: Sequence[str]) -> int:
+        """The most of some pods that ever were awake at the same time, as they say themselves."""
+        told = sorted(
+            (at, name, what)
+            for name in pods
+            if (running := self.knative.pod(name).running) and running.function
+            for at, what in running.function.told
+        )
+        awake: set[str] = set()
+        most = 0
+        for _, name, what in told:
+            (awake.add if what == "awake" else awake.discard)(name)
+            most = max(most, len(awake))
+        return most
+
+
+@asynccontextmanager
+async def slotted(server: ApiServer, folder: Path, **options: Any) -> AsyncIterator[SlottedCluster]:
+    async with open_cluster(server, folder, **options) as made:
+        cluster = SlottedCluster(made.client, made.knative, made.folder, made.namespace)
+        made.knative.admit = giving_slots(cluster.client)
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(server: ApiServer, tmp_path: Path) -> AsyncIterator[SlottedCluster]:
+    async with slotted(server, tmp_path) as made:
+        yield made
+
+
+async def all_stages(job: JobUnderTest, rounds: int = 3) -> None:
+    for _ in range(rounds):
+        for stage in STAGES:
+            await job.platform.hold(stage, 1)
+            events = await job.run("work=0.1", stage)
+            assert isinstance(events[-1], Done)
+            await job.platform.hold(stage, 0)
+
+
+async def test_three_stages_take_turns_on_one_gpu_and_each_pod_starts_once(cluster: SlottedCluster) -> None:
+    async with cluster.job(stages=STAGES, slots=cluster.slots()) as job:
+        await all_stages(job)
+        pods = [pod.name for pod in cluster.knative.pods]
+        assert len(pods) == 3
+        assert cluster.most_awake(pods) == 1
+        for name, pod in (await job.pods()).items():
+            spec = pod.model_dump(by_alias=True)["spec"]
+            assert spec["resourceClaims"] == [
+                {"name": "rlhfless-default-0-0", "resourceClaimName": "rlhfless-default-0-0"}
+            ]
+            assert spec["containers"][0]["resources"]["claims"] == [{"name": "rlhfless-default-0-0"}]
+            states = job.states(name)
+            assert states[:4] == ["starting", "asleep", "switching", "busy"]
+            assert "draining" not in states
+        # The last one stays awake until somebody needs the GPU.
+        assert len(cluster.awake()) == 1
+        assert list(await cluster.claims()) == ["rlhfless-default-0-0"]
+
+
+async def test_actors_spread_over_the_slots_and_the_learner_needs_several(cluster: SlottedCluster) -> None:
+    slots = cluster.slots(4, together=2, largest=1)
+    async with cluster.job(stages=("generation", "learning"), slots=slots) as job:
+        await job.platform.hold("generation", 4)
+        await job.until(4, "asleep")
+        homes = {pod.metadata.annotations["rlhfless.io/slots"] for pod in (await job.pods()).values()}
+        assert homes == {f"rlhfless-default-{group}-{index}" for group in (0, 1) for index in (0, 1)}
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(job.running("work=600"))
+            assert len(cluster.awake()) == 4
+
+
+async def test_jobs_of_a_namespace_take_turns(cluster: SlottedCluster) -> None:
+    slots = cluster.slots()
+    one, other = await cluster.owner("one"), await cluster.owner("other")
+    async with (
+        cluster.job(one, stages=("generation",), slots=slots) as first,
+        cluster.job(other, stages=("generation",), slots=slots) as second,
+    ):
+        for job in (first, second):
+            await job.platform.hold("generation", 1)
+            await job.until(1, "asleep")
+        await asyncio.gather(*(job.run(f"work=0.{number}") for number in (1, 2) for job in (first, second)))
+        pods = [pod.name for pod in cluster.knative.pods]
+        assert len(pods) == 2
+        assert cluster.most_awake(pods) == 1
+
+
+async def test_a_task_waits_until_the_one_before_it_has_ended(cluster: SlottedCluster) -> None:
+    async with cluster.job(stages=("generation", "learning"), slots=cluster.slots()) as job:
+        for stage in ("generation", "learning"):
+            await job.platform.hold(stage, 1)
+        await job.until(2, "asleep")
+        async with job.running("work=600,publish=0.3") as (generating, _):
+            learning = asyncio.ensure_future(job.run("work=0", "learning"))
+            await asyncio.sleep(0.5)
+            assert cluster.awake() == [generating]
+        assert isinstance((await learning)[-1], Done)
+        assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
+
+
+async def test_a_pod_whose_process_dies_frees_its_turn(cluster: SlottedCluster) -> None:
+    async with cluster.job(stages=("generation", "learning"), slots=cluster.slots()) as job:
+        for stage in ("generation", "learning"):
+            await job.platform.hold(stage, 1)
+        await job.until(2, "asleep")
+        async with job.running("work=600") as (generating, _):
+            await cluster.knative.crash(generating)
+            with pytest.raises(InstanceLostError):
+                await job.run("exit")
+        assert isinstance((await job.run("work=0", "learning"))[-1], Done)
+
+
+async def test_a_pod_that_terminates_slowly_holds_nobody_up(server: ApiServer, tmp_path: Path) -> None:
+    async with slotted(server, tmp_path, terminating_seconds=0.3, lingering_seconds=10.0) as cluster:
+        slots = cluster.slots()
+        owner = await cluster.owner("next")
+        async with PodWatch(cluster.client, [cluster.namespace]) as watch:
+            async with cluster.job(stages=("generation",), slots=slots, watch=watch) as job:
+                await job.platform.hold("generation", 1)
+                await job.run("work=0")
+                (awake,) = cluster.awake()
+            terminating = cluster.knative.pod(awake)
+            async with cluster.job(owner, stages=("generation",), slots=slots, watch=watch) as job:
+                await job.platform.hold("generation", 1)
+                assert await job.instance_of("work=0") != awake
+                assert terminating in cluster.knative.pods, "it is still there, and its process has ended"
+
+
+async def test_pods_that_an_earlier_driver_left_awake_sleep_before_anybody_wakes(cluster: SlottedCluster) -> None:
+    owner = await cluster.owner()
+    async with cluster.job(owner, stages=("generation", "learning"), slots=cluster.slots()) as before:
+        for stage in ("generation", "learning"):
+            await before.platform.hold(stage, 1)
+        await before.run("work=0")
+        (awake,) = cluster.awake()
+        # Another operator takes over, and this one does not notice.
+        async with cluster.job(owner, stages=("generation", "learning"), slots=cluster.slots()) as after:
+            await after.until(2, "asleep")
+            assert cluster.awake() == []
+            await after.platform.hold("learning", 1)
+            await after.run("work=0", "learning")
+            assert cluster.knative.pod(awake).running is not None
+            assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
+
+
+async def test_a_pod_that_cannot_sleep_is_replaced(cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhfless_operator.platforms.turn_taking._SLEEP_SECONDS", 0.3)
+    async with cluster.job(stages=("generation", "learning"), slots=cluster.slots()) as job:
+        for stage in ("generation", "learning"):
+            await job.platform.hold(stage, 1)
+        stuck = await job.instance_of("work=0")
+        running = cluster.knative.pod(stuck).running
+        assert running is not None and running.function is not None
+        running.function.sleep_seconds = 600
+        assert isinstance((await job.run("work=0", "learning"))[-1], Done)
+        assert stuck not in await job.pods()
+
+
+async def test_a_claim_that_is_deleted_under_its_pods_is_made_again(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
+    async with cluster.job(stages=("generation",), slots=cluster.slots()) as job:
+        await job.platform.hold("generation", 1)
+        await job.run("work=0")
+        (claim,) = (await cluster.claims()).values()
+        # No driver is there to hold it back until its last pod is gone, as a real one does.
+        await cluster.client.resource(CLAIMS).delete(cluster.namespace, claim.metadata.name)
+        made_anew = []
+
+        async def look() -> None:
+            while not made_anew:
+                made_anew.extend(
+                    each for each in (await cluster.claims()).values() if each.metadata.uid != claim.metadata.uid
+                )
+                await asyncio.sleep(0.05)
+
+        await asyncio.wait_for(look(), 30)
+        assert isinstance((await job.run("work=0"))[-1], Done)
+
+
+async def test_pods_leave_a_claim_that_is_being_deleted(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim in use stays until its last pod is gone, and takes no new ones."""
+    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
+    async with cluster.job(stages=("generation", "learning"), slots=cluster.slots()) as job:
+        for stage in ("generation", "learning"):
+            await job.platform.hold(stage, 1)
+        await job.until(2, "asleep")
+        first = set(await job.pods())
+        (claim,) = await cluster.claims()
+        claims = cluster.client.resource(CLAIMS)
+        finalizers = {"metadata": {"finalizers": ["rlhfless.test/in-use"]}}
+        await claims.patch(cluster.namespace, claim, finalizers)
+        async with job.running("work=600") as (busy, _):
+            await claims.delete(cluster.namespace, claim)
+            await until(lambda: any("being deleted" in problem for problem in job.problems), lambda: job.problems)
+            await until(lambda: len(job.now("ended")) == 1)
+            assert job.now("ended") == first - {busy}, "a task is never interrupted"
+        await until(lambda: job.now("ended") == first)
+        await claims.patch(cluster.namespace, claim, {"metadata": {"finalizers": None}})
+        await job.until(2, "asleep")
+        assert isinstance((await job.run("work=0", "learning"))[-1], Done)
+
+
+async def test_slots_that_no_job_needs_are_given_back(cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_pool, "_KEPT_SECONDS", 0.2)
+    slots = cluster.slots(2)
+    async with cluster.job(slots=slots) as job:
+        await job.platform.hold("generation", 1)
+        await job.run("work=0")
+        assert len(await cluster.claims()) == 2
+        await asyncio.sleep(0.5)
+        assert len(await cluster.claims()) == 2
+
+    async def gone() -> None:
+        while await cluster.claims():
+            await asyncio.sleep(0.05)
+
+    await asyncio.wait_for(gone(), 30)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": 4, "largest": 2}, "asks for 2 GPUs, and pool default allocates 1 together on a node; ask for fewer"),
+        ({"gpus": 4, "elsewhere": 4}, "has no GPUs of pool default; have it named in the pool's namespaces"),
+    ],
+)
+async def test_a_job_that_can_never_have_its_slots_is_told_so(
+    cluster: SlottedCluster, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlatformUnavailableError, match=message):
+        async with cluster.job(slots=cluster.slots(**options)):
+            pass
+
+
+async def test_a_pod_that_the_webhook_did_not_see_never_works(cluster: SlottedCluster) -> None:
+    cluster.knative.admit = None
+    async with cluster.job(slots=cluster.slots()) as job:
+        await job.platform.hold("generation", 1)
+        await until(lambda: any("has no slots" in problem for problem in job.problems), lambda: job.problems)
+        await until(lambda: bool(job.now("ended")))
