@@ -23,6 +23,7 @@ from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
+from rlhfless_operator.controller.room import Room
 from rlhfless_operator.controller.sharing import sharing
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -70,6 +71,7 @@ class Operator:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
         metrics = OperatorMetrics()
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
+            objects = KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested)
             context = OperatorContext(
                 api=JobsApi(client, metrics.requested),
                 make_platform=sharing(make_platform, self.settings),
@@ -77,9 +79,8 @@ class Operator:
                 identity=identity,
                 files=self.settings.files,
                 artifacts=self.settings.artifacts,
-                queues=Queues(
-                    KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested), self.settings
-                ),
+                queues=Queues(objects, self.settings),
+                room=Room(objects, self.settings),
                 pacing=self.pacing,
             )
             handlers = Handlers(context)

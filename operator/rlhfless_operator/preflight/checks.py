@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 
@@ -17,10 +18,6 @@ _MODULE_OFFSET = 27
 """Knative 1.21 calls itself 0.48 where its modules' version is shown."""
 _DEFAULT_TIMEOUT = 600
 _COMPUTE = re.compile(r"(?:(requests|limits)\.)?(cpu|memory)")
-_QUANTITY = re.compile(r"([0-9.]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
-_FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{prefix}i": 1024.0 ** (number + 1) for number, prefix in enumerate("KMGTP")
-}
 
 
 @dataclass(frozen=True)
@@ -234,14 +231,6 @@ def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any])
         message = f"{NAME} is older than the operator: it lacks {some}" + (" and more" if len(missing) > 5 else "")
         return Finding(check, "error", message, remedy)
     return Finding(check, "ok", f"{NAME} {VERSION} has every field of this release")
-
-
-def quantity(text: str) -> float:
-    """An amount as Kubernetes writes it, as a number."""
-    found = _QUANTITY.fullmatch(str(text))
-    if found is None:
-        raise ValueError(f"{text!r} is no quantity")
-    return float(found[1]) * _FACTORS.get(found[2] or "", 1.0)
 
 
 def _value(data: Mapping[str, str], key: str, default: str) -> str:

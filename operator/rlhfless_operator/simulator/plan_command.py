@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.devices import (
     find_profile,
@@ -98,12 +99,12 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
     preparation, learning = _seconds_after_generation(job, samples, shape, hardware)
-    instances = spec.generation.instances
+    actors = actor_range(spec)
     kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
     forecast = Forecast(
         samples,
         instance,
-        Limits(instances.min, instances.max, kv_tokens, 256),
+        Limits(actors.least, actors.most, kv_tokens, 256),
         instance_hour=price,
         others=Others(learning + UPDATE_SECONDS, preparation + learning + UPDATE_SECONDS),
     )

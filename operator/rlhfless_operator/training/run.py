@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -70,6 +71,7 @@ def open_run(
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
     *,
+    actors: ActorRange,
     takes_turns: bool = False,
 ) -> tuple[TrainingRun, StepJournal]:
     """A driver's run of a job, and its journal.
@@ -78,10 +80,11 @@ def open_run(
         lease: this driver's right to the job.
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
+        actors: how many generation instances a step may use.
         takes_turns: whether the stages' instances can't all have GPUs at once.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec)
+    cost_model = CostModel(job.spec, actors)
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)
