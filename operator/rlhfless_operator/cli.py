@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -277,6 +278,8 @@ def preflight(
     service_account: Annotated[
         str | None, typer.Option(help="NAMESPACE/NAME of the operator, to look at its permissions, not yours.")
     ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="First show what to change of Knative, ask, and do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before changing anything.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     settings: Settings = None,
 ) -> None:
@@ -298,10 +301,16 @@ def preflight(
     environment = {"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **os.environ}
     environment |= {name: value for name, value in given.items() if value is not None}
     job = load_job(job_file, settings=settings or ()) if job_file is not None else None
+    if yes and not fix:
+        _fail("--yes answers what --fix asks: give that too")
+    if fix and as_json:
+        _fail("--fix shows its changes to people: leave out --json")
 
     async def look() -> list[checks.Finding]:
         cluster = ClusterSettings.from_environment(environment)
         async with connect() as client:
+            if fix:
+                await checks.fix(client, cluster, job=job, say=typer.echo, agrees=partial(_agrees, yes))
             return await checks.preflight(
                 client, cluster, job=job, namespace=namespace, service_account=service_account
             )
@@ -365,6 +374,15 @@ def reference() -> None:
     from rlhfless_operator.job.reference import reference_markdown
 
     typer.echo(reference_markdown(), nl=False)
+
+
+def _agrees(yes: bool) -> bool:
+    """Whether to change what was shown: asked of a person, unless `--yes` says so."""
+    from rlhfless_operator.errors import UserError
+
+    if not yes and not sys.stdin.isatty():
+        raise UserError("nothing was changed: nobody can be asked here; say --yes to have this done")
+    return yes or typer.confirm("Change this?")
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
