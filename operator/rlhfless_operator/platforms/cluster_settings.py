@@ -33,6 +33,9 @@ class PoolSettings(Settings):
     """The resource that a pod asks for them by, in its limits."""
     namespaces: dict[str, Annotated[int, Field(ge=0)]] = Field(default={})
     """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them where it is not named."""
+    accelerator: str | None = Field(default=None, min_length=1)
+    """What these GPUs are, such as `H100`, or as the nodes' label `nvidia.com/gpu.product` says it: `rlhfless plan`
+    forecasts for it."""
 
 
 class ClusterSettings(Settings):

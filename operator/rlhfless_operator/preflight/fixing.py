@@ -1,9 +1,11 @@
 """`rlhfless preflight --fix`: shows what it would change of Knative, asks, and changes it with the caller's rights."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
 from kubernetes.aio.client import ApiClient
 
 from rlhfless_operator.errors import UserError
@@ -63,6 +65,17 @@ async def fix(
         await _send(transport, patch, done=done, dry_run=False)
         done.append(patch)
         say(f"{patch.target} is changed")
+
+
+def agrees(yes: bool) -> bool:
+    """Whether to change what was shown: asked of the person at the terminal, unless `yes` answers.
+
+    Raises:
+        NotFixedError: nobody can be asked.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise NotFixedError("nothing was changed: nobody can be asked here; say --yes to have this done")
+    return yes or typer.confirm("Change this?")
 
 
 async def _look(
