@@ -195,7 +195,7 @@ def view(found: dict[str, Any]) -> Group:
     head = (
         f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
         f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
-        f"at most {found['actors_at_most']} actors ({found['actors_by']})\n"
+        f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
         f"lengths {found['lengths']}\n"
         f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
