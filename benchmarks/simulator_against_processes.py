@@ -29,6 +29,7 @@ from rich.table import Table
 from rlhfless_functions.api import Event, Samples, SampleTask
 from rlhfless_functions.generation.publishing import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.migration import Key, Migration
@@ -149,7 +150,7 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
     # saves, is a matter of whole steps.
     not_ahead = patch.object(Capacity, "expect", lambda *arguments, **named: None)
     with patch.object(rollout, "generate", observed_generate), not_ahead:
-        await drive(job, JobFolder(str(root)), make_platform, LiveProgress())
+        await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), actors=actor_range(job.spec))
     for instance in changes.values():
         mine = next(step for step in steps if instance[0].at < max(step.ends.values()))
         mine.instances.append(instance)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 
 app = typer.Typer(
@@ -38,7 +39,7 @@ def main() -> None:
         app()
     except InvalidJobError as error:
         _fail(str(error), status=2)
-    except (artifacts.ArtifactError, ValueError) as error:
+    except (artifacts.ArtifactError, UserError, ValueError) as error:
         _fail(str(error))
 
 
@@ -52,7 +53,6 @@ def run(
     settings: Settings = None,
 ) -> None:
     """Train on this machine. A job that was interrupted goes on; one that is finished says so."""
-    from rlhfless_operator.errors import UserError
     from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
 
     job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
@@ -128,7 +128,6 @@ def try_reward(
     """
     from rich.console import Console
 
-    from rlhfless_operator.errors import UserError
     from rlhfless_operator.local import try_reward as trials
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
@@ -189,7 +188,9 @@ def sample(
 @app.command()
 def plan(
     job_file: JobFile,
-    gpu: Annotated[str | None, typer.Option("--gpu", "--device", help="H100, H200, A100 or L40S.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "--device", help="H100, H200, A100 or L40S; what there is if left out.")
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", "--tensor-parallel", help="GPUs of an instance, with tensor parallelism.")
     ] = None,
@@ -216,7 +217,9 @@ def plan(
     from rich.console import Console
 
     from rlhfless_operator.simulator.forecast import WEIGHTS
+    from rlhfless_operator.simulator.hardware import look_around
     from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of, view
+    from rlhfless_operator.training.hub import fetched_config
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
     question = Question(
@@ -231,7 +234,7 @@ def plan(
         deadline=duration_of("deadline", deadline),
         budget=money_of("budget", budget),
     )
-    found = forecast_job(job, question)
+    found = forecast_job(job, question, look_around(os.environ, _products_of_nodes), fetched_config)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -277,6 +280,8 @@ def preflight(
     service_account: Annotated[
         str | None, typer.Option(help="NAMESPACE/NAME of the operator, to look at its permissions, not yours.")
     ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="First show what to change of Knative, ask, and do it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before changing anything.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     settings: Settings = None,
 ) -> None:
@@ -290,7 +295,6 @@ def preflight(
 
     from rlhfless_operator import preflight as checks
     from rlhfless_operator.controller.main import connect
-    from rlhfless_operator.errors import UserError
     from rlhfless_operator.knative import UnavailableError
     from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
@@ -298,10 +302,16 @@ def preflight(
     environment = {"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **os.environ}
     environment |= {name: value for name, value in given.items() if value is not None}
     job = load_job(job_file, settings=settings or ()) if job_file is not None else None
+    if yes and not fix:
+        _fail("--yes answers what --fix asks: give that too")
+    if fix and as_json:
+        _fail("--fix shows its changes to people: leave out --json")
 
     async def look() -> list[checks.Finding]:
         cluster = ClusterSettings.from_environment(environment)
         async with connect() as client:
+            if fix:
+                await checks.fix(client, cluster, job=job, say=typer.echo, agrees=lambda: checks.agrees(yes))
             return await checks.preflight(
                 client, cluster, job=job, namespace=namespace, service_account=service_account
             )
@@ -335,7 +345,6 @@ def operator(
     from rlhfless_operator.controller.leadership import Election, LeadershipLostError, own_namespace
     from rlhfless_operator.controller.logs import configure_logs
     from rlhfless_operator.controller.main import Operator
-    from rlhfless_operator.errors import UserError
     from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
     try:
@@ -365,6 +374,15 @@ def reference() -> None:
     from rlhfless_operator.job.reference import reference_markdown
 
     typer.echo(reference_markdown(), nl=False)
+
+
+def _products_of_nodes() -> list[str]:
+    """What the nodes of a cluster have, where this installation talks to one."""
+    if importlib.util.find_spec("kubernetes") is None:
+        return []
+    from rlhfless_operator.controller.nodes import products_of_nodes
+
+    return products_of_nodes()
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:

@@ -25,6 +25,7 @@ from rlhfless_functions.api import Event, RunRequest
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.local import LocalPlatform
@@ -119,7 +120,14 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
     async with serve_metrics(metrics, port):
         await asyncio.to_thread(until_scraped)
         metrics.show_phase("team", job.metadata.name, "Running")
-        await drive(job, folder, make_platform, LiveProgress(on_note=lambda note: None), on_open=meter.attach)
+        await drive(
+            job,
+            folder,
+            make_platform,
+            LiveProgress(on_note=lambda note: None),
+            actors=actor_range(job.spec),
+            on_open=meter.attach,
+        )
         return await asyncio.to_thread(until_scraped)
 
 

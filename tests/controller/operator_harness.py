@@ -142,8 +142,9 @@ def running_operator(
     pacing: Pacing = QUICK,
     files: Path | None = None,
     namespaces: tuple[str, ...] = (),
+    **more: Any,
 ) -> Iterator[RunningOperator]:
-    """An operator on the cluster that KUBECONFIG names."""
+    """An operator on the cluster that KUBECONFIG names; `more` are further settings of it."""
     settings = ClusterSettings(
         functions_image="none",
         namespaces=namespaces,
@@ -151,6 +152,7 @@ def running_operator(
         artifacts=str(artifacts),
         metrics_port=0,
         liveness_port=0,
+        **more,
     )
     operator = RunningOperator(
         Operator(settings, open_platforms or emulated(emulation or Emulation()), election=election, pacing=pacing)

@@ -13,6 +13,7 @@ from rlhfless_functions.api import Failed, RunRequest
 from rlhfless_operator.controller.figures import forecast_cost, planned_money, response_tokens, training_figures
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import parse_content
 from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError
 from rlhfless_operator.records.folder import JobFolder
@@ -73,7 +74,9 @@ async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **sp
         return MeteredPlatform(EmulatedPlatform(emulation, both), meter, lambda: ready.append(None))
 
     try:
-        return await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), on_open=meter.attach)
+        return await drive(
+            job, JobFolder(str(root)), make_platform, LiveProgress(), actors=actor_range(job.spec), on_open=meter.attach
+        )
     finally:
         meter.detach()
         assert len(ready) <= 1, "it is opened once"

@@ -8,6 +8,7 @@ import pytest
 from rlhfless_functions.api import RunRequest
 from rlhfless_operator.controller.kueue import Admission
 from rlhfless_operator.controller.queueing import pod_sets, within
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -140,7 +141,9 @@ def test_kueue_is_told_of_the_most_pods_and_what_each_asks_for(tiny_job: Callabl
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
     file = tiny_job(pods={"tolerations": [toleration]}, generation={"instances": {"min": 2, "max": 6}})
     defaults = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "1"}))
-    generation, _, learning = pod_sets(load_job(file), ClusterSettings(functions_image="f:1", pods=defaults))
+    generation, _, learning = pod_sets(
+        load_job(file), ActorRange(2, 6), ClusterSettings(functions_image="f:1", pods=defaults)
+    )
     assert (generation.count, generation.least, learning.count) == (6, 2, 1)
     assert generation.template["spec"] == {
         "containers": [{"name": "function", "image": "f:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
@@ -149,8 +152,8 @@ def test_kueue_is_told_of_the_most_pods_and_what_each_asks_for(tiny_job: Callabl
     }
 
 
-def test_a_job_keeps_within_what_was_admitted(tiny_job: Callable[..., Path]) -> None:
-    job = load_job(tiny_job(generation={"instances": {"min": 2, "max": 6}}))
-    assert within(job, Admission("admitted", "", {"generation": 4})).spec.generation.instances.max == 4
-    assert within(job, Admission("admitted", "", {"generation": 8})) is job
-    assert within(job, Admission("admitted", "", {})) is job
+@pytest.mark.parametrize(
+    ("counts", "most"), [({"generation": 4}, 4), ({"generation": 1}, 2), ({"generation": 8}, 6), ({}, 6)]
+)
+def test_a_job_keeps_within_what_was_admitted(counts: dict[str, int], most: int) -> None:
+    assert within(ActorRange(2, 6), Admission("admitted", "", counts)) == ActorRange(2, most)

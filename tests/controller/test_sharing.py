@@ -10,13 +10,14 @@ from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.context import Tell
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import gpus_by_stage, sharing
+from rlhfless_operator.controller.sharing import sharing
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.room import gpus_by_stage
 
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 SETTINGS = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, namespaces={"small": 1})})

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.job.earlier_documents import meaning
-from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.training.begun_job import changes_between
 
 
 def written(**algorithm: Any) -> dict[str, Any]:
@@ -60,3 +61,24 @@ def test_a_change_is_still_a_change(one: dict[str, Any], other: dict[str, Any]) 
 
 def test_what_is_no_spec_any_more_is_left_as_it_is() -> None:
     assert meaning({"algorithm": {"name": "lost"}}) == {"algorithm": {"name": "lost"}}
+
+
+def test_one_instance_that_an_earlier_version_wrote_by_itself_is_no_change() -> None:
+    job = RLHFJob.model_validate(
+        {
+            "apiVersion": "rlhfless.io/v1alpha1",
+            "kind": "RLHFJob",
+            "metadata": {"name": "job"},
+            "spec": {
+                "model": {"source": "m"},
+                "rewards": [{"name": "r", "math": {}}],
+                "data": {"source": "d"},
+                "steps": 1,
+            },
+        }
+    )
+    earlier = written()
+    earlier["generation"]["instances"]["max"] = 1
+    assert changes_between({"spec": earlier}, job) == []
+    earlier["generation"]["instances"]["max"] = 2
+    assert [change.path for change in changes_between({"spec": earlier}, job)] == ["spec.generation.instances.max"]

@@ -36,7 +36,7 @@ def job(**spec: Any) -> RLHFJob:
 def test_a_model_data_a_reward_and_a_length_are_enough() -> None:
     spec = job().spec
     assert spec.algorithm.name == "grpo"
-    assert (spec.generation.instances.min, spec.generation.instances.max) == (1, 1)
+    assert (spec.generation.instances.min, spec.generation.instances.max) == (1, None)
     assert (spec.generation.keep_alive, spec.preparation.keep_alive, spec.learning.keep_alive) == (None, None, None)
     assert (spec.planning.policy, spec.planning.cost_weight) == ("cost", 0.5)
     assert (spec.prices.instance_hour, spec.prices.currency) == (Decimal(0), "USD")
@@ -110,7 +110,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "learning.overlap",
             "dynamic sampling (algorithm dapo, dynamicSamplingRounds: 4)",
         ),
-        ({"generation": {"instances": {"min": 2}}}, "generation.instances", "min 2 is more than max 1"),
+        ({"generation": {"instances": {"min": 2, "max": 1}}}, "generation.instances", "min 2 is more than max 1"),
         ({"checkpoints": {"best": True}}, "checkpoints.best", "add spec.evaluation"),
         ({"rewards": LONG, "sampling": {"maxResponseTokens": 64}}, "rewards", "is not less than"),
         ({"evaluation": {**EVALUATION, "rewards": TWO}}, "evaluation.rewards", "the name a is given to several"),
@@ -167,7 +167,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
     # That there is no evaluation is a fault of its own.
     for spec in (broken, {"evaluation": evaluation}):
         with pytest.raises(ValidationError) as caught:
-            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2}})
+            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}})
         (error,) = caught.value.errors()
         fields += [violation.field for violation in error["ctx"]["violations"]]
     assert fields.count("generation.instances") == 2

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus, within
+from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.requests import RequestBuilder
 
@@ -33,8 +34,26 @@ def assignment(made: RLHFJob, *gpus: str) -> GpuAssignment:
 
 def test_on_a_machine_without_gpus_nothing_changes() -> None:
     made = job(generation={"instances": {"max": 4}, "vllm": {"tensorParallelSize": 2}})
-    assert assignment(made) == GpuAssignment()
-    assert within(made, assignment(made)) == made
+    assert assignment(made) == GpuAssignment(ActorRange(1, 4))
+
+
+def test_on_a_machine_without_gpus_one_actor_has_all_cores_unless_the_job_says_otherwise() -> None:
+    assert assignment(job()).actors == ActorRange(1, 1)
+    assert assignment(job(generation={"instances": {"min": 2}})).actors == ActorRange(2, 2)
+
+
+@pytest.mark.parametrize(("gpus_each", "actors"), [(1, 5), (2, 2), (5, 1)])
+def test_a_job_that_names_no_number_has_as_many_actors_as_there_are_gpus_for(gpus_each: int, actors: int) -> None:
+    made = job(generation={"vllm": {"tensorParallelSize": gpus_each}})
+    found = assignment(made, *map(str, range(5)))
+    assert found.actors == ActorRange(1, actors)
+    assert found.takes_turns == (actors * gpus_each == 5), "the learner has the GPU that is left, where one is"
+
+
+def test_a_number_that_the_job_names_means_what_it_says() -> None:
+    made = job(generation={"instances": {"max": 2}})
+    found = assignment(made, *map(str, range(8)))
+    assert (found.actors, found.takes_turns) == (ActorRange(1, 2), False)
 
 
 def test_an_instance_has_as_many_gpus_as_it_says() -> None:
@@ -80,9 +99,8 @@ def test_stages_take_turns_where_they_do_not_all_fit(count: int, turns: bool) ->
 
 def test_there_are_no_more_actors_than_have_gpus() -> None:
     made = job(generation={"instances": {"min": 3, "max": 8}, "vllm": {"tensorParallelSize": 2}})
-    instances = within(made, assignment(made, "0", "1", "2", "3")).spec.generation.instances
-    assert (instances.min, instances.max) == (2, 2)
-    assert within(made, assignment(made, *map(str, range(16)))) == made
+    assert assignment(made, "0", "1", "2", "3").actors == ActorRange(2, 2)
+    assert assignment(made, *map(str, range(16))).actors == ActorRange(3, 8)
 
 
 @pytest.mark.parametrize(

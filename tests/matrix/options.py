@@ -107,7 +107,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "steps": (2, LEFT_OUT),
     "epochs": (LEFT_OUT, 1),
     "seed": (LEFT_OUT, 7),
-    "generation.instances": ({"min": 1, "max": 1}, {"min": 2, "max": 2}, {"min": 1, "max": 3}),
+    "generation.instances": ({"min": 1, "max": 1}, {"min": 2, "max": 2}, {"min": 1, "max": 3}, {"min": 2}),
     "generation.engine": (LEFT_OUT, "transformers"),
     "generation.keepAlive": (LEFT_OUT, "0s", "5s"),
     "generation.kvBudgetTokens": (LEFT_OUT, 128),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import STAGES, Stage
-from rlhfless_operator.platforms.local_gpus import GpuAccount, visible_gpus
+from rlhfless_operator.platforms.local_gpus import GpuAccount, gpu_products, visible_gpus
 
 
 def nvidia_smi(folder: Path, script: str) -> dict[str, str]:
@@ -128,3 +128,18 @@ def test_no_gpu_is_ever_used_by_two(gpus: int, per_instance: dict[Stage, int], m
             assert (displaced is not None) == enough
             freed = sum(len(using[name]) for name in displaced or ())
             assert not enough or gpus - len(used) + freed >= per_instance[stage]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "products"),
+    [
+        (("0", "1"), ("NVIDIA H100 80GB HBM3",)),
+        (("1", "2"), ("NVIDIA H100 80GB HBM3", "NVIDIA L40S")),
+        (("GPU-c",), ("NVIDIA L40S",)),
+        (("7",), ()),
+    ],
+)
+def test_the_driver_says_what_the_gpus_are(tmp_path: Path, gpus: tuple[str, ...], products: tuple[str, ...]) -> None:
+    lines = ["0, GPU-aa, NVIDIA H100 80GB HBM3", "1, GPU-bb, NVIDIA H100 80GB HBM3", "2, GPU-cc, NVIDIA L40S"]
+    environment = nvidia_smi(tmp_path, f"printf '%s\\n' {' '.join(map(repr, lines))}")
+    assert gpu_products(gpus, environment) == products

@@ -259,7 +259,7 @@ def test_where_a_quota_limits_memory_pods_have_to_say_theirs() -> None:
 def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_path: Path, tiny_job: Any) -> None:
     settings = SETTINGS.model_copy(update={"pods": PodsSpec(node_selector={"pool": "gpu"})})
     file = tiny_job(generation={"instances": {"max": 3}, "pods": {"nodeSelector": {"size": "large"}}})
-    generation, preparation, _ = stages_of(settings, load_job(file))
+    generation, preparation, _ = stages_of(settings, load_job(file), "team")
     assert (generation.most, generation.pods.node_selector) == (3, {"pool": "gpu", "size": "large"})
     assert (preparation.most, preparation.pods.node_selector) == (1, {"pool": "gpu"})
 

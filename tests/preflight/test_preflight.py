@@ -124,7 +124,7 @@ async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServe
 
         client.rest_client.request = counted
         look = ClusterLook(client, SETTINGS)
-        stages = stages_of(SETTINGS, None)
+        stages = stages_of(SETTINGS, None, "default")
         both = await asyncio.gather(*(look.at_job(stages, "default") for _ in range(20)))
         one = [*both[0], *await look.at_installation()]
         assert {finding.check for finding in one} >= {"knative/version", "capacity", "quota of default", "permissions"}

@@ -12,9 +12,26 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhfless_operator import cli
+from rlhfless_operator.errors import UserError
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
+from tests.clusters.control_plane import control_plane
+from tests.prerequisites import needs_api_server
 
 MakeJob = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Neither GPUs, nor pools, nor a cluster, nor models: where a test's nvidia-smi may be put."""
+    for variable in ("RLHFLESS_POOLS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    place = tmp_path / "bin"
+    place.mkdir()
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return place
 
 
 @pytest.fixture
@@ -102,7 +119,7 @@ def test_the_tables_name_everything(job: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "gpu is missing: give --gpu, one of A100, H100, H200, L40S"),
+        ((), "gpu is missing: give --gpu, one of A100, H100, H200, L40S; no pool's accelerator (RLHFLESS_POOLS)"),
         (("--gpu", "B300"), "gpu is 'B300': choose one of L40S, A100, H100, H200"),
         (("--gpu", "L40S", "--gpus", "0"), "gpus is 0: an instance has at least 1"),
         (("--gpu", "L40S", "--model", "Llama-2-70B"), "does not fit 1 × L40S; use at least 4"),
@@ -133,3 +150,93 @@ def test_a_bad_trace_is_named(job: Path, tmp_path: Path, responses: list[int], m
     table = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
     pq.write_table(table, tmp_path / "t.parquet")
     assert message in refusal(job, "--gpu", "L40S", "--trace", str(tmp_path / "t.parquet"))
+
+
+# --- GPUs that nobody names ---
+
+UNBOUND = "spec.generation.instances.max=null"
+
+
+def put_gpus(place: Path, *products: str) -> None:
+    """Let nvidia-smi list these."""
+    lines = [f"echo '{number}, GPU-{number}, {product}'" for number, product in enumerate(products)]
+    numbers = [f"echo {number}" for number in range(len(products))]
+    tool = place / "nvidia-smi"
+    branches = "\n".join(["#!/bin/sh", 'case "$1" in *name*)', *lines, ";; *)", *numbers, ";; esac"])
+    tool.write_text(f"{branches}\n")
+    tool.chmod(0o755)
+
+
+def test_this_machines_gpus_are_forecast_for(job: Path, nothing_is_near: Path) -> None:
+    put_gpus(nothing_is_near, *["NVIDIA H100 80GB HBM3"] * 4)
+    found = forecast(job, "--set", UNBOUND)
+    assert (found["gpu"], found["gpus"], found["actors_at_most"]) == ("H100", 1, 4)
+    assert found["actors_by"] == "this machine's GPUs"
+    pairs = forecast(job, "--set", UNBOUND, "--set", "spec.generation.vllm.tensorParallelSize=2")
+    assert (pairs["gpus"], pairs["actors_at_most"]) == (2, 2)
+    assert forecast(job)["actors_by"] == "generation.instances.max"
+
+
+def test_a_gpu_that_is_named_comes_before_what_there_is(job: Path, nothing_is_near: Path) -> None:
+    put_gpus(nothing_is_near, "NVIDIA H100 80GB HBM3")
+    found = forecast(job, "--gpu", "L40S", "--set", UNBOUND)
+    assert (found["gpu"], found["actors_at_most"]) == ("L40S", 1)
+    assert found["actors_by"].startswith("nothing here tells how many GPUs there are: --set spec.generation.instances")
+
+
+@pytest.mark.parametrize(
+    ("products", "message"),
+    [
+        (
+            ("NVIDIA H100 80GB HBM3", "NVIDIA L40S"),
+            "this machine has NVIDIA H100 80GB HBM3 and NVIDIA L40S; give",
+        ),
+        (
+            ("NVIDIA B200",),
+            "this machine has NVIDIA B200, of which there is no data sheet here; give --gpu the",
+        ),
+    ],
+)
+def test_gpus_that_cannot_be_forecast_for_are_named(
+    job: Path, nothing_is_near: Path, products: tuple[str, ...], message: str
+) -> None:
+    put_gpus(nothing_is_near, *products)
+    assert message in refusal(job)
+
+
+@pytest.mark.parametrize(
+    ("pods", "namespace", "actors"), [({}, "team", 12), ({"nvidia.com/gpu": 2}, "team", 6), ({}, "small", 3)]
+)
+def test_a_pool_says_what_its_gpus_are_and_how_many(
+    job: Path, monkeypatch: pytest.MonkeyPatch, pods: dict[str, int], namespace: str, actors: int
+) -> None:
+    pool = {"gpus": 12, "accelerator": "NVIDIA-H200", "namespaces": {"small": 3}}
+    monkeypatch.setenv("RLHFLESS_POOLS", json.dumps({"h200": pool}))
+    limits = f"spec.pods.resources.limits={json.dumps(pods)}"
+    found = forecast(
+        job, "--set", UNBOUND, "--set", "spec.pool=h200", "--set", limits, "--set", f"metadata.namespace={namespace}"
+    )
+    assert (found["gpu"], found["actors_at_most"], found["actors_by"]) == ("H200", actors, "pool h200")
+
+
+def test_bad_pools_are_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHFLESS_POOLS", '{"h200": {}}')
+    with pytest.raises(UserError, match=r"RLHFLESS_POOLS.h200.gpus: missing; set it"):
+        CliRunner().invoke(cli.app, ["plan", str(job)], catch_exceptions=False)
+
+
+@needs_api_server("no nodes are listed")
+def test_the_nodes_of_a_cluster_say_what_they_have(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with control_plane(tmp_path) as server:
+        for name, product in (("a", "NVIDIA-L40S"), ("b", "NVIDIA-L40S"), ("c", None)):
+            labels = {"nvidia.com/gpu.product": product} if product else {}
+            body = {"metadata": {"name": name, "labels": labels}}
+            assert server.request("POST", "/api/v1/nodes", body)[0] == 201
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        assert forecast(job)["gpu"] == "L40S"
+
+
+def test_a_model_is_known_by_its_name_on_the_hub(job: Path) -> None:
+    assert forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen3-8B")["model"] == "Qwen3-8B"
+    message = refusal(job, "--gpu", "H100", "--set", "spec.model.source=nobody/model")
+    assert "the hub could not be asked (HF_HUB_OFFLINE is set): give the folder" in message

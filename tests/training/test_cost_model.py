@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions.api import LearnResult, SampleTask, WeightsReference
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.warming import WINDOW
@@ -21,7 +22,8 @@ PROMPT_TOKENS = [5] * 12
 
 
 def cost_model_of(file: Path) -> CostModel:
-    return CostModel(load_job(file).spec)
+    spec = load_job(file).spec
+    return CostModel(spec, actor_range(spec))
 
 
 def test_a_history_keeps_the_newest_values_and_survives_a_restart() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import LinearLatency
@@ -22,7 +23,7 @@ LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
 def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
     spec = load_job(file).spec
     predictor = LengthPredictor(default_tokens=10, longest=24)
-    plan = plan_generation(spec, [0, 1, 2, 3], 4, [5] * 12, predictor, LATENCY, History())
+    plan = plan_generation(spec, actor_range(spec), [0, 1, 2, 3], 4, [5] * 12, predictor, LATENCY, History())
     return open_migration(spec, plan, LATENCY, pause_seconds=pause_seconds)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.local.gpu_assignment import TooFewGpusError
+from rlhfless_operator.local.local_run import JobFinishedError
 from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, folder_of, records_of, run_job
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -80,3 +81,17 @@ def test_a_job_that_needs_more_gpus_than_there_are_leaves_nothing(
     with pytest.raises(TooFewGpusError, match=r"learning.processes is 2"):
         run_with("0", file, monkeypatch)
     assert not folder_of(file).exists()
+
+
+def test_a_job_that_names_no_number_has_an_actor_on_every_gpu_and_goes_on_where_there_are_others(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec: dict[str, Any] = {"generation": {"instances": {"max": None}}, "checkpoints": {"everySteps": 1}}
+    whole = run_with("", tiny_job("whole", **spec, steps=2), monkeypatch)
+    run_with("0,1,2", tiny_job("moved", **spec, steps=1), monkeypatch)
+    moved = run_with("0,1", tiny_job("moved", **spec, steps=2), monkeypatch)
+    assert [record["plan"]["actors"] for record in records_of(whole)] == [1, 1]
+    assert [record["plan"]["actors"] for record in records_of(moved)] == [3, 2]
+    assert_equal_weights(final_weights(moved), final_weights(whole))
+    with pytest.raises(JobFinishedError, match="finished all of its 2 steps"):
+        run_with("0", moved, monkeypatch)

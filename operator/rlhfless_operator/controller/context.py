@@ -9,6 +9,7 @@ from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.room import Room
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateListener
@@ -92,4 +93,6 @@ class OperatorContext:
     """Of Kueue, for jobs that wait in one."""
     settings: ClusterSettings
     """The operator's."""
+    room: Room
+    """For jobs that don't say how many generation instances they may use."""
     pacing: Pacing = Pacing()

@@ -11,7 +11,6 @@ from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsRe
 from rlhfless_operator.controller.context import MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.base import StateChange, StateListener
@@ -20,6 +19,7 @@ from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pod_watch import PodWatch
+from rlhfless_operator.platforms.room import pods_by_stage
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
 from rlhfless_operator.training.rehearsal import emulation_of
 
@@ -53,7 +53,8 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 # A role in some namespaces allows to list no nodes, and to read no definition.
                 everywhere = not settings.namespaces
                 installed = await look.at_installation(definition=everywhere)
-                return [*await look.at_job(stages_of(settings, job), resource.namespace, nodes=everywhere), *installed]
+                stages = stages_of(settings, job, resource.namespace)
+                return [*await look.at_job(stages, resource.namespace, nodes=everywhere), *installed]
 
             platform = KnativePlatform(
                 client,
@@ -85,16 +86,9 @@ def functions_of(
     """
     emulation = emulation_of(job)
     env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
-    spec = job.spec
-    pods: dict[Stage, PodsSpec] = {
-        "generation": spec.generation.pods,
-        "preparation": spec.preparation.pods,
-        "learning": spec.learning.pods,
-    }
     slots = slots_wanted(job, settings)
-    functions = {}
-    for stage, own in pods.items():
-        merged = merge_pods(settings.pods, spec.pods, own)
+    functions: dict[Stage, StageFunction] = {}
+    for stage, merged in pods_by_stage(job, settings.pods).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
         functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to, slots.get(stage))
     return functions

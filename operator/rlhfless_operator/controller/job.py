@@ -34,6 +34,7 @@ from rlhfless_operator.controller.resource import (
 )
 from rlhfless_operator.controller.sharing import takes_turns
 from rlhfless_operator.controller.status_writer import SupersededError
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import InvalidJobError
@@ -146,14 +147,15 @@ class Supervisor:
             if resource.queue is None and self._queued:
                 await self._context.queues.leave(resource)
             self._queued = resource.queue is not None
+            actors = await self._context.room.actors(resource, job)
             if self._queued:
-                admission = await self._context.queues.admit(resource, job)
+                admission = await self._context.queues.admit(resource, job, actors)
                 if admission.state != "admitted":
                     await self._enter(conditions.waiting("Pending", Reason.QUEUED, admission.message), resource)
                     await self._pause(resource, self._context.pacing.queue)
                     return
-                job = within(job, admission)
-            error = await self._drive_while_wanted(resource, job, folder, writing)
+                actors = within(actors, admission)
+            error = await self._drive_while_wanted(resource, job, folder, actors, writing)
         except FolderTakenError as taken:
             await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
             return
@@ -181,14 +183,19 @@ class Supervisor:
         return None
 
     async def _drive_while_wanted(
-        self, resource: JobResource, job: RLHFJob, folder: JobFolder, writing: asyncio.Task[Exception | None]
+        self,
+        resource: JobResource,
+        job: RLHFJob,
+        folder: JobFolder,
+        actors: ActorRange,
+        writing: asyncio.Task[Exception | None],
     ) -> BaseException | None:
         """Run a driver until it ends, or until the user or the cluster wants something else.
 
         Returns:
             What the driver ended with; None if it did its work, or was stopped.
         """
-        driving = asyncio.create_task(ending_of(self._run_driver(resource, job, folder)))
+        driving = asyncio.create_task(ending_of(self._run_driver(resource, job, folder, actors)))
         try:
             while not driving.done() and not self._wants_other(resource):
                 if writing.done() and (failure := writing.result()) is not None:
@@ -212,7 +219,7 @@ class Supervisor:
             await self._enter(_succeeded(self.status, folder), self.resource)
         return error
 
-    async def _run_driver(self, resource: JobResource, job: RLHFJob, folder: JobFolder) -> None:
+    async def _run_driver(self, resource: JobResource, job: RLHFJob, folder: JobFolder, actors: ActorRange) -> None:
         publisher = self._publisher
 
         def make_platform(on_state: StateListener) -> MeteredPlatform:
@@ -243,6 +250,7 @@ class Supervisor:
 
         await drive(
             *(job, folder, make_platform, LiveProgress(on_note=note)),
+            actors=actors,
             on_open=on_open,
             takes_turns=takes_turns(job, self._context.settings),
             draining_seconds=self._context.settings.draining_seconds,

@@ -23,6 +23,7 @@ from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
+from rlhfless_operator.controller.room import Room
 from rlhfless_operator.controller.sharing import sharing
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import KnativeClient
@@ -80,6 +81,7 @@ class Operator:
                 files=self.settings.files,
                 artifacts=self.settings.artifacts,
                 queues=Queues(knative, self.settings),
+                room=Room(knative, self.settings),
                 settings=self.settings,
                 pacing=self.pacing,
             )

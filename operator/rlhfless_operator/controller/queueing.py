@@ -9,7 +9,8 @@ from rlhfless_functions.api import Stage
 from rlhfless_operator.controller import kueue
 from rlhfless_operator.controller.kueue import Admission, PodSet
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import (
     ApiError,
@@ -22,6 +23,7 @@ from rlhfless_operator.knative import (
     ResourceClient,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.room import pods_by_stage
 
 _VERSIONS = ("v1beta2", "v1beta1")
 """Of Kueue's API, the newest first; what is used of it is the same in both."""
@@ -42,8 +44,8 @@ class Queues:
         self._settings = settings
         self._client: ResourceClient[KubernetesObject] | None = None
 
-    async def admit(self, resource: JobResource, job: RLHFJob) -> Admission:
-        """Queue a job of which nothing runs now, and say whether it may run.
+    async def admit(self, resource: JobResource, job: RLHFJob, actors: ActorRange) -> Admission:
+        """Queue a job of which nothing runs now, and say whether it may run, and with how many of its actors.
 
         The Workload is made where there is none. The quota of one that was evicted is given back: nothing of the job
         runs any more.
@@ -51,7 +53,7 @@ class Queues:
         try:
             for version, client in self._clients.items():
                 try:
-                    document = await self._applied(version, client, resource, job)
+                    document = await self._applied(version, client, resource, job, actors)
                 except NotFoundError:
                     continue
                 self._client = client
@@ -90,7 +92,12 @@ class Queues:
                 await client.delete(resource.namespace, name)
 
     async def _applied(
-        self, version: str, client: ResourceClient[KubernetesObject], resource: JobResource, job: RLHFJob
+        self,
+        version: str,
+        client: ResourceClient[KubernetesObject],
+        resource: JobResource,
+        job: RLHFJob,
+        actors: ActorRange,
     ) -> dict[str, Any]:
         assert resource.queue is not None
         manifest = kueue.workload(
@@ -100,7 +107,7 @@ class Queues:
             uid=resource.uid,
             queue=resource.queue,
             priority=job.spec.priority,
-            pod_sets=pod_sets(job, self._settings),
+            pod_sets=pod_sets(job, actors, self._settings),
         )
         name = manifest["metadata"]["name"]
         try:
@@ -117,31 +124,20 @@ class Queues:
         return _document(await client.patch(resource.namespace, name, changes, subresource="status"))
 
 
-def pod_sets(job: RLHFJob, settings: ClusterSettings) -> list[PodSet]:
+def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
     """The pods that a job holds at most, by stage."""
-    spec = job.spec
-    instances = spec.generation.instances
-    counts: dict[Stage, tuple[int, int, PodsSpec]] = {
-        "generation": (instances.max, instances.min, spec.generation.pods),
-        "preparation": (1, 1, spec.preparation.pods),
-        "learning": (1, 1, spec.learning.pods),
-    }
+    one = ActorRange(1, 1)
+    ranges: dict[Stage, ActorRange] = {"generation": actors, "preparation": one, "learning": one}
     return [
-        PodSet(stage, most, least, _template(merge_pods(settings.pods, spec.pods, pods), settings))
-        for stage, (most, least, pods) in counts.items()
+        PodSet(stage, ranges[stage].most, ranges[stage].least, _template(pods, settings))
+        for stage, pods in pods_by_stage(job, settings.pods).items()
     ]
 
 
-def within(job: RLHFJob, admission: Admission) -> RLHFJob:
-    """The job with no more generation instances than were admitted."""
+def within(actors: ActorRange, admission: Admission) -> ActorRange:
+    """No more generation instances than were admitted, but for the fewest that the job can do with."""
     count = admission.counts.get("generation")
-    instances = job.spec.generation.instances
-    if count is None or count >= instances.max:
-        return job
-    generation = job.spec.generation.model_copy(
-        update={"instances": instances.model_copy(update={"max": max(count, instances.min)})}
-    )
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"generation": generation})})
+    return actors if count is None else actors.within(max(count, actors.least))
 
 
 def _template(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:

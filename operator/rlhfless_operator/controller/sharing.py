@@ -1,20 +1,16 @@
 """The pools of GPUs that the jobs of an operator share."""
 
-from collections.abc import AsyncGenerator, Mapping
-from decimal import Decimal
+from collections.abc import AsyncGenerator
 
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.controller.context import ClusterPlatform, MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
-
-DEFAULT_POOL = "default"
-"""The pool of a job that names none."""
 
 
 def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatform:
@@ -107,22 +103,6 @@ class PooledPlatform:
     def _opened(self) -> SharedPlatform:
         assert self._shared is not None, "open() comes first"
         return self._shared
-
-
-def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> Mapping[Stage, int]:
-    """GPUs of an instance of each stage: what its pods' limits ask for."""
-    spec = job.spec
-    stages: dict[Stage, PodsSpec] = {
-        "generation": spec.generation.pods,
-        "preparation": spec.preparation.pods,
-        "learning": spec.learning.pods,
-    }
-    asked = {}
-    for stage, pods in stages.items():
-        resources = merge_pods(defaults, spec.pods, pods).resources
-        limits = (resources.limits if resources else None) or {}
-        asked[stage] = int(Decimal(limits.get(pool.resource, "0")))
-    return asked
 
 
 def _keeping_nothing(job: RLHFJob) -> RLHFJob:

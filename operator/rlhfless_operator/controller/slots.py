@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.controller.sharing import gpus_by_stage, pool_of
+from rlhfless_operator.controller.sharing import pool_of
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
 from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
 
 
@@ -44,6 +45,7 @@ class SlotPools:
         key = (namespace, name)
         if key not in self._pools:
             self._pools[key] = SlotPool(self._client, namespace, name, settings)
-        instances: Mapping[Stage, int] = {"generation": job.spec.generation.instances.max}
+        actors = job.spec.generation.instances.max or room_in_pool(job, self._settings, namespace) or 1
+        instances: Mapping[Stage, int] = {"generation": max(actors, job.spec.generation.instances.min)}
         at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())
         return SlotShare(self._pools[key], at_once, max(each.gpus for each in wanted.values()))

@@ -127,7 +127,7 @@ def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
 
 def _instances_are_a_range(spec: "RLHFJobSpec") -> str | None:
     instances = spec.generation.instances
-    if instances.min > instances.max:
+    if instances.max is not None and instances.min > instances.max:
         return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
     return None
 
@@ -235,7 +235,7 @@ SPEC_RULES = (
         ("generation.instances",),
         _instances_are_a_range,
         CelRule(
-            "self.generation.instances.min <= self.generation.instances.max",
+            "!has(self.generation.instances.max) || self.generation.instances.min <= self.generation.instances.max",
             "generation.instances.min is at most generation.instances.max",
         ),
     ),

@@ -44,8 +44,10 @@ class InstanceRange(Settings):
 
     min: int = Field(default=1, ge=1)
     """Fewest instances of a step."""
-    max: int = Field(default=1, ge=1)
-    """Most instances of a step."""
+    max: int | None = Field(default=None, ge=1)
+    """Most instances of a step. If left out, as many as there are GPUs for: with `rlhfless run` those of the machine,
+    on a cluster those of the job's pool and, beside the other stages, of its namespace's quota. One where none of these
+    tells, as on a machine without GPUs, whose cores one instance uses best."""
 
 
 class GenerationSpec(Settings):

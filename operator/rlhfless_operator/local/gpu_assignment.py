@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlhfless_functions.api import Stage
 from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.actor_range import ActorRange, actor_range
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.training.requests import RequestBuilder
@@ -18,6 +19,8 @@ class TooFewGpusError(UserError):
 class GpuAssignment:
     """How a job's instances share the machine's GPUs."""
 
+    actors: ActorRange
+    """How many generation instances a step may use."""
     gpus: tuple[str, ...] = ()
     """Their names, as CUDA_VISIBLE_DEVICES has them."""
     per_instance: Mapping[Stage, int] | None = None
@@ -27,7 +30,7 @@ class GpuAssignment:
 
 
 def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:
-    """Who gets what of the GPUs.
+    """Who gets what of the GPUs, and how many generation instances there may be: no more than have GPUs at once.
 
     Preparation has one if any model computes there (the policy, a reference, a critic or a reward model), or if the job
     gives its pods one, for reward code that uses it.
@@ -35,9 +38,9 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     Raises:
         TooFewGpusError: one instance needs more than there are.
     """
-    if not gpus:
-        return GpuAssignment()
     spec = job.spec
+    if not gpus:
+        return GpuAssignment(actor_range(spec))
     generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
     learning = spec.learning.processes or 1
     for count, field in ((generating, "generation.vllm.tensorParallelSize"), (learning, "learning.processes")):
@@ -57,24 +60,12 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
         "preparation": int(computes),
         "learning": learning,
     }
-    actors = min(spec.generation.instances.max, len(gpus) // generating)
-    everything = actors * generating + int(computes) + learning
-    return GpuAssignment(tuple(gpus), per_instance, takes_turns=everything > len(gpus))
+    room = len(gpus) // generating
+    actors = actor_range(spec, room).within(room)
+    everything = actors.most * generating + int(computes) + learning
+    return GpuAssignment(actors, tuple(gpus), per_instance, takes_turns=everything > len(gpus))
 
 
 def _asks_for_gpu(pods: PodsSpec) -> bool:
     limits = pods.resources.limits if pods.resources is not None else None
     return any(name.endswith("/gpu") and amount != "0" for name, amount in (limits or {}).items())
-
-
-def within(job: RLHFJob, assignment: GpuAssignment) -> RLHFJob:
-    """The job with no more generation instances than have GPUs at once."""
-    if assignment.per_instance is None:
-        return job
-    most = len(assignment.gpus) // assignment.per_instance["generation"]
-    instances = job.spec.generation.instances
-    if instances.max <= most:
-        return job
-    fewer = instances.model_copy(update={"min": min(instances.min, most), "max": most})
-    generation = job.spec.generation.model_copy(update={"instances": fewer})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"generation": generation})})

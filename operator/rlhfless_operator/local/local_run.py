@@ -16,8 +16,9 @@ from rlhfless_functions.api import Stage
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_clock, format_money
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus, within
+from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.local import LocalPlatform
@@ -56,14 +57,14 @@ class RunOptions:
     """CPU threads to share out among the instances."""
 
 
-def threads_of(job: RLHFJob, threads: int) -> dict[Stage, int]:
+def threads_of(actors: ActorRange, threads: int) -> dict[Stage, int]:
     """CPU threads of an instance of each stage.
 
     Generation instances work side by side and share them. The learner works alone, and preparation for the most part:
     they get all.
     """
     return {
-        "generation": max(1, threads // job.spec.generation.instances.max),
+        "generation": max(1, threads // actors.most),
         "preparation": threads,
         "learning": threads,
     }
@@ -89,7 +90,6 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     folder = JobFolder(root)
     gpus = visible_gpus() if emulation is None else ()
     assignment = assign_gpus(job, RequestBuilder(job, folder, ""), gpus)
-    job = within(job, assignment)
     status = read_status(folder)
     _refuse_finished(job, folder, status)
     shown = status.step if status is not None and status.step else -1
@@ -99,7 +99,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     def make_platform(on_state: StateListener) -> LocalPlatform:
         return LocalPlatform(
             keep_alive=job.spec.keep_alive_seconds(),
-            threads=threads_of(job, options.threads),
+            threads=threads_of(assignment.actors, options.threads),
             log_path=log_path,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,
@@ -121,7 +121,13 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
 
             progress = LiveProgress(on_note=view.say)
             summary = await drive(
-                job, folder, make_platform, progress, on_open=opened, takes_turns=assignment.takes_turns
+                job,
+                folder,
+                make_platform,
+                progress,
+                actors=assignment.actors,
+                on_open=opened,
+                takes_turns=assignment.takes_turns,
             )
         report = await asyncio.to_thread(write_report, root)
         for line in _closing_lines(job, root, report, summary):
@@ -184,9 +190,9 @@ def _opening_lines(
 
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
-    actors = job.spec.generation.instances.max
+    most = assignment.actors.most
     turns = "; the stages take turns on them" if assignment.takes_turns else ""
-    return f"{job.metadata.name}: GPUs {', '.join(assignment.gpus)}, for {actors} actors at most{turns}"
+    return f"{job.metadata.name}: GPUs {', '.join(assignment.gpus)}, for {most} actors at most{turns}"
 
 
 def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | None) -> None:

@@ -12,9 +12,21 @@ LEARNING_UTILISATION = 0.35
 PREPARATION_UTILISATION = 0.5
 """Part of the peak arithmetic that forward passes over whole sequences reach. Assumed."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a dense decoder with gated feed-forward layers, counted from its configuration."""
+    """The shape of a dense decoder with gated feed-forward layers, counted from its configuration.
+
+    Keys and values count for every token of the context, also in layers whose attention has a window.
+
+    Raises:
+        ValueError: it is another kind of model, or the configuration does not say all of it.
+    """
+    config = config.get("text_config") or config
+    experts = next((field for field in _EXPERTS if config.get(field)), None)
+    if experts is not None:
+        raise ValueError(f"{name} has {config[experts]} experts ({experts}): only dense decoders can be forecast")
     fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     for field in fields:
         if field not in config:
@@ -23,8 +35,13 @@ def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     kv_heads = int(config.get("num_key_value_heads") or heads)
     size = int(config.get("head_dim") or hidden // heads)
     layer = 2 * hidden * size * (heads + kv_heads) + 3 * hidden * inner
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings", _is_gemma(config)) else 2)
     return ModelShape(name, float(layers * layer + embeddings), 2 * 2 * layers * kv_heads * size, layers)
+
+
+def _is_gemma(config: Mapping[str, Any]) -> bool:
+    """Whether the family's configurations leave out that embeddings are tied, since they always are."""
+    return str(config.get("model_type", "")).startswith("gemma")
 
 
 def find_profile(

@@ -36,6 +36,9 @@ class PoolSettings(Settings):
     """The resource that a pod asks for them by, in its limits."""
     namespaces: dict[str, Annotated[int, Field(ge=0)]] = Field(default={})
     """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them where it is not named."""
+    accelerator: str | None = Field(default=None, min_length=1)
+    """What these GPUs are, such as `H100`, or as the nodes' label `nvidia.com/gpu.product` says it: `rlhfless plan`
+    forecasts for it."""
     device_class: str | None = Field(default=None, min_length=1)
     """DeviceClass of the pool's GPUs, where the cluster has Dynamic Resource Allocation (Kubernetes 1.34): pods then
     use them in turns, and stay, asleep, between their tasks. Each pod has GPUs of its own if left out."""

@@ -17,14 +17,31 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
     """
     if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return _chosen(chosen)
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    return tuple(_ask_driver("index", environment))
+
+
+def gpu_products(gpus: Collection[str], environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The products that some GPUs are, each once, such as `NVIDIA H100 80GB HBM3`.
+
+    Args:
+        gpus: as `visible_gpus` names them, by number or by UUID.
+    """
+    listed = _ask_driver("index,uuid,name", environment)
+    rows = [[part.strip() for part in line.split(",", 2)] for line in listed]
+    found = {name: None for index, uuid, name in rows if index in gpus or any(uuid.startswith(gpu) for gpu in gpus)}
+    return tuple(found)
+
+
+def _ask_driver(fields: str, environment: Mapping[str, str]) -> list[str]:
+    """What NVIDIA's driver says of every GPU, a line each; nothing where there is none."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         listed = subprocess.run(
             command, capture_output=True, text=True, timeout=_LISTING_SECONDS, check=True, env={**environment}
         )
     except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip())
+        return []
+    return [line.strip() for line in listed.stdout.splitlines() if line.strip()]
 
 
 def _chosen(variable: str) -> tuple[str, ...]:

@@ -8,20 +8,17 @@ from typing import Any
 
 from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
+from rlhfless_operator.preflight.knative_settings import autoscaler_changes, deployment_changes, longest_request
 
 OLDEST_KNATIVE = (1, 21)
 """The first release in which a Revision's scale annotations can be changed."""
 _MODULE_OFFSET = 27
 """Knative 1.21 calls itself 0.48 where its modules' version is shown."""
-_DEFAULT_TIMEOUT = 600
 _COMPUTE = re.compile(r"(?:(requests|limits)\.)?(cpu|memory)")
-_QUANTITY = re.compile(r"([0-9.]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
-_FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
-    f"{prefix}i": 1024.0 ** (number + 1) for number, prefix in enumerate("KMGTP")
-}
 
 
 @dataclass(frozen=True)
@@ -100,13 +97,14 @@ def check_volumes(stages: Sequence[StagePods]) -> Finding:
 def check_autoscaler(knative: Knative, initial_scale: int) -> Finding:
     """Whether functions may begin with, and go down to, no pods."""
     check, name = "knative/config-autoscaler", "config-autoscaler"
-    if _value(knative.autoscaler, "enable-scale-to-zero", "true") != "true":
+    wrong = autoscaler_changes(knative.autoscaler, initial_scale)
+    if "enable-scale-to-zero" in wrong:
         remedy = set_command(name, knative.namespace, {"enable-scale-to-zero": "true"})
         return Finding(
             check, "error", "enable-scale-to-zero is off, so that idle functions would keep their GPUs", remedy
         )
-    if initial_scale == 0 and _value(knative.autoscaler, "allow-zero-initial-scale", "false") != "true":
-        remedy = set_command(name, knative.namespace, {"allow-zero-initial-scale": "true"})
+    if wrong:
+        remedy = set_command(name, knative.namespace, wrong)
         remedy += "\nor install the chart with knative.initialScale: 1, which starts a pod of each function at once."
         return Finding(check, "error", "allow-zero-initial-scale is off, so that Knative refuses the functions", remedy)
     return Finding(check, "ok", "functions scale from and to zero")
@@ -115,8 +113,7 @@ def check_autoscaler(knative: Knative, initial_scale: int) -> Finding:
 def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
     """Whether requests may take as long as the operator lets them."""
     check, key = "knative/config-defaults", "max-revision-timeout-seconds"
-    text = _value(knative.defaults, key, str(_DEFAULT_TIMEOUT))
-    longest = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else float(_DEFAULT_TIMEOUT)
+    longest = longest_request(knative.defaults)
     if longest >= request_timeout:
         return Finding(
             check, "ok", f"requests may take {longest:.0f} s; the operator lets them take {request_timeout:g} s"
@@ -146,11 +143,7 @@ def check_release(settings: ClusterSettings) -> Finding:
 def check_deployment(knative: Knative) -> Finding:
     """Whether pods that wait for a node keep their Revision alive, and pods may share nodes."""
     check, name = "knative/config-deployment", "config-deployment"
-    wrong = {}
-    if _value(knative.deployment, "pod-is-always-schedulable", "false") != "true":
-        wrong["pod-is-always-schedulable"] = "true"
-    if _value(knative.deployment, "default-affinity-type", "PreferSpreadRevisionOverNodes").lower() != "none":
-        wrong["default-affinity-type"] = "none"
+    wrong = deployment_changes(knative.deployment)
     if not wrong:
         return Finding(check, "ok", "pods may wait for nodes, and share them")
     reasons = {
@@ -247,18 +240,6 @@ def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any])
         message = f"{NAME} is older than the operator: it lacks {some}" + (" and more" if len(missing) > 5 else "")
         return Finding(check, "error", message, remedy)
     return Finding(check, "ok", f"{NAME} {VERSION} has every field of this release")
-
-
-def quantity(text: str) -> float:
-    """An amount as Kubernetes writes it, as a number."""
-    found = _QUANTITY.fullmatch(str(text))
-    if found is None:
-        raise ValueError(f"{text!r} is no quantity")
-    return float(found[1]) * _FACTORS.get(found[2] or "", 1.0)
-
-
-def _value(data: Mapping[str, str], key: str, default: str) -> str:
-    return data.get(key, default).strip().strip('"')
 
 
 def _extended(pods: PodsSpec) -> Iterator[tuple[str, float]]:

@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.crd import NAME, crd
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction, service
+from rlhfless_operator.platforms.room import pods_by_stage, room_in_pool
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -65,7 +67,7 @@ async def preflight(
     with suppress(ForbiddenError):
         await look.reach()
     everything = await asyncio.gather(
-        look.at_job(stages_of(settings, job), place),
+        look.at_job(stages_of(settings, job, place), place),
         look.at_installation(),
         asyncio.to_thread(check_store, settings.artifacts),
     )
@@ -146,19 +148,21 @@ class ClusterLook:
         return cast("Fetched", await asyncio.shield(task))
 
 
-def stages_of(settings: ClusterSettings, job: RLHFJob | None) -> list[StagePods]:
-    """The pods of every stage: the cluster's defaults under what the job says."""
+def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) -> list[StagePods]:
+    """The pods of every stage: the cluster's defaults under what the job says.
+
+    Of a job that names no number of generation instances there are as many as its pool has room for, else one: what it
+    has by a quota fits the quota.
+
+    Args:
+        namespace: of the job.
+    """
     if job is None:
         return [StagePods("every stage", settings.pods)]
-    spec = job.spec
-    stages = {"generation": spec.generation.pods, "preparation": spec.preparation.pods, "learning": spec.learning.pods}
+    actors = actor_range(job.spec, room_in_pool(job, settings, namespace))
     return [
-        StagePods(
-            stage,
-            merge_pods(settings.pods, spec.pods, pods),
-            spec.generation.instances.max if stage == "generation" else 1,
-        )
-        for stage, pods in stages.items()
+        StagePods(stage, pods, actors.most if stage == "generation" else 1)
+        for stage, pods in pods_by_stage(job, settings.pods).items()
     ]
 
 

@@ -22,9 +22,10 @@ from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
+from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
-from rlhfless_operator.training.model_shape import find_shape
+from rlhfless_operator.training.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests import RequestBuilder
 
 UPDATE_SECONDS = 0.5
@@ -75,35 +76,46 @@ def _parsed(option: str, text: str, parse: Callable[[str], Any]) -> Any:
         raise ValueError(f"{option}: {error}") from error
 
 
-def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
+def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub: AskHub | None) -> dict[str, Any]:
     """The forecast.
 
+    Args:
+        around: what tells of GPUs where the question does not.
+        ask_hub: what tells of a model that this machine does not know.
+
     Returns:
-        `{"job", "model", "gpu", "gpus", "measured", "lengths", "currency", "instance_hour", "steps", "plans": [{
-        "cost_weight", "actors", "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds",
-        "cost"}], "front", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a
-        decimal string.
+        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "currency",
+        "instance_hour", "steps", "plans": [{"cost_weight", "actors", "seconds", "generation_seconds",
+        "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "within_deadline", "within_budget"}`: of
+        a step; seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
     """
     spec, rehearsal = job.spec, job.spec.rehearsal
-    hardware = _hardware(job, question)
-    gpu, gpus = hardware.gpu, hardware.gpus
+    hardware = find_hardware(job, question.gpu, question.gpus, around)
+    gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
+    startup = question.startup_seconds
+    if startup is None:
+        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
     named = question.model or (rehearsal.model if rehearsal else None)
-    shape = find_shape(named or spec.model.source, "model" if named else "model.source")
-    instance = find_profile(shape, gpu, gpus, startup_seconds=hardware.startup_seconds)
+    shape = find_shape(
+        named or spec.model.source,
+        "model" if named else "model.source",
+        revision=None if named else spec.model.revision,
+        ask_hub=ask_hub,
+    )
+    instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
     price, priced_by = _price(job, question, gpu, gpus)
     longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
     preparation, learning = _seconds_after_generation(job, samples, shape, hardware)
-    instances = spec.generation.instances
     kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
     forecast = Forecast(
         samples,
         instance,
-        Limits(instances.min, instances.max, kv_tokens, 256),
+        Limits(actors.least, actors.most, kv_tokens, 256),
         instance_hour=price,
         others=Others(learning + UPDATE_SECONDS, preparation + learning + UPDATE_SECONDS),
     )
@@ -112,8 +124,10 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         "model": shape.name,
         "gpu": gpu,
         "gpus": gpus,
+        "actors_at_most": actors.most,
+        "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
-        "startup_seconds": hardware.startup_seconds,
+        "startup_seconds": startup,
         "lengths": told,
         "currency": spec.prices.currency,
         "instance_hour": f"{price:f}",
@@ -128,31 +142,8 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Hardware:
-    """What an instance is."""
-
-    gpu: str
-    gpus: int
-    startup_seconds: float
-
-
-def _hardware(job: RLHFJob, question: Question) -> _Hardware:
-    rehearsal = job.spec.rehearsal
-    gpu = question.gpu or (rehearsal.gpu if rehearsal else None)
-    if gpu is None:
-        raise ValueError("gpu is missing: give --gpu, one of A100, H100, H200, L40S")
-    gpus = question.gpus
-    if gpus is None:
-        gpus = rehearsal.gpus if rehearsal else 1
-    startup = question.startup_seconds
-    if startup is None:
-        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
-    return _Hardware(gpu, gpus, startup)
-
-
 def _seconds_after_generation(
-    job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, hardware: _Hardware
+    job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, hardware: Hardware
 ) -> tuple[float, float]:
     """Seconds of preparation and of learning, without the optimizer's step."""
     requests = RequestBuilder(job, JobFolder(""), "")
@@ -204,6 +195,7 @@ def view(found: dict[str, Any]) -> Group:
     head = (
         f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
         f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
+        f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
         f"lengths {found['lengths']}\n"
         f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"

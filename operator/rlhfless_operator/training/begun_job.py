@@ -30,6 +30,10 @@ class Change:
         return f"{self.path} was {_shown(self.before)} and is {_shown(self.now)}"
 
 
+_EARLIER_DEFAULT = Change("spec.generation.instances.max", 1, None)
+"""What an earlier release wrote down where the job's document said nothing."""
+
+
 def begun_job(folder: JobFolder) -> dict[str, Any] | None:
     """The document that a job was last driven with, as it was written; None where no driver has been."""
     uri = folder.file("job.yaml")
@@ -56,7 +60,8 @@ def document_of(job: RLHFJob) -> dict[str, Any]:
 
 def changes_between(before: dict[str, Any], job: RLHFJob) -> list[Change]:
     """What a job's spec has otherwise than an earlier document of it, which an earlier release may have written."""
-    return list(_changes("spec", meaning(before.get("spec", {})), meaning(document_of(job)["spec"])))
+    changes = _changes("spec", meaning(before.get("spec", {})), meaning(document_of(job)["spec"]))
+    return [change for change in changes if change != _EARLIER_DEFAULT]
 
 
 def changes_since(job: RLHFJob, folder: JobFolder) -> list[Change]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlhfless_functions.api import LearnResult, SampleTask, Stage
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.calibration import Calibration
@@ -32,10 +33,12 @@ class CostModel:
 
     Args:
         spec: the job's.
+        actors: how many generation instances a step may use.
     """
 
-    def __init__(self, spec: RLHFJobSpec) -> None:
+    def __init__(self, spec: RLHFJobSpec, actors: ActorRange) -> None:
         self._spec = spec
+        self._actors = actors
         longest = spec.sampling.max_response_tokens
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
@@ -65,6 +68,7 @@ class CostModel:
         prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
         return plan_generation(
             self._spec,
+            self._actors,
             prompts,
             samples_per_prompt,
             prompt_tokens,

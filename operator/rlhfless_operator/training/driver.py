@@ -10,6 +10,7 @@ from typing import Any
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.errors import StoreUnavailableError, UserError
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.rules import FIXED_FIELDS
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateChange
@@ -59,6 +60,7 @@ async def drive(
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
     *,
+    actors: ActorRange,
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
@@ -66,6 +68,8 @@ async def drive(
     """Run a job to its end, or on from where it is; returns its summary.
 
     Args:
+        actors: how many generation instances a step may use. That is no part of the job, with which another machine
+            may go on.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
 
@@ -84,6 +88,7 @@ async def drive(
         status = await asyncio.to_thread(_open_status, job, folder)
         run, journal = open_run(
             *(job, folder, lease, status, make_platform, progress),
+            actors=actors,
             takes_turns=takes_turns,
             draining_seconds=draining_seconds,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import SampleTask
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
 from rlhfless_operator.planner.history import History
@@ -67,6 +68,7 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation 
 
 def plan_generation(
     spec: RLHFJobSpec,
+    actors: ActorRange,
     prompts: Sequence[int],
     samples_per_prompt: int,
     prompt_tokens: Sequence[int],
@@ -81,6 +83,7 @@ def plan_generation(
     The `cost` policy plans the whole step: generation, the preparation that goes on beside it, and learning after it.
 
     Args:
+        actors: how many there may be.
         prompt_tokens: tokens of every prompt of the dataset, by row.
         history: what the stages have taken so far.
         follows: whether learning may begin before the batch is complete.
@@ -92,8 +95,7 @@ def plan_generation(
         for prompt in prompts
         for index, tokens in enumerate(estimates[prompt].group(samples_per_prompt, longest))
     ]
-    instances = spec.generation.instances
-    limits = Limits(instances.min, instances.max, kv_tokens=spec.generation.kv_budget_tokens)
+    limits = Limits(actors.least, actors.most, kv_tokens=spec.generation.kv_budget_tokens)
     start_seconds = history.mean("startup/generation")
     begins = math.inf
     accumulation = history.mean("learning/token") if follows else 0.0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -70,6 +71,7 @@ def open_run(
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
     *,
+    actors: ActorRange,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
 ) -> tuple[TrainingRun, StepJournal]:
@@ -79,11 +81,12 @@ def open_run(
         lease: this driver's right to the job.
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
+        actors: how many generation instances a step may use.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec)
+    cost_model = CostModel(job.spec, actors)
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)

@@ -1,0 +1,29 @@
+"""What the nodes of this process's cluster have, for commands that can do without a cluster."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from kubernetes.aio.config import ConfigException
+from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
+from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+
+from rlhfless_operator.controller.main import connect
+from rlhfless_operator.knative import ApiError
+from rlhfless_operator.preflight.nodes import gpu_products_of
+
+
+def products_of_nodes() -> list[str]:
+    """The GPUs' products, each once; nothing where there is no cluster, or it does not say."""
+    places = [*(os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep), SERVICE_TOKEN_FILENAME]
+    if not any(Path(place).expanduser().is_file() for place in places):
+        return []
+
+    async def ask() -> list[str]:
+        async with connect() as client:
+            return await gpu_products_of(client)
+
+    try:
+        return asyncio.run(ask())
+    except (ConfigException, ApiError):
+        return []

@@ -1,0 +1,46 @@
+"""How many generation instances a step of a job may use on this cluster."""
+
+from typing import Any
+
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.actor_range import ActorRange, actor_range
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import ApiError, Kind, KnativeClient, KubernetesObject, UnavailableError
+from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas
+
+
+class Room:
+    """Looks at what a job may have, where its document does not say.
+
+    Args:
+        settings: with the pools, and the defaults of function pods.
+    """
+
+    def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
+        self._quotas = client.resource(Kind("", "v1", "resourcequotas", KubernetesObject))
+        self._settings = settings
+
+    async def actors(self, resource: JobResource, job: RLHFJob) -> ActorRange:
+        """The instances that the job names, or else those that its pool and its namespace's quotas have room for.
+
+        Quotas that the operator may not read count as none.
+
+        Raises:
+            PlatformUnavailableError: the API server does not answer.
+        """
+        if job.spec.generation.instances.max is not None:
+            return actor_range(job.spec)
+        pool = room_in_pool(job, self._settings, resource.namespace)
+        quota = room_in_quotas(job, self._settings, await self._quotas_of(resource.namespace))
+        return actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
+
+    async def _quotas_of(self, namespace: str) -> list[dict[str, Any]]:
+        try:
+            listing = await self._quotas.list(namespace)
+        except UnavailableError as error:
+            raise PlatformUnavailableError(f"the namespace's quotas could not be read: {error}") from error
+        except ApiError:
+            return []
+        return [quota.model_dump(mode="json", by_alias=True) for quota in listing.items]

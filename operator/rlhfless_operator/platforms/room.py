@@ -1,0 +1,72 @@
+"""How many generation instances a cluster has room for: pure functions of the pool and of the namespace's quotas."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.quantities import quantity
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+
+DEFAULT_POOL = "default"
+"""The pool of a job that names none."""
+
+
+def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
+    """The pods of every stage: the cluster's defaults under what the job and the stage say."""
+    spec = job.spec
+    stages: dict[Stage, PodsSpec] = {
+        "generation": spec.generation.pods,
+        "preparation": spec.preparation.pods,
+        "learning": spec.learning.pods,
+    }
+    return {stage: merge_pods(defaults, spec.pods, pods) for stage, pods in stages.items()}
+
+
+def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> dict[Stage, int]:
+    """GPUs of an instance of each stage: what its pods' limits ask for."""
+    stages = pods_by_stage(job, defaults)
+    return {stage: int(Decimal(_limits(pods).get(pool.resource, "0"))) for stage, pods in stages.items()}
+
+
+def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
+    """Instances of generation that the job's pool has GPUs for, or that part of it which the namespace may have.
+
+    The stages of a job take turns in a pool, so that generation may have all of it.
+
+    Returns:
+        None where there is no such pool, or generation asks for none of its GPUs.
+    """
+    pool = settings.pools.get(job.spec.pool or DEFAULT_POOL)
+    if pool is None or not (gpus := gpus_by_stage(job, settings.pods, pool)["generation"]):
+        return None
+    return min(pool.gpus, pool.share_of(namespace)) // gpus
+
+
+def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
+    """Instances of generation that a namespace's quotas allow beside one of each other stage, and at least one.
+
+    What other jobs use of the quotas does not count: it changes, and a job keeps its number.
+
+    Args:
+        quotas: ResourceQuota objects.
+
+    Returns:
+        None where no quota limits an extended resource, such as `nvidia.com/gpu`, that generation asks for.
+    """
+    stages = pods_by_stage(job, settings.pods)
+    others = [_limits(stages[stage]) for stage in ("preparation", "learning")]
+    found = []
+    for resource, text in _limits(stages["generation"]).items():
+        if "/" not in resource or not (amount := quantity(text)):
+            continue
+        beside = sum(quantity(limits.get(resource, "0")) for limits in others)
+        hard = [quota.get("spec", {}).get("hard", {}).get(f"requests.{resource}") for quota in quotas]
+        found += [max(1, int((quantity(limit) - beside) // amount)) for limit in hard if limit is not None]
+    return min(found, default=None)
+
+
+def _limits(pods: PodsSpec) -> Mapping[str, str]:
+    return (pods.resources.limits if pods.resources else None) or {}

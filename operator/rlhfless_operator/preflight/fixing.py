@@ -1,0 +1,131 @@
+"""`rlhfless preflight --fix`: shows what it would change of Knative, asks, and changes it with the caller's rights."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from kubernetes.aio.client import ApiClient
+
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import ApiError, ConflictError, ForbiddenError, NotFoundError, Transport
+from rlhfless_operator.knative.transport import MERGE_PATCH
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.preflight.cluster import pod_spec_of, stages_of
+from rlhfless_operator.preflight.features import wanted_features
+from rlhfless_operator.preflight.fixes import CONFIG_MAPS, Patch, activator_path, config_map_path, patches
+
+_PATIENCE_SECONDS = 5.0
+_MANAGER = "rlhfless-preflight"
+
+
+class NotFixedError(UserError):
+    """Not everything was changed; the message says what was."""
+
+
+async def fix(
+    api: ApiClient,
+    settings: ClusterSettings,
+    *,
+    job: RLHFJob | None,
+    say: Callable[[str], None],
+    agrees: Callable[[], bool],
+) -> None:
+    """Set what jobs need in Knative's ConfigMaps and for its activator. What is right already is not touched.
+
+    Every patch is tried first, by the API server and by Knative's own admission, so that a refusal changes nothing.
+
+    Args:
+        api: the official client, with the cluster's configuration and the caller's rights.
+        settings: the operator's.
+        job: also set what this one needs.
+        say: told what would be changed, and what was.
+        agrees: asked once before anything is changed.
+
+    Raises:
+        NotFixedError: the caller does not agree, or may not, or somebody else changes the same.
+        ManagedElsewhereError: the Knative Operator manages the ConfigMaps.
+        UnavailableError: the API server does not answer.
+    """
+    transport = Transport(api, patience=_PATIENCE_SECONDS)
+    wanted = await _look(transport, settings, job, say)
+    if not wanted:
+        say("Knative has all of these settings: nothing to change.")
+        return
+    for patch in wanted:
+        say(patch.diff)
+    for patch in wanted:
+        await _send(transport, patch, done=(), dry_run=True)
+    if not agrees():
+        raise NotFixedError("nothing was changed")
+    done: list[Patch] = []
+    for patch in wanted:
+        await _send(transport, patch, done=done, dry_run=False)
+        done.append(patch)
+        say(f"{patch.target} is changed")
+
+
+def agrees(yes: bool) -> bool:
+    """Whether to change what was shown: asked of the person at the terminal, unless `yes` answers.
+
+    Raises:
+        NotFixedError: nobody can be asked.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise NotFixedError("nothing was changed: nobody can be asked here; say --yes to have this done")
+    return yes or typer.confirm("Change this?")
+
+
+async def _look(
+    transport: Transport, settings: ClusterSettings, job: RLHFJob | None, say: Callable[[str], None]
+) -> list[Patch]:
+    namespace = settings.knative_namespace
+    try:
+        found = await asyncio.gather(
+            *(_get(transport, config_map_path(namespace, f"config-{name}")) for name in CONFIG_MAPS)
+        )
+    except NotFoundError as error:
+        raise NotFixedError(
+            f"namespace {namespace} has no settings of Knative Serving: install it, or say where it is with"
+            f" --knative-namespace"
+        ) from error
+    except ForbiddenError as error:
+        raise NotFixedError(f"you may not read Knative's settings ({error.message}): {_ASK}") from error
+    activator = None
+    try:
+        activator = await _get(transport, activator_path(namespace))
+    except (NotFoundError, ForbiddenError) as error:
+        say(f"The activator's grace period was not looked at: {error.message}")
+    stages = stages_of(settings, job, (job.metadata.namespace if job else None) or "default")
+    return patches(
+        dict(zip(CONFIG_MAPS, found, strict=True)),
+        activator,
+        namespace=namespace,
+        initial_scale=settings.initial_scale,
+        request_timeout=settings.request_timeout,
+        features=wanted_features(pod_spec_of(stage.pods, settings) for stage in stages),
+    )
+
+
+_ASK = "let somebody who administers Knative run this, or do it by hand (docs/install.md)"
+
+
+async def _send(transport: Transport, patch: Patch, *, done: Sequence[Patch], dry_run: bool) -> None:
+    query = {"fieldManager": _MANAGER} | ({"dryRun": "All"} if dry_run else {})
+    so_far = f"changed so far: {', '.join(each.target for each in done)}" if done else "nothing was changed"
+    try:
+        await transport.send("patch", "PATCH", patch.path, query=query, body=patch.body, content_type=MERGE_PATCH)
+    except ConflictError as error:
+        raise NotFixedError(
+            f"{patch.target} was changed by somebody else meanwhile; {so_far}: run this again"
+        ) from error
+    except ForbiddenError as error:
+        raise NotFixedError(f"you may not change {patch.target} ({error.message}); {so_far}: {_ASK}") from error
+    except ApiError as error:
+        raise NotFixedError(f"{patch.target} could not be changed: {error}; {so_far}") from error
+
+
+async def _get(transport: Transport, path: str) -> dict[str, Any]:
+    return await transport.send("get", "GET", path)

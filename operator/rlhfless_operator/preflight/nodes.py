@@ -1,0 +1,28 @@
+"""Which GPUs the nodes of a cluster have, by the label that NVIDIA's GPU feature discovery gives them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubernetes.aio.client import ApiClient
+
+from rlhfless_operator.knative import Transport
+
+_LABEL = "nvidia.com/gpu.product"
+_PATIENCE_SECONDS = 2.0
+
+
+async def gpu_products_of(api: ApiClient) -> list[str]:
+    """The products of the nodes that take pods, each once.
+
+    Raises:
+        ApiError: nodes can't be listed.
+    """
+    transport = Transport(api, patience=_PATIENCE_SECONDS)
+    return gpu_products((await transport.send("list", "GET", "/api/v1/nodes"))["items"])
+
+
+def gpu_products(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The products of the nodes that take pods, each once."""
+    usable = [node for node in nodes if not node.get("spec", {}).get("unschedulable")]
+    labels = [(node["metadata"].get("labels") or {}).get(_LABEL) for node in usable]
+    return sorted({label for label in labels if label})

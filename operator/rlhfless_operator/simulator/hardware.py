@@ -1,0 +1,124 @@
+"""What `rlhfless plan` forecasts for: GPUs that are named, or else what a pool, this machine or a cluster has."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfless_operator.job.actor_range import ActorRange, actor_range
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.gpu_names import gpu_of
+from rlhfless_operator.planner.roofline import GPUS
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.local_gpus import gpu_products, visible_gpus
+from rlhfless_operator.platforms.room import DEFAULT_POOL, room_in_pool
+
+_KNOWN = ", ".join(sorted(GPUS))
+
+
+def _no_nodes() -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a job may run, as far as this process can tell."""
+
+    settings: ClusterSettings | None = None
+    """The operator's, where this process has its variables."""
+    gpus: Sequence[str] = ()
+    """This machine's, as CUDA_VISIBLE_DEVICES has them."""
+    products: Sequence[str] = ()
+    """What these are, each product once."""
+    products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
+    """What a cluster's nodes have; asked where nothing else tells."""
+
+
+def look_around(
+    environment: Mapping[str, str] = os.environ, products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
+) -> Surroundings:
+    """The surroundings of this process.
+
+    Args:
+        environment: with the operator's variables, of which RLHFLESS_POOLS alone has to be there.
+
+    Raises:
+        ClusterSettingsError: one of these variables is wrong.
+    """
+    settings = None
+    if environment.get("RLHFLESS_POOLS"):
+        settings = ClusterSettings.from_environment({"RLHFLESS_FUNCTIONS_IMAGE": "rlhfless-functions", **environment})
+    gpus = visible_gpus(environment)
+    products = gpu_products(gpus, environment) if gpus else ()
+    return Surroundings(settings, gpus, products, products_of_nodes)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What instances are, and how many there may be."""
+
+    gpu: str
+    """By the name of its data sheet."""
+    gpus: int
+    """Of an instance of generation."""
+    actors: ActorRange
+    actors_by: str
+    """What says how many actors there may be."""
+
+
+def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surroundings) -> Hardware:
+    """The GPUs to forecast for: those that are named, else the pool's, this machine's, or the cluster's.
+
+    Args:
+        gpu: by the name of its data sheet, if one is named.
+        gpus: of an instance, if that is said; what the job's engine uses if left out.
+
+    Raises:
+        ValueError: nothing names a GPU, or one without a data sheet; the message has the remedy.
+    """
+    rehearsal, generation = job.spec.rehearsal, job.spec.generation
+    gpu = gpu or (rehearsal.gpu if rehearsal else None)
+    if gpus is None:
+        parallel = 1 if generation.engine == "transformers" else generation.vllm.tensor_parallel_size
+        gpus = rehearsal.gpus if rehearsal else parallel
+    name, pool = _pool_of(job, around)
+    room, by = None, ""
+    if pool is not None and around.settings is not None:
+        namespace = job.metadata.namespace or "default"
+        asked = room_in_pool(job, around.settings, namespace)
+        whole = min(pool.gpus, pool.namespaces.get(namespace, pool.gpus))
+        room, by = (whole // max(1, gpus) if asked is None else asked), f"pool {name}"
+    if gpu is None and pool is not None and pool.accelerator is not None:
+        gpu = _named([pool.accelerator], f"pool {name}")
+    elif gpu is None and around.products:
+        gpu = _named(around.products, "this machine")
+        room, by = (len(around.gpus) // max(1, gpus), "this machine's GPUs") if room is None else (room, by)
+    elif gpu is None:
+        gpu = _named(around.products_of_nodes(), "the cluster")
+    if generation.instances.max is not None:
+        by = "generation.instances.max"
+    elif room is None:
+        by = "nothing here tells how many GPUs there are: --set spec.generation.instances.max=N"
+    return Hardware(gpu, gpus, actor_range(job.spec, room), by)
+
+
+def _pool_of(job: RLHFJob, around: Surroundings) -> tuple[str, PoolSettings | None]:
+    name = job.spec.pool or DEFAULT_POOL
+    return name, None if around.settings is None else around.settings.pools.get(name)
+
+
+def _named(products: Sequence[str], whose: str) -> str:
+    """The GPU that products are, of which there is one."""
+    if not products:
+        raise ValueError(
+            f"gpu is missing: give --gpu, one of {_KNOWN}; no pool's accelerator (RLHFLESS_POOLS), no driver of this"
+            " machine and no label nvidia.com/gpu.product of a cluster's nodes names one"
+        )
+    if len(products) > 1:
+        raise ValueError(f"gpu is missing: {whose} has {' and '.join(products)}; give --gpu, one of {_KNOWN}")
+    (product,) = products
+    if (gpu := gpu_of(product)) is None:
+        raise ValueError(
+            f"gpu is missing: {whose} has {product}, of which there is no data sheet here; give --gpu the nearest of"
+            f" {_KNOWN}"
+        )
+    return gpu
