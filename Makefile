@@ -75,8 +75,9 @@ images: ## build the container images into dist/images, without Docker (Debian 1
 
 e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, or on one that is brought up where that is at hand
 	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
-		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
-			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" || exit 1; \
+		$(CLUSTER) up && $(CLUSTER) dra up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
+			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" \
+			RLHFLESS_E2E_DEVICE_CLASS="$${RLHFLESS_E2E_DEVICE_CLASS:-gpu.rlhfless.test}" || exit 1; \
 	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600
 
 lock: ## write constraints.txt anew from what is installed in .venv

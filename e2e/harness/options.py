@@ -20,6 +20,9 @@ class Options:
     kill_api_server: tuple[str, ...] | None
     """RLHFLESS_E2E_KILL_API_SERVER: command that kills the API server without a warning, and starts another one. If
     left out, that is not tested."""
+    device_class: str | None
+    """RLHFLESS_E2E_DEVICE_CLASS: a DeviceClass of the cluster, for pods that use GPUs in turns. If left out, that is
+    not tested."""
     keep: bool
     """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
     patience: float
@@ -39,6 +42,7 @@ class Options:
             images=images if all(images) else None,
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
+            device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
             keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
             patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
         )
