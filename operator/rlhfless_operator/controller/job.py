@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.begun_job import Change, changes_since, named
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import begun_with, drive
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal, read_status
@@ -240,11 +241,19 @@ class Supervisor:
         def note(text: str) -> None:
             _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
-        await drive(job, folder, make_platform, LiveProgress(on_note=note), on_open=on_open)
         try:
-            await asyncio.to_thread(write_report, folder.root)
-        except (artifacts.ArtifactError, ValueError) as error:
-            note(f"no report was written: {error}")
+            await drive(
+                job,
+                folder,
+                make_platform,
+                LiveProgress(on_note=note),
+                on_open=on_open,
+                budget=lambda: self.resource.budget(job.spec.budget),
+            )
+        except BudgetExhaustedError:
+            await _report(folder, note)
+            raise
+        await _report(folder, note)
 
     async def _withdrawn(self, resource: JobResource) -> str | None:
         if time.monotonic() - self._asked_queue < self._context.pacing.queue:
@@ -273,6 +282,8 @@ class Supervisor:
         match outcome.kind:
             case "failed":
                 await self._enter(conditions.failed(outcome.reason, outcome.message), resource)
+            case "suspended":
+                await self._enter(conditions.out_of_budget(outcome.message), resource)
             case "wait":
                 await self._enter(conditions.waiting("Pending", outcome.reason, outcome.message), resource)
                 await self._pause(resource, pacing.lease)
@@ -374,6 +385,13 @@ async def ending_of(work: Awaitable[None]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+async def _report(folder: JobFolder, note: Callable[[str], None]) -> None:
+    try:
+        await asyncio.to_thread(write_report, folder.root)
+    except (artifacts.ArtifactError, ValueError) as error:
+        note(f"no report was written: {error}")
 
 
 def _succeeded(status: RLHFJobStatus, folder: JobFolder, since: Sequence[Change] = ()) -> Transition:

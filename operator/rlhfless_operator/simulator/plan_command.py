@@ -1,6 +1,6 @@
 """`rlhfless plan job.yaml`: what a step will take and cost, from the job, the GPUs that it is to run on and lengths."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
 from rlhfless_operator.job.spec import RLHFJob
@@ -93,7 +94,8 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
     named = question.model or (rehearsal.model if rehearsal else None)
     shape = find_shape(named or spec.model.source, "model" if named else "model.source")
     instance = find_profile(shape, gpu, gpus, startup_seconds=hardware.startup_seconds)
-    price, priced_by = _price(job, question, gpu, gpus)
+    prices, priced_by = _prices(job, question, gpu, gpus)
+    price = prices["generation"]
     longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
@@ -105,7 +107,7 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         instance,
         Limits(instances.min, instances.max, kv_tokens, 256),
         instance_hour=price,
-        others=Others(learning + UPDATE_SECONDS, preparation + learning + UPDATE_SECONDS),
+        others=_others(preparation, learning + UPDATE_SECONDS, prices),
     )
     return {
         "job": job.metadata.name,
@@ -162,14 +164,31 @@ def _seconds_after_generation(
     return preparation, learning
 
 
-def _price(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Decimal, str]:
+def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapping[Stage, Decimal], str]:
+    """Price of an instance of each stage for an hour, and who says so."""
     if question.instance_hour is not None:
-        return question.instance_hour, "--instance-hour"
-    if job.spec.prices.instance_hour > 0:
-        return job.spec.prices.instance_hour, "prices.instanceHour"
+        return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
+    if job.spec.prices.given:
+        own = job.spec.instance_prices
+        return own, "prices" if len(set(own.values())) > 1 else "prices.instanceHour"
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
-    return Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}"), f"{gpus} × {gpu} of AWS on demand"
+    return dict.fromkeys(STAGES, Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}")), f"{gpus} × {gpu} of AWS on demand"
+
+
+def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]) -> Others:
+    """What a step takes besides generation.
+
+    Args:
+        preparation: seconds.
+        learning: seconds, with the publication of the weights.
+        prices: of an hour of an instance of each stage.
+    """
+    if not prices["generation"]:
+        return Others(learning, preparation + learning)
+    ratios = {stage: float(price / prices["generation"]) for stage, price in prices.items()}
+    paid = preparation * ratios["preparation"] + learning * ratios["learning"]
+    return Others(learning, preparation + learning, paid)
 
 
 def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
