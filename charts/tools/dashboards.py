@@ -200,15 +200,15 @@ IDLE = Page(
             (Query(total("rlhfless_generation_actors", "kind"), "{{kind}}"),),
         ),
         Panel(
+            "Work reassigned, by reason",
+            "Since the operator began.",
+            (Query(total("rlhfless_reassignments_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
             "Instances asleep",
             "Kept without a GPU, with their process and what they hold in the host's memory. They cost nothing.",
             (Query(total("rlhfless_instances_asleep", "stage"), "{{stage}}"),),
             width=24,
-        ),
-        Panel(
-            "Work reassigned, by reason",
-            "Since the operator began.",
-            (Query(total("rlhfless_reassignments_total", "reason"), "{{reason}}"),),
         ),
     ),
 )

@@ -122,7 +122,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "planning.migration.period": (LEFT_OUT, "50ms"),
     "planning.migration.hysteresis": (LEFT_OUT, 0.0),
     "planning.migration.movesPerSample": (LEFT_OUT, 0),
-    "prices": (LEFT_OUT, {"instanceHour": "0.10", "currency": "EUR"}),
+    "prices": (
+        LEFT_OUT,
+        {"instanceHour": "0.10", "currency": "EUR"},
+        {"stages": {"learning": "0.30"}, "accelerators": {"H100": "0.20"}, "spot": {"H100": "0.05"}},
+    ),
+    "budget": (LEFT_OUT, {"gpuHours": 1000.0}),
     "evaluation": (
         LEFT_OUT,
         {"data": {"source": "train.jsonl"}},

@@ -89,3 +89,29 @@ def test_a_budget_that_reading_the_data_uses_up_is_kept_to_until_it_is_raised(ti
     ended = subprocess.run(run_command(file), capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, "another budget does not make it another job"
     assert "has finished all of its 2 steps" in ended.stdout
+
+
+def test_each_stage_of_a_job_is_charged_at_its_own_price(tiny_job: MakeJob) -> None:
+    prices = {
+        "stages": {"preparation": "1.00"},
+        "accelerators": {"A100": "5.00", "H100": "10.00"},
+        "spot": {"H100": "4.00"},
+    }
+    h100 = {"nvidia.com/gpu.product": "H100"}
+    spot = {**h100, "karpenter.sh/capacity-type": "spot"}
+    file = tiny_job(
+        steps=1,
+        prices=prices,
+        pods={"resources": {"limits": {"nvidia.com/gpu": 2}}},
+        generation={"pods": {"nodeSelector": spot}},
+        learning={"pods": {"nodeSelector": h100}},
+    )
+    run_job(file)
+    (record,) = records_of(file)
+    hours = {"generation": Decimal("8.00"), "preparation": Decimal("1.00"), "learning": Decimal("20.00")}
+    for stage, account in record["ledger"].items():
+        seconds = sum(account[state] for state in ("starting", "busy", "idle", "switching", "draining"))
+        assert seconds > 0
+        assert float(account["cost"]) == pytest.approx(seconds * float(hours[stage]) / 3600, abs=2e-6)
+    status = status_of(file)
+    assert status["gpuSeconds"] == pytest.approx(2 * status["instanceSeconds"])

@@ -65,6 +65,7 @@ _TYPES: dict[Any, str] = {
     dict[str, Money]: "mapping of text to price",
     KubernetesObject: "mapping, as in Kubernetes",
 }
+_LATER = " (the API server can't check this; `rlhfless validate` does, and the operator)"
 _BY_NAME = "by `name`, see below"
 
 
@@ -217,7 +218,7 @@ def _rules() -> str:
     for path, field in walk(RLHFJob):
         if field.model in SECTION_RULES and field.model is not None:
             sections.setdefault(field.model, ".".join(path))
-    always = [f"- `spec`: {rule.cel.message}" for rule in SPEC_RULES]
+    always = [f"- `spec`: {rule.cel.message}{'' if rule.cel.expression else _LATER}" for rule in SPEC_RULES]
     always += [f"- `{sections[model]}`: {rule.message}" for model, rules in SECTION_RULES.items() for rule in rules]
     changes = [f"- `spec`: {rule.message}" for rule in CHANGE_RULES]
     return "\n".join(

@@ -11,6 +11,7 @@ from rich.table import Table
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
+from rlhfless_operator.job.prices import PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.devices import (
     find_profile,
@@ -169,8 +170,10 @@ def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapp
     if question.instance_hour is not None:
         return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
     if job.spec.prices.given:
-        own = job.spec.instance_prices
-        return own, "prices" if len(set(own.values())) > 1 else "prices.instanceHour"
+        plain = job.spec.prices.model_copy(update={"currency": "USD"}) == PricesSpec(
+            instance_hour=job.spec.prices.instance_hour
+        )
+        return job.spec.instance_prices, "prices.instanceHour" if plain else "prices"
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
     return dict.fromkeys(STAGES, Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}")), f"{gpus} × {gpu} of AWS on demand"
