@@ -1,6 +1,7 @@
 """`rlhfless plan`: the forecast of a job, and what it says of what cannot be."""
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -70,6 +71,18 @@ def test_each_stage_is_forecast_at_its_own_price(job: Path) -> None:
     budget = own["front"][0]["cost"]
     found = forecast(edited(job, stages), "--gpu", "L40S", "--budget", budget)["within_budget"]
     assert Decimal(found["cost"]) <= Decimal(budget)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("{money: '0.01'}", r"spec.budget.money: not enough for one step: .* the cheapest plan costs 0.\d+ a step"),
+        ("{gpuHours: 0.001}", r"spec.budget.gpuHours: not enough for one step: .* takes 0.\d+ GPU-hours a step"),
+    ],
+)
+def test_a_budget_of_the_job_below_one_step_is_refused(job: Path, budget: str, words: str) -> None:
+    assert forecast(edited(job, "spec.budget={money: '100.00', gpuHours: 100}"), "--gpu", "L40S")["plans"]
+    assert re.search(words, refusal(edited(job, f"spec.budget={budget}"), "--gpu", "L40S"))
 
 
 def edited(job: Path, setting: str) -> Path:

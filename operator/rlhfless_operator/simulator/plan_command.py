@@ -11,7 +11,7 @@ from rich.table import Table
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
-from rlhfless_operator.job.prices import PricesSpec
+from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.devices import (
     find_profile,
@@ -20,7 +20,7 @@ from rlhfless_operator.planner.devices import (
     preparation_token_seconds,
 )
 from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.planning import InfeasibleError, Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
@@ -110,6 +110,8 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         instance_hour=price,
         others=_others(preparation, learning + UPDATE_SECONDS, prices),
     )
+    front = forecast.front()
+    _check_budget(spec.budget, forecast, front, gpus)
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -125,10 +127,27 @@ def forecast_job(job: RLHFJob, question: Question) -> dict[str, Any]:
         "learning_seconds": learning,
         "preparation_seconds": preparation,
         "plans": [forecast.weighted(weight) for weight in question.weights],
-        "front": forecast.front(),
+        "front": front,
         "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
         "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
     }
+
+
+def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence[dict[str, Any]], gpus: int) -> None:
+    """Refuse a budget of the job that is not enough for one step."""
+    if budget is None:
+        return
+    if budget.money is not None:
+        try:
+            forecast.within_budget(budget.money)
+        except InfeasibleError as error:
+            raise ValueError(f"spec.budget.money: not enough for one step: {error}; raise it") from error
+    least = min(row["instance_seconds"] for row in front) * gpus / 3600
+    if budget.gpu_hours is not None and budget.gpu_hours < least:
+        raise ValueError(
+            f"spec.budget.gpuHours: not enough for one step: budget is {budget.gpu_hours:g}: the cheapest plan takes"
+            f" {least:.4g} GPU-hours a step, which is the nearest; raise it"
+        )
 
 
 @dataclass(frozen=True)
