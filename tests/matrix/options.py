@@ -154,7 +154,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoints.keep": (LEFT_OUT, 1),
     "limits.retries": (LEFT_OUT, 0),
     "limits.stall": (LEFT_OUT, "60s"),
-    # Of a step's three prompts two may be odd ones, whatever else is set.
+    # Two of a step's three prompts may be odd ones, which the reward `odd` does not score.
     "limits.unscorable": (0.7, 0.9),
     "limits.droppedPrompts": (LEFT_OUT, 0.1),
     "tracking.sampleGroups": (LEFT_OUT, 0, 2),

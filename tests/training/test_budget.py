@@ -131,7 +131,7 @@ def test_of_two_limits_the_nearer_one_counts() -> None:
 def test_as_long_as_no_step_is_dearer_than_those_before_the_budget_is_kept(
     costs: list[Decimal], budget: Decimal
 ) -> None:
-    """Whatever the budget, and only the first step may pass it, of which nothing is known."""
+    """The first step alone may pass it: nothing is known of it."""
     spent, records = Decimal(0), []
     for number, cost in enumerate(sorted(costs, reverse=True), start=1):
         try:

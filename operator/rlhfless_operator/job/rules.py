@@ -171,7 +171,9 @@ def _spot_is_priced(spec: "RLHFJobSpec") -> str | None:
 
 def _money_is_counted(spec: "RLHFJobSpec") -> str | None:
     if spec.budget is not None and spec.budget.money is not None and not spec.prices.given:
-        return "nothing has a price, so that no money is ever spent; add spec.prices, or write budget.gpuHours instead"
+        return (
+            "nothing has a price, and no money would ever be spent; add spec.prices, or write budget.gpuHours instead"
+        )
     return None
 
 

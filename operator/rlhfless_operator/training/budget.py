@@ -20,7 +20,7 @@ Rates = Mapping[Stage, Decimal]
 
 
 class BudgetExhaustedError(UserError):
-    """The next step would take the job past its budget, so that it was not begun."""
+    """The next step would take the job past its budget, and was not begun."""
 
 
 @dataclass(frozen=True)
