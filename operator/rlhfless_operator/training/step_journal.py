@@ -10,17 +10,21 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, ExampleSample, LearnResult, Stage
+from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.forecast import forecast_cost
 from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
-from rlhfless_operator.training.finished_step import record_of, status_after
+from rlhfless_operator.training.budget import used
+from rlhfless_operator.training.finished_step import record_of, spent_after, status_after
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
@@ -49,6 +53,9 @@ class StepJournal:
         self.settings = SettingsHistory()
         """What the steps are learnt with."""
         self.ledger = Ledger()
+        self.budget: Callable[[], BudgetSpec | None] = lambda: spec.budget
+        """What the job may spend, as its user wants it now."""
+        self._prices, self._gpus = spec.instance_prices, spec.instance_gpus
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
         """Told of every status once it is written."""
@@ -71,6 +78,25 @@ class StepJournal:
         )
         spans = self._folder.file("ledger.jsonl")
         self._spans = JsonLines(spans, read_lines(spans))
+
+    # --- money ---
+
+    def spent(self, now: float) -> tuple[Decimal, float]:
+        """Money and GPU-seconds over all drivers, the step under way included.
+
+        Args:
+            now: monotonic seconds.
+        """
+        running = self.ledger.running(now)
+        status = self.status
+        return status.cost + running.cost(self._prices), status.all_gpu_seconds + running.gpu_seconds(self._gpus)
+
+    def outlook(self, status: RLHFJobStatus) -> dict[str, Any]:
+        """What a status says of the money to come: the forecast, and the share of the budget that is used."""
+        return {
+            "forecast": forecast_cost(status.cost, self.records, status.steps),
+            "budget_used": used(self.budget(), self._spec, status.cost, status.all_gpu_seconds),
+        }
 
     # --- the status ---
 
@@ -96,7 +122,8 @@ class StepJournal:
         await self._behind.done()
 
     async def leave(self, phase: Phase, message: str) -> None:
-        """Write this driver's last status. Where a write has failed, what came after it is not so.
+        """Write this driver's last status, with what was spent since the last step. Where a write has failed, what came
+        after it is not so.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -107,7 +134,9 @@ class StepJournal:
             self._behind = WriteBehind()
             self.status = self._published
             self.records = [record for record in self.records if record.step <= self.status.step]
-        await self.update_status(phase=phase, message=message)
+        spent = spent_after(self.status, self.ledger.close(time.monotonic()), prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(phase=phase, message=message, **spent, **outlook)
 
     def heed_writes(self) -> None:
         """Raise the error of a write that failed since, if there is one."""
@@ -160,13 +189,11 @@ class StepJournal:
         now = time.monotonic()
         seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
-        price = self._spec.prices.instance_hour
-        record = record_of(
-            step, seconds, account, batch, learned, evaluation, instance_hour=price, finished_at=time.time()
-        )
-        keep_best = self._spec.checkpoints.best
-        status = status_after(self.status, record, account, learned, instance_hour=price, keep_best=keep_best)
+        prices, gpus, keep_best = self._prices, self._gpus, self._spec.checkpoints.best
+        record = record_of(step, seconds, account, batch, learned, evaluation, prices=prices, finished_at=time.time())
         self.records.append(record)
+        status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
+        status = status.model_copy(update=self.outlook(status))
         self._write_records(record, batch.samples if batch else [], position())
         self._status_is(status)
         self._behind.add(lambda: self._conclude(record, status))
