@@ -100,6 +100,8 @@ def test_it_passes_lint() -> None:
         ("artifacts.uri=/artifacts", "give artifacts.existingClaim or artifacts.hostPath"),
         ("artifacts.uri=/a,artifacts.hostPath=/data", "list them in namespaces"),
         ("artifacts.hostPath=/data", "remove artifacts.existingClaim and artifacts.hostPath"),
+        ("cache.path=models", "/cache/path"),
+        ("cache.existingClaim=a,cache.path=/files", "cache.path is /files"),
         ("files.hostPath=/a,files.existingClaim=b", "files.existingClaim and files.hostPath are both given"),
         ("monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "disable one"),
     ],
