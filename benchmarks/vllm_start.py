@@ -3,8 +3,8 @@
     .venv-vllm/bin/python benchmarks/vllm_start.py [--model FOLDER] [--rounds 3] [--json FILE]
 
 `make test-vllm` makes that environment. Each round starts vLLM four times, each in a process of its own: without
-compilation (eager), as instances start on a CPU, and compiled, as on a GPU; each first with an empty cache and then with
-the cache that this left, for weights in another folder, as the next step's are.
+compilation (eager), as instances start on a CPU, and compiled, as on a GPU; each first with an empty cache and then
+with the cache that this left, for weights in another folder, as the next step's are.
 
 The seconds are those from the process's start to the first sampled token: imports, weights, compilation (vLLM's first
 runs included), and the rest of the engine. The fastest start of each kind is shown, beside the processor's seconds,

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
 VALUES = yaml.safe_load((ROOT / "charts" / "rlhfless" / "values.yaml").read_text())
 ACTION = re.compile(r"[\w-]+/[\w./-]+@[\w./-]+")
 
@@ -49,6 +50,14 @@ def test_the_chart_installs_what_is_pushed(pushed: dict[str, dict[str, str]]) ->
         assert not VALUES[value]["tag"] and not VALUES[value]["digest"]
         assert f"{VALUES[value]['repository']}:{chart['appVersion']}" in pushed
     assert pushed[f"{VALUES['functionsImage']['repository']}:{VERSION}"]["variant"] == "cuda"
+
+
+def test_everything_is_of_the_projects_owner(workflow: dict[str, Any]) -> None:
+    home = PROJECT["urls"]["Repository"]
+    owner = home.removeprefix("https://github.com/").split("/")[0]
+    assert workflow["env"]["REGISTRY"] == f"ghcr.io/{owner}"
+    for dockerfile in (ROOT / "images").glob("*/Dockerfile"):
+        assert f'image.source="{home}"' in dockerfile.read_text()
 
 
 def test_every_variant_of_the_functions_is_pushed_under_a_tag_that_says_it(pushed: dict[str, dict[str, str]]) -> None:
