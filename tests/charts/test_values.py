@@ -101,6 +101,7 @@ def test_it_passes_lint() -> None:
         ("artifacts.uri=/a,artifacts.hostPath=/data", "list them in namespaces"),
         ("artifacts.hostPath=/data", "remove artifacts.existingClaim and artifacts.hostPath"),
         ("cache.path=models", "/cache/path"),
+        ("files.existingClaim=a,cache.existingClaim=a", "cache.existingClaim is a"),
         ("cache.existingClaim=a,cache.path=/files", "cache.path is /files"),
         ("files.hostPath=/a,files.existingClaim=b", "files.existingClaim and files.hostPath are both given"),
         ("monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "disable one"),
