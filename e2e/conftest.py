@@ -9,7 +9,7 @@ import pytest
 
 from harness.chart import Chart
 from harness.diagnostics import describe
-from harness.images import ROOT, Images, provide_images
+from harness.images import ROOT, Images, provide_images, provide_vllm_image
 from harness.jobs import KEPT, Jobs, short, weights_of
 from harness.kubectl import Kubectl
 from harness.options import Options
@@ -25,10 +25,20 @@ def options() -> Options:
 @pytest.fixture(scope="session")
 def images(options: Options) -> Images:
     """The images under test, on the cluster."""
+    return provide_images(options, current_context())
+
+
+@pytest.fixture(scope="session")
+def vllm_image(options: Options) -> str:
+    """The functions' image with vLLM for CPUs, on the cluster."""
+    return provide_vllm_image(options, current_context())
+
+
+def current_context() -> str:
+    """Name of the kubeconfig's context."""
     if not os.environ.get("KUBECONFIG"):
         pytest.fail("KUBECONFIG names no cluster: set it to one with Knative Serving", pytrace=False)
-    context = subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True).stdout.strip()
-    return provide_images(options, context)
+    return subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,9 @@ class Options:
     images: tuple[str, str] | None
     """RLHFLESS_E2E_OPERATOR_IMAGE and RLHFLESS_E2E_FUNCTIONS_IMAGE: images that the nodes can pull, instead of those
     that are built and loaded."""
+    vllm_image: str | None
+    """RLHFLESS_E2E_VLLM_IMAGE: image of the functions with vLLM for CPUs that the nodes can pull; the one that is built
+    and loaded if left out."""
     storage_class: str | None
     """RLHFLESS_E2E_STORAGE_CLASS: class of ReadWriteMany volumes; a folder of the only node if left out."""
     kill_api_server: tuple[str, ...] | None
@@ -40,6 +43,7 @@ class Options:
         return cls(
             load=tuple(shlex.split(load)) if load else None,
             images=images if all(images) else None,
+            vllm_image=os.environ.get("RLHFLESS_E2E_VLLM_IMAGE") or None,
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
             device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
