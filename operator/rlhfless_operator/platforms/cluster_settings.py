@@ -63,7 +63,7 @@ class ClusterSettings(Settings):
     admission_certificate: str = Field(default="/etc/rlhfless/admission", min_length=1)
     """Folder with the webhook's certificate and key, `tls.crt` and `tls.key`, as Secrets of type kubernetes.io/tls have
     them. They are read anew when they change."""
-    admission_grace_seconds: int = Field(default=10, ge=1)
+    admission_grace_seconds: int = Field(default=5, ge=1)
     """Seconds that a function pod has to end when it is deleted, where the webhook is served."""
     request_timeout: Duration = 600.0
     """Longest request, which is one actor's share or one learning step: Knative ends what takes longer. At most

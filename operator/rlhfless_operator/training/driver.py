@@ -105,6 +105,8 @@ async def drive(
             await run.platform.close()
             await asyncio.to_thread(journal.tracking.close, journal.status.phase)
             await _write_summary(job, folder, journal)
+        await journal.settle(within=2 * draining_seconds)
+        await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.

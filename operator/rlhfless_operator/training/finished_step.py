@@ -5,7 +5,7 @@ from typing import Any
 
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
     CheckpointStatus,
@@ -59,6 +59,20 @@ def record_of(
     )
 
 
+def spent_after(before: RLHFJobStatus, account: Account, *, instance_hour: Decimal) -> dict[str, Any]:
+    """What a status says of the instances, once an account is added to it.
+
+    Args:
+        account: what they did since.
+        instance_hour: price of an hour of an instance.
+    """
+    return {
+        "instance_seconds": before.instance_seconds + account.total(),
+        "idle_seconds": before.idle_seconds + account.total(state="idle"),
+        "cost": before.cost + account.cost(instance_hour),
+    }
+
+
 def status_after(
     before: RLHFJobStatus,
     record: StepRecord,
@@ -81,9 +95,7 @@ def status_after(
     changes: dict[str, Any] = {
         "step": record.step,
         "seconds": before.seconds + record.seconds,
-        "instance_seconds": before.instance_seconds + account.total(),
-        "idle_seconds": before.idle_seconds + account.total(state="idle"),
-        "cost": before.cost + cost,
+        **spent_after(before, account, instance_hour=instance_hour),
     }
     if learned is not None and record.plan is not None:
         reward, actors = record.metrics.get("reward"), record.plan["actors"]
@@ -104,3 +116,19 @@ def status_after(
             "best_evaluation": record.evaluation["accuracy"],
         }
     return before.model_copy(update=changes)
+
+
+def record_with(record: StepRecord, account: Account, *, instance_hour: Decimal) -> StepRecord:
+    """A step's record once its instances have done more.
+
+    Args:
+        account: what they did since.
+        instance_hour: price of an hour of an instance.
+    """
+    since = account.by_stage(instance_hour)
+    added = {stage: _sum(record.ledger.get(stage, StageAccount()), more) for stage, more in since.items()}
+    return record.model_copy(update={"ledger": {**record.ledger, **added}})
+
+
+def _sum(first: StageAccount, second: StageAccount) -> StageAccount:
+    return StageAccount(**{name: getattr(first, name) + getattr(second, name) for name in StageAccount.model_fields})
