@@ -31,6 +31,8 @@ _BEFORE_THE_FIRST_STEP = (
     *("traces", "metrics.jsonl", "samples.jsonl"),
 )
 """What may have been made from them before a first step is done."""
+_RELEASE_SECONDS = 30.0
+"""Longest time from letting an instance go until it is told to end."""
 
 
 class JobChangedError(UserError):
@@ -105,7 +107,7 @@ async def drive(
             await run.platform.close()
             await asyncio.to_thread(journal.tracking.close, journal.status.phase)
             await _write_summary(job, folder, journal)
-        await journal.settle(within=2 * draining_seconds)
+        await _settle(journal, draining_seconds)
         await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
@@ -166,6 +168,11 @@ def _may_pass(error: Exception) -> bool:
 async def _leave(journal: StepJournal, phase: Phase, message: str) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
         await journal.leave(phase, message)
+
+
+async def _settle(journal: StepJournal, draining_seconds: float) -> None:
+    with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
+        await journal.settle(within=_RELEASE_SECONDS + draining_seconds)
 
 
 async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) -> None:
