@@ -244,6 +244,8 @@ class Supervisor:
             *(job, folder, make_platform, LiveProgress(on_note=note)),
             on_open=on_open,
             draining_seconds=self._context.draining_seconds,
+            # Knative lets the last pod of a Service go 6 s after its last request, and that of none at once.
+            on_finished=self._remove_services,
         )
         try:
             await asyncio.to_thread(write_report, folder.root)

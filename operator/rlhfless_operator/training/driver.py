@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from rlhfless_functions import artifacts
@@ -64,12 +64,14 @@ async def drive(
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
+    on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
 
     Args:
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
         LeaseHeldError: another driver runs it.
@@ -107,6 +109,8 @@ async def drive(
             await run.platform.close()
             await asyncio.to_thread(journal.tracking.close, journal.status.phase)
             await _write_summary(job, folder, journal)
+        if on_finished is not None:
+            await on_finished()
         await _settle(journal, draining_seconds)
         await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
