@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.machine import describe_machine
 
 from harness.quickstart import Applied
 from harness.storage import Storage
@@ -40,7 +41,8 @@ def ledgers(applied: Applied, storage: Storage, laptop: Path) -> dict[str, Seque
     print(json.dumps(result))
     if file := os.environ.get("RLHFLESS_E2E_COST_FILE"):
         command = "RLHFLESS_E2E_COST_FILE=benchmarks/results/quickstart_cost.json make e2e E2E=e2e/test_cost.py"
-        Path(file).write_text(json.dumps({"command": command, **machine(), **result}, indent=2) + "\n")
+        measured_on = {**describe_machine(("torch", "transformers")), "kubernetes": cluster_version()}
+        Path(file).write_text(json.dumps({"command": command, **measured_on, **result}, indent=2) + "\n")
     return found
 
 
@@ -95,13 +97,8 @@ def table(ledgers: dict[str, Seconds]) -> str:
     return "\n".join([head, *rows, f"{'all':24}{sums}"])
 
 
-def machine() -> dict[str, Any]:
-    """What was measured on."""
-    version = json.loads(subprocess.run(["kubectl", "version", "--output=json"], capture_output=True).stdout)
-    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "kubernetes": version["serverVersion"]["gitVersion"],
-        "processor": model[0].partition(":")[2].strip() if model else "",
-        "cores": os.cpu_count(),
-        "load_average_at_the_end": round(os.getloadavg()[1], 2),
-    }
+def cluster_version() -> str:
+    """What kubectl says of the API server."""
+    answer = subprocess.run(["kubectl", "version", "--output=json"], capture_output=True, check=True)
+    version: str = json.loads(answer.stdout)["serverVersion"]["gitVersion"]
+    return version
