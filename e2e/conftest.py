@@ -4,6 +4,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from harness.images import ROOT, Images, provide_images, provide_vllm_image
 from harness.jobs import KEPT, Jobs, short, weights_of
 from harness.kubectl import Kubectl
 from harness.options import Options
+from harness.quickstart import Applied, apply, run_here
 from harness.storage import Storage
 
 
@@ -82,6 +84,18 @@ def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     jobs.wait_succeeded("undisturbed", 600)
     jobs.delete("undisturbed")
     return weights_of(storage, "/artifacts/runs/undisturbed")
+
+
+@pytest.fixture(scope="session")
+def laptop(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
+    """The folder of the quickstart, run on this machine. The images are there: their build would slow it down."""
+    return run_here(tmp_path_factory.mktemp("laptop"))
+
+
+@pytest.fixture(scope="session")
+def applied(laptop: Path, chart: Chart, kubectl: Kubectl) -> Applied:
+    """The quickstart on the cluster, beside nothing else."""
+    return apply(kubectl)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -110,8 +110,7 @@ async def test_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     assert of(metrics, "reassignments_total", reason="lost") == 0
     assert of(metrics, "generation_actors", kind="wanted") == 0
     seconds = sum(value for name, _, value in samples(metrics) if name == "gpu_seconds_total")
-    # The summary's account ends with the last step, the metrics' with the last instance.
-    assert summary["gpu_seconds"] <= seconds <= summary["gpu_seconds"] + 5
+    assert seconds == pytest.approx(summary["gpu_seconds"], abs=0.1), "both end with the last instance"
     cost = sum(value for name, _, value in samples(metrics) if name == "cost_total")
     assert cost == pytest.approx(seconds, rel=1e-3), "an instance-second costs 1 here"
     assert of(metrics, "cost_forecast_total") == pytest.approx(float(summary["cost"]))

@@ -125,6 +125,8 @@ def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(t
     titles = {attributes.get("title") for tag, attributes in page.tags if tag == "td"}
     assert STEP_METRICS["kl/reference"].meaning in titles
     assert "nats per token" in page.text
+    for part in ("Instance-seconds paid, and the least in hindsight", "all stages9.09.01.00"):
+        assert part in page.text
     for part in ("Samples of training", "step 2, prompt 0", "#of training"):
         assert part in page.text
     assert "odd/one" not in page.text

@@ -15,7 +15,7 @@ from rlhfless_operator.records.status import (
     RLHFJobStatus,
     StepStatus,
 )
-from rlhfless_operator.training.finished_step import status_after
+from rlhfless_operator.training.finished_step import record_with, status_after
 from rlhfless_operator.training.ledger import CHARGED_STATES, Account
 
 HOUR = dict.fromkeys(STAGES, Decimal("7.20"))
@@ -213,3 +213,15 @@ def test_totals_are_the_sums_over_all_steps_and_the_last_are_kept_in_brief(
     everything = [(step, took, cost) for step, ((took, _), cost) in enumerate(zip(steps, costs, strict=True), start=1)]
     assert told == everything[-RECENT_STEPS:]
     assert RLHFJobStatus.model_validate_json(status.model_dump_json(by_alias=True)) == status
+
+
+# --- what comes after a step -------------------------------------------------------------------------------------
+
+
+def test_what_instances_do_later_is_added_to_the_record_of_a_step() -> None:
+    before = record(ledger={"learning": {"busy": 3.0, "cost": "0.006000"}})
+    later = record_with(before, ACCOUNT, prices=HOUR)
+    assert (later.ledger["learning"].busy, later.ledger["learning"].idle) == (3.0, 10.0)
+    assert later.ledger["generation"].seconds == 65.0
+    assert later.cost == Decimal("0.006000") + HOUR["learning"] * 75 / 3600
+    assert before.cost == Decimal("0.006000")

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from rlhfless_functions import artifacts
@@ -40,6 +40,7 @@ async def run_driver(
     *,
     on_platform: Callable[[ClusterPlatform], None],
     budget: Callable[[], BudgetSpec | None],
+    on_finished: Callable[[], Awaitable[None]],
 ) -> None:
     """Drive a job to its end, and leave a report.
 
@@ -47,6 +48,8 @@ async def run_driver(
         actors: how many generation instances a step may use.
         on_platform: told where its functions run, before anything is made there.
         budget: what the job may spend, asked before each step.
+        on_finished: awaited once the job has succeeded, before its last pods are gone. Knative lets the last pod of a
+            Service go 6 s after its last request, and that of none at once.
 
     Raises:
         Exception: whatever `drive` raises.
@@ -87,6 +90,7 @@ async def run_driver(
             takes_turns=takes_turns(job, context.settings),
             draining_seconds=context.settings.draining_seconds,
             budget=budget,
+            on_finished=on_finished,
         )
     except BudgetExhaustedError:
         await _report(folder, note)

@@ -221,6 +221,7 @@ class Supervisor:
             *(self._context, resource, job, folder, actors, self._publisher, self._meter),
             on_platform=opened,
             budget=lambda: self.resource.budget(job.spec.budget),
+            on_finished=self._remove_services,
         )
 
     async def _withdrawn(self, resource: JobResource) -> str | None:

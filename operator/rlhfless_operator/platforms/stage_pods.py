@@ -31,6 +31,8 @@ class _Pod:
     """Whether it has given its slots' memory back."""
     falling_asleep: bool = False
     """Whether it is doing so."""
+    proven: bool = False
+    """Whether it has worked before its readiness was told: news of that is on its way."""
 
     @property
     def kept(self) -> bool:
@@ -82,6 +84,7 @@ class StagePods:
             late = not first and age > _LATE_SECONDS
             self._enter(view.name, pod, "starting", before=age if late else 0.0)
         pod.view = view
+        pod.proven = pod.proven and not view.ready
         self._settle(view.name, pod)
         self.on_change()
 
@@ -110,6 +113,7 @@ class StagePods:
         # A line may come before the watch has told of the pod that says it.
         pod = self._pods.setdefault(instance, _Pod())
         pod.busy = True
+        pod.proven = pod.view is None or not pod.view.ready
         self._settle(instance, pod)
         self.on_change()
 
@@ -257,7 +261,7 @@ class StagePods:
             state = "asleep"
         elif view is not None and view.deleting:
             state = "draining"
-        elif view is not None and not view.ready:
+        elif view is not None and not view.ready and not pod.proven:
             state = "starting"
         else:
             state = "idle"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from rlhfless_functions import artifacts
@@ -33,6 +33,8 @@ _BEFORE_THE_FIRST_STEP = (
     *("traces", "metrics.jsonl", "samples.jsonl"),
 )
 """What may have been made from them before a first step is done."""
+_RELEASE_SECONDS = 30.0
+"""Longest time from letting an instance go until it is told to end."""
 
 
 class JobChangedError(UserError):
@@ -66,6 +68,7 @@ async def drive(
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
     budget: Callable[[], BudgetSpec | None] | None = None,
+    on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
 
@@ -75,6 +78,7 @@ async def drive(
         budget: asked for what the job may spend before each step; the document's if left out.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
         LeaseHeldError: another driver runs it.
@@ -118,6 +122,10 @@ async def drive(
             await run.platform.close()
             await asyncio.to_thread(journal.tracking.close, journal.status.phase)
             await _write_summary(job, folder, journal)
+        if on_finished is not None:
+            await on_finished()
+        await _settle(journal, draining_seconds)
+        await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
@@ -177,6 +185,11 @@ def _may_pass(error: Exception) -> bool:
 async def _leave(journal: StepJournal, phase: Phase, message: str) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
         await journal.leave(phase, message)
+
+
+async def _settle(journal: StepJournal, draining_seconds: float) -> None:
+    with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
+        await journal.settle(within=_RELEASE_SECONDS + draining_seconds)
 
 
 async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) -> None:

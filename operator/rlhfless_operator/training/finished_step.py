@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhfless_functions.api import LearnResult, Stage
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
     CheckpointStatus,
@@ -123,3 +123,19 @@ def status_after(
             "best_evaluation": record.evaluation["accuracy"],
         }
     return before.model_copy(update=changes)
+
+
+def record_with(record: StepRecord, account: Account, *, prices: Mapping[Stage, Decimal]) -> StepRecord:
+    """A step's record once its instances have done more.
+
+    Args:
+        account: what they did since.
+        prices: of an hour of an instance of each stage.
+    """
+    since = account.by_stage(prices)
+    added = {stage: _sum(record.ledger.get(stage, StageAccount()), more) for stage, more in since.items()}
+    return record.model_copy(update={"ledger": {**record.ledger, **added}})
+
+
+def _sum(first: StageAccount, second: StageAccount) -> StageAccount:
+    return StageAccount(**{name: getattr(first, name) + getattr(second, name) for name in StageAccount.model_fields})

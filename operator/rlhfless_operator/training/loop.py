@@ -45,6 +45,8 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
         evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
         await journal.commit(step, rollout, learned, evaluation, run.position)
 
+    for stage in ("generation", "preparation"):
+        await run.capacity.finish(stage)
     await journal.update_status(stage="export")
     await export(run, journal)
     await journal.update_status(phase="Succeeded", stage=None)

@@ -24,13 +24,16 @@ from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.budget import used
-from rlhfless_operator.training.finished_step import record_of, spent_after, status_after
+from rlhfless_operator.training.finished_step import record_of, record_with, spent_after, status_after
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.samples import SamplesFile
 from rlhfless_operator.training.tracking import Tracking
 from rlhfless_operator.training.write_behind import WriteBehind
+
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether instances are gone."""
 
 
 class StepJournal:
@@ -201,6 +204,29 @@ class StepJournal:
             self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
 
+    async def settle(self, within: float) -> None:
+        """Charge the last step with what came after it: the export, and every instance until it is gone.
+
+        Args:
+            within: seconds for instances that were let go to be gone; what one costs after that is not charged.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        deadline = time.monotonic() + within
+        while self.ledger.instances() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        now = time.monotonic()
+        seconds, self.committed_at = now - self.committed_at, now
+        account = self.ledger.close(now)
+        if not self.records:
+            return
+        self.records[-1] = record_with(self.records[-1], account, prices=self._prices)
+        self._write_end(self.records[-1])
+        spent = spent_after(self.status, account, prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(seconds=self.status.seconds + seconds, **spent, **outlook)
+
     def _status_is(self, status: RLHFJobStatus) -> None:
         self.status = status
         content = status.model_dump_json(by_alias=True).encode()
@@ -212,9 +238,23 @@ class StepJournal:
 
         self._behind.add(publish)
 
-    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
+    def _write_end(self, record: StepRecord) -> None:
+        """The last step's record as it is now, and the spans since."""
+        spans = self._take_spans()
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.replace_last, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+            )
+
+        self._behind.add(write)
+
+    def _take_spans(self) -> list[dict[str, Any]]:
+        """Lines of `ledger.jsonl` for what has ended since the last call."""
         offset = self._clock_offset
-        spans = [
+        return [
             {
                 "instance": f"{span.instance}@{self.lease.number}",
                 "stage": span.stage,
@@ -224,6 +264,9 @@ class StepJournal:
             }
             for span in self.ledger.take_spans()
         ]
+
+    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
+        spans = self._take_spans()
 
         async def write() -> None:
             await asyncio.to_thread(self.lease.check)
