@@ -12,6 +12,7 @@ from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Stage, Ta
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms import local
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
+from rlhfless_operator.platforms.fork_server import ForkServer
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.platforms.stream import run_task
 from tests.processes import children_with, named
@@ -123,6 +124,29 @@ async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path
         events = [event.event async for event in made.run(request)]
     assert events[-1] == "done"
     assert (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.usefixtures("cold_start")
+async def test_what_the_fork_server_imports_is_no_start_up_of_an_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job would keep instances as if each start took as long."""
+    imported = asyncio.Event()
+    ready = ForkServer.ready
+
+    async def slowly(server: ForkServer) -> None:
+        await imported.wait()
+        await ready(server)
+
+    monkeypatch.setattr(ForkServer, "ready", slowly)
+    async with platform(tmp_path, keep_alive=0.0) as (made, changes):
+        await made.hold("learning", 2)
+        await asyncio.sleep(0.1)
+        assert changes == []
+        await made.hold("learning", 1)
+        imported.set()
+        await until(lambda: bool(in_state(changes, "idle")))
+        assert len(in_state(changes, "idle")) == 1
 
 
 async def test_an_instance_that_is_busy_with_what_was_cut_is_asked_again(

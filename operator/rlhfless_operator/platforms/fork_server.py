@@ -48,6 +48,10 @@ class ForkServer:
         self._lock = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
+    async def ready(self) -> None:
+        """Wait until it has imported everything. It is started where it does not run."""
+        await self._ensure()
+
     async def fork(self, options: Mapping[str, Any]) -> None:
         """Have an instance forked.
 

@@ -251,11 +251,17 @@ class LocalPlatform:
         name = f"{stage}-{next(self._numbers)}"
         self._gpus.settle(name, stage)
         process = self._processes[name] = LocalProcess(name=name, stage=stage)
-        self._enter(process, "starting")
         self._spawn(self._bring_up(process))
         return True
 
     async def _bring_up(self, process: LocalProcess) -> None:
+        # The fork server imports everything once. That is no start-up of an instance, by which letting go is priced.
+        await self._fork_server.ready()
+        if process.terminated or process.state != "starting":
+            self._ended(process)
+            return
+        process.begun = True
+        self._enter(process, "starting")
         preload = self._preloads.get(process.stage)
         options = {
             "stage": process.stage,
@@ -306,7 +312,7 @@ class LocalPlatform:
             return
         process.terminated = True
         # One that sleeps has nothing to give back, and costs nothing until it is gone.
-        if process.state != "asleep":
+        if process.begun and process.state != "asleep":
             self._enter(process, "draining")
         if process.pid is not None:
             process.signal(signal.SIGTERM)

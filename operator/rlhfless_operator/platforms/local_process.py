@@ -25,6 +25,8 @@ class LocalProcess:
     name: str
     stage: Stage
     state: InstanceState = "starting"
+    begun: bool = False
+    """Whether it is charged: the fork server is there to make it."""
     falling_asleep: bool = False
     """Whether it is being put to sleep."""
     terminated: bool = False
