@@ -52,6 +52,9 @@ def awake_spans(kubectl: Kubectl, pod: str) -> list[tuple[datetime, datetime]]:
     since = None
     at = None
     for line in kubectl("logs", pod, "--container=function").splitlines():
+        if not line.startswith("{"):
+            # A library's own words.
+            continue
         entry = json.loads(line)
         at = datetime.fromisoformat(entry["time"])
         if entry["message"] == "task started" and since is None:
