@@ -166,6 +166,17 @@ async def test_a_pool_with_a_device_class_is_compared_with_what_there_is(server:
     assert "there are devices of DeviceClass gpu.test" in findings["turns"].message
 
 
+@with_api_server
+async def test_a_server_without_claims_is_told_so(tmp_path: Path) -> None:
+    pools = {"default": PoolSettings(gpus=4, device_class="gpu.test")}
+    with control_plane(tmp_path, ["--runtime-config=resource.k8s.io/v1=false"]) as older:
+        findings = await ask(older.kubeconfig, SETTINGS.model_copy(update={"pools": pools}))
+        assert findings["pool default"].verdict == "error"
+        assert "has no resource.k8s.io/v1" in findings["pool default"].message
+        findings = await ask(older.kubeconfig, SETTINGS)
+        assert "for that the API server (v1." in findings["turns"].message
+
+
 DEVICE_CLASS = {"selectors": [{"cel": {"expression": "device.driver == 'gpu.test'"}}]}
 RESOURCE_SLICE = {
     "driver": "gpu.test",
