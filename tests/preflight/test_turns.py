@@ -141,7 +141,7 @@ def test_pods_that_take_turns_ask_nodes_and_quotas_for_no_gpu() -> None:
         (FULL, "there are devices of DeviceClass gpu.nvidia.com"),
     ],
 )
-def test_without_turns_what_they_would_bring_is_said_and_alarms_nobody(found: DynamicResources, message: str) -> None:
+def test_without_turns_what_they_would_bring_is_said_without_alarm(found: DynamicResources, message: str) -> None:
     finding = say_turns(found)
     assert finding.verdict == "ok"
     assert "pods use GPUs in turns" in finding.message and message in finding.message
