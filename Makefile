@@ -4,8 +4,9 @@ JOB ?= examples/quickstart/grpo.yaml
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# vLLM pins what the rest of the project has newer releases of, and breaks transformers where torchvision is installed
-# beside it: it lives in an environment of its own, made from a lock that is complete without torchvision.
+# vLLM pins what the rest of the project has newer releases of: it lives in an environment of its own, which is what the
+# image for CPUs has (its lock is complete) and what tests need besides.
+VLLM_LOCK := images/functions/cpu.txt
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TESTS := tests/generation/engines/conformance tests/generation/engines/vllm
@@ -43,12 +44,14 @@ test-all: $(STAMP) ## set up, then run all tests and report their line coverage;
 test-matrix: $(STAMP) ## set up, then run whole jobs with every pair of values of any two options (nightly; a quarter of an hour)
 	$(TEST) -m matrix tests/matrix
 
-$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+$(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(INSTALL_VENV)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt --editable . || \
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement $(VLLM_LOCK) --editable . || \
 		{ echo "torch's CPU build is at https://download.pytorch.org/whl/cpu: name it in PIP_EXTRA_INDEX_URL" >&2; exit 1; }
+	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
+		hypothesis pytest pytest-asyncio pytest-cov pytest-timeout pytest-xdist
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there
@@ -75,12 +78,14 @@ images: ## build the container images into dist/images, without Docker (Debian 1
 
 e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, or on one that is brought up where that is at hand
 	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
-		$(CLUSTER) up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
-			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" || exit 1; \
+		$(CLUSTER) up && $(CLUSTER) dra up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
+			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" \
+			RLHFLESS_E2E_DEVICE_CLASS="$${RLHFLESS_E2E_DEVICE_CLASS:-gpu.rlhfless.test}" || exit 1; \
 	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600
 
-lock: ## write constraints.txt anew from what is installed in .venv
+lock: ## write constraints.txt anew from what is installed in .venv, and the images' locks with uv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+	images/lock
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage dist build

@@ -4,15 +4,17 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness.chart import Chart
 from harness.diagnostics import describe
-from harness.images import ROOT, Images, provide_images
+from harness.images import ROOT, Images, provide_images, provide_vllm_image
 from harness.jobs import KEPT, Jobs, short, weights_of
 from harness.kubectl import Kubectl
 from harness.options import Options
+from harness.quickstart import Applied, apply, run_here
 from harness.storage import Storage
 
 
@@ -25,10 +27,20 @@ def options() -> Options:
 @pytest.fixture(scope="session")
 def images(options: Options) -> Images:
     """The images under test, on the cluster."""
+    return provide_images(options, current_context())
+
+
+@pytest.fixture(scope="session")
+def vllm_image(options: Options) -> str:
+    """The functions' image with vLLM for CPUs, on the cluster."""
+    return provide_vllm_image(options, current_context())
+
+
+def current_context() -> str:
+    """Name of the kubeconfig's context."""
     if not os.environ.get("KUBECONFIG"):
         pytest.fail("KUBECONFIG names no cluster: set it to one with Knative Serving", pytrace=False)
-    context = subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True).stdout.strip()
-    return provide_images(options, context)
+    return subprocess.run(["kubectl", "config", "current-context"], capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +84,18 @@ def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     jobs.wait_succeeded("undisturbed", 600)
     jobs.delete("undisturbed")
     return weights_of(storage, "/artifacts/runs/undisturbed")
+
+
+@pytest.fixture(scope="session")
+def laptop(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
+    """The folder of the quickstart, run on this machine. The images are there: their build would slow it down."""
+    return run_here(tmp_path_factory.mktemp("laptop"))
+
+
+@pytest.fixture(scope="session")
+def applied(laptop: Path, chart: Chart, kubectl: Kubectl) -> Applied:
+    """The quickstart on the cluster, beside nothing else."""
+    return apply(kubectl)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,7 +1,7 @@
 """Function pods that go quickly, by the chart's webhook: what they are created with, and what a job then costs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from harness.storage import Storage
 from rlhfless_functions.api import STAGES
 
 STEPS = 4
-GRACE_SECONDS = 10
+GRACE_SECONDS = 5
 NOT_KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "0s"}}
 """Pods come and go with every step."""
 
@@ -41,9 +41,8 @@ def hooked(pod: dict[str, Any]) -> dict[str, bool]:
     return {each["name"]: "preStop" in each.get("lifecycle", {}) for each in pod["spec"]["containers"]}
 
 
-@pytest.fixture
-def quick_release(chart: Chart, kubectl: Kubectl) -> Iterator[Any]:
-    """Called, it has the webhook served until the test is over."""
+def is_released_quickly(kubectl: Kubectl) -> bool:
+    """Whether the webhook answers the API server about a function's pod."""
     hook = {"preStop": {"httpGet": {"path": "/wait-for-drain", "port": 8022}}}
     pod = {
         "apiVersion": "v1",
@@ -51,28 +50,32 @@ def quick_release(chart: Chart, kubectl: Kubectl) -> Iterator[Any]:
         "metadata": {"name": "tried", "labels": {"rlhfless.io/job": "tried"}},
         "spec": {"containers": [{"name": "function", "image": "none", "lifecycle": hook}]},
     }
+    created = json.loads(kubectl("create", "--dry-run=server", "--output=json", "--filename=-", given=json.dumps(pod)))
+    return bool(created["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS)
 
-    def answers() -> bool:
-        command = ("create", "--dry-run=server", "--output=json", "--filename=-")
-        created = json.loads(kubectl(*command, given=json.dumps(pod)))
-        return bool(created["spec"]["terminationGracePeriodSeconds"] == GRACE_SECONDS)
 
-    def enable() -> None:
-        chart.install(quickRelease={"enabled": True})
-        kubectl.wait_until("the webhook answers the API server", answers, 60)
+@pytest.fixture
+def slow_release(chart: Chart, kubectl: Kubectl) -> Iterator[Callable[[], None]]:
+    """Pods go as Knative has it. Called, it has the chart as it is by default again."""
+    chart.install(quickRelease={"enabled": False})
+    assert not is_released_quickly(kubectl)
 
-    yield enable
+    def restore() -> None:
+        chart.install()
+        kubectl.wait_until("the webhook answers the API server", lambda: is_released_quickly(kubectl), 60)
+
+    yield restore
     chart.install()
 
 
-def test_pods_go_quickly_and_the_weights_are_the_same(
-    quick_release: Any, chart: Chart, kubectl: Kubectl, storage: Storage
+def test_pods_go_quickly_by_default_and_the_weights_are_the_same(
+    slow_release: Callable[[], None], kubectl: Kubectl, storage: Storage
 ) -> None:
     jobs = Jobs(kubectl)
     slow_status, slow_weights, slow_pods = run(jobs, storage, "slow-release")
     assert all(pod["spec"]["terminationGracePeriodSeconds"] > GRACE_SECONDS for pod in slow_pods.values())
     assert all(hooked(pod)["function"] for pod in slow_pods.values())
-    quick_release()
+    slow_release()
     status, weights, pods = run(jobs, storage, "quick-release")
     assert {pod["metadata"]["labels"]["rlhfless.io/stage"] for pod in pods.values()} == set(STAGES)
     assert {pod["spec"]["terminationGracePeriodSeconds"] for pod in pods.values()} == {GRACE_SECONDS}

@@ -128,6 +128,14 @@ COST = Page(
                 Query(f"{total(_PLANNED, EACH, kind='chosen')} / {_BOUND}", f"{_JOB} planned"),
             ),
         ),
+        Panel(
+            "Budget used",
+            "Share of each job's budget that is spent. A step that would pass 100 % is not begun.",
+            (Query(series("rlhfless_budget_used_ratio"), _JOB),),
+            "lines",
+            "percentunit",
+            width=24,
+        ),
     ),
 )
 
@@ -191,16 +199,16 @@ IDLE = Page(
             "Wanted by the plan, and ready.",
             (Query(total("rlhfless_generation_actors", "kind"), "{{kind}}"),),
         ),
-        _by_stage(
-            "lines",
-            "Instances asleep",
-            "Kept without a GPU, with their process and what they hold in the host's memory. They cost nothing.",
-            total("rlhfless_instances_asleep", "stage"),
-        ),
         Panel(
             "Work reassigned, by reason",
             "Since the operator began.",
             (Query(total("rlhfless_reassignments_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
+            "Instances asleep",
+            "Kept without a GPU, with their process and what they hold in the host's memory. They cost nothing.",
+            (Query(total("rlhfless_instances_asleep", "stage"), "{{stage}}"),),
+            width=24,
         ),
     ),
 )

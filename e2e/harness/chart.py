@@ -28,7 +28,7 @@ class Chart:
         Args:
             values: over those of these tests: these images, the claims of `Storage`, jobs of this namespace alone.
         """
-        artifacts, files = CLAIMS
+        artifacts, files, _ = CLAIMS
         own = {
             "image": _named(self._images.operator),
             "functionsImage": _named(self._images.functions),

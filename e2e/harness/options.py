@@ -15,11 +15,17 @@ class Options:
     images: tuple[str, str] | None
     """RLHFLESS_E2E_OPERATOR_IMAGE and RLHFLESS_E2E_FUNCTIONS_IMAGE: images that the nodes can pull, instead of those
     that are built and loaded."""
+    vllm_image: str | None
+    """RLHFLESS_E2E_VLLM_IMAGE: image of the functions with vLLM for CPUs that the nodes can pull; the one that is built
+    and loaded if left out."""
     storage_class: str | None
     """RLHFLESS_E2E_STORAGE_CLASS: class of ReadWriteMany volumes; a folder of the only node if left out."""
     kill_api_server: tuple[str, ...] | None
     """RLHFLESS_E2E_KILL_API_SERVER: command that kills the API server without a warning, and starts another one. If
     left out, that is not tested."""
+    device_class: str | None
+    """RLHFLESS_E2E_DEVICE_CLASS: a DeviceClass of the cluster, for pods that use GPUs in turns. If left out, that is
+    not tested."""
     keep: bool
     """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
     patience: float
@@ -37,8 +43,10 @@ class Options:
         return cls(
             load=tuple(shlex.split(load)) if load else None,
             images=images if all(images) else None,
+            vllm_image=os.environ.get("RLHFLESS_E2E_VLLM_IMAGE") or None,
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
+            device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
             keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
             patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
         )

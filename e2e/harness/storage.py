@@ -12,7 +12,7 @@ from typing import Any
 from harness.kubectl import Kubectl
 from harness.options import Options
 
-CLAIMS = ("artifacts", "files")
+CLAIMS = ("artifacts", "files", "cache")
 """Each is mounted at `/NAME`."""
 MOUNTS = [{"name": claim, "mountPath": f"/{claim}"} for claim in CLAIMS]
 VOLUMES = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in CLAIMS]
@@ -24,7 +24,7 @@ _SIZE = "10Gi"
 
 
 class Storage:
-    """The claims `artifacts` and `files` of a namespace.
+    """The claims of a namespace.
 
     Args:
         image: an image with a shell, tar and Python.

@@ -52,8 +52,12 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to share out; all cores if left out.")] = None,
     settings: Settings = None,
 ) -> None:
-    """Train on this machine. A job that was interrupted goes on; one that is finished says so."""
+    """Train on this machine. A job that was interrupted goes on; one that is finished says so.
+
+    The exit status is 3 if the next step would take the job past spec.budget.
+    """
     from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
+    from rlhfless_operator.training.budget import BudgetExhaustedError
 
     job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
     root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
@@ -67,6 +71,8 @@ def run(
         typer.echo(str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
         _fail("stopped; the same command goes on from here", status=128 + signal.SIGINT)
+    except BudgetExhaustedError as error:
+        _fail(f"suspended: {error}; the same command goes on from here", status=3)
     except UserError as error:
         _fail(str(error))
 

@@ -126,7 +126,7 @@ def test_secrets_of_an_object_store_reach_the_operator_and_every_function() -> N
 def test_function_pods_get_the_values_and_the_charts_own_volumes() -> None:
     manifests = case("gpu-pods")
     pods = settings(manifests).pods
-    assert [volume.mount_path for volume in pods.volumes or []] == ["/artifacts", "/models"]
+    assert [volume.mount_path for volume in pods.volumes or []] == ["/cache", "/artifacts", "/models"]
     assert pods.resources is not None and pods.resources.limits == {"nvidia.com/gpu": "1"}
     assert pods.image_pull_secrets == ["registry"]
     assert settings(manifests).pools["h100"].namespaces == {"research": 8}
@@ -138,8 +138,21 @@ def test_function_pods_get_the_values_and_the_charts_own_volumes() -> None:
 def test_images_are_of_the_charts_release_unless_it_is_said_otherwise() -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     manifests = case("s3")
-    assert container(manifests)["image"] == f"rlhfless-operator:{version}"
-    assert settings(manifests).functions_image == f"rlhfless-functions:{version}"
+    assert container(manifests)["image"] == f"ghcr.io/rlhfless/rlhfless-operator:{version}"
+    assert settings(manifests).functions_image == f"ghcr.io/rlhfless/rlhfless-functions:{version}"
+
+
+@needs_helm
+def test_function_pods_alone_share_a_cache() -> None:
+    manifests = case("gpu-pods")
+    pods = settings(manifests).pods
+    (cache,) = (volume for volume in pods.volumes or [] if volume.name == "cache")
+    assert (cache.claim, cache.mount_path, cache.read_only) == ("rlhfless-cache", "/cache", False)
+    assert pods.env == {"HF_HUB_OFFLINE": "1", "RLHFLESS_CACHE": "/cache"}
+    assert "cache" not in {mount["name"] for mount in container(manifests)["volumeMounts"]}
+    assert "RLHFLESS_CACHE" not in (settings(case("s3")).pods.env or {})
+    chosen = rendered(CHART / "ci" / "gpu-pods.yaml", pods__env__RLHFLESS_CACHE="/models/cache")
+    assert (settings(chosen).pods.env or {})["RLHFLESS_CACHE"] == "/models/cache"
 
 
 @needs_helm

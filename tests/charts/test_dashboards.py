@@ -203,6 +203,7 @@ def write_job(folder: Path, model: Path) -> Path:
         "evaluation": {"data": {"source": "train.jsonl"}},
         "artifacts": {"uri": str(folder / "runs")},
         "prices": {"instanceHour": "10.00"},
+        "budget": {"gpuHours": 100.0},
         "steps": 5,
     }
     document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": spec}

@@ -1,6 +1,7 @@
 """What is to be done about a job, as a pure function of its document and status."""
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.outcome import outcome_of, pause_before_restart
 from rlhfless_operator.controller.resource import JobResource, expiry, next_action, resolved, root_of
 from rlhfless_operator.errors import StoreUnavailableError
+from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.resource_status import (
     Condition,
     ResourceStatus,
@@ -18,6 +20,7 @@ from rlhfless_operator.job.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.tasks import StageFailedError
@@ -55,6 +58,20 @@ def test_suspension_comes_first_and_is_done_once() -> None:
         assert next_action(resource(suspend=True), status(phase)) == "suspend"
     assert next_action(resource(suspend=True, generation=9), status("Suspended")) == "none"
     assert next_action(resource(suspend=True, generation=9), status("Succeeded")) == "none"
+
+
+def test_a_job_out_of_budget_waits_until_its_document_changes() -> None:
+    suspended = status("Suspended", reason="BudgetExhausted")
+    assert next_action(resource(), suspended) == "none"
+    assert next_action(resource(generation=2), suspended) == "drive"
+    assert next_action(resource(suspend=True, generation=2), suspended) == "none"
+    assert next_action(resource(), status("Pending", reason="BudgetExhausted")) == "drive"
+
+
+def test_the_budget_is_what_the_document_says_now() -> None:
+    assert resource(budget={"money": "5.00"}).budget(None) == BudgetSpec(money=Decimal("5.00"))
+    assert resource().budget(BudgetSpec(gpu_hours=1.0)) is None
+    assert resource(budget={"gpuHours": "many"}).budget(BudgetSpec(gpu_hours=1.0)) == BudgetSpec(gpu_hours=1.0)
 
 
 def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
@@ -102,6 +119,8 @@ def test_how_a_driver_ends_decides_what_comes_next() -> None:
     assert outcome_of(ValueError("why")).kind == "failed"
     unscorable = outcome_of(UnscorableError("why"))
     assert (unscorable.kind, unscorable.reason, unscorable.message) == ("failed", Reason.UNSCORABLE, "why")
+    spent = outcome_of(BudgetExhaustedError("why"))
+    assert (spent.kind, spent.reason, spent.message) == ("suspended", Reason.BUDGET_EXHAUSTED, "why")
     assert outcome_of(DeadlineExceededError("")).reason == Reason.DEADLINE_EXCEEDED
     changed = outcome_of(JobChangedError("spec.seed", "folder"))
     assert changed.reason == Reason.SPEC_CHANGED
@@ -112,6 +131,11 @@ def test_how_a_driver_ends_decides_what_comes_next() -> None:
 def test_pauses_double_up_to_a_limit() -> None:
     assert [pause_before_restart(number, 10.0, 360.0) for number in (1, 2, 3, 7)] == [10.0, 20.0, 40.0, 360.0]
     assert pause_before_restart(10**6, 10.0, 360.0) == 360.0
+
+
+def test_the_share_of_the_budget_is_shown_as_people_read_it() -> None:
+    shown = dump_resource_status(status("Running", gpu_seconds=10 / 3, budget_used=1 / 3, forecast=Decimal("7.25")))
+    assert (shown["gpuSeconds"], shown["budgetUsed"], shown["forecast"]) == (3.333, 0.3333, "7.25")
 
 
 def test_a_status_survives_the_way_to_the_server_and_back() -> None:

@@ -1,112 +1,63 @@
-"""Jobs whose pods use GPUs in turns, by the operator: what their users are told. Knative is emulated."""
+"""Which jobs use GPUs in turns, and how many slots they are given."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
+from kubernetes.aio.client import ApiClient
 
-from rlhfless_operator.controller.functions import knative_platforms
-from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms import slot_pool
+from rlhfless_operator.controller.sharing import takes_turns
+from rlhfless_operator.controller.slots import SlotPools, slots_wanted
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from tests.clusters.control_plane import ApiServer
-from tests.clusters.emulated_functions import Emulation
-from tests.clusters.knative_emulation import KnativeEmulation
-from tests.clusters.knative_thread import knative_beside
-from tests.clusters.slot_webhook import giving_slots
-from tests.controller.operator_harness import (
-    QUICK,
-    Jobs,
-    RunningOperator,
-    condition,
-    fresh_namespace,
-    job_server,
-    small_job,
-    wait_for,
+from rlhfless_operator.platforms.manifests import SlotsWanted
+from tests.controller.operator_harness import small_job
+
+GPU: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+FOUR: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+
+
+def settings(**pool: Any) -> ClusterSettings:
+    return ClusterSettings(functions_image="f", pools={"default": PoolSettings(gpus=8, **pool)})
+
+
+def job(**spec: Any) -> RLHFJob:
+    return RLHFJob.model_validate(small_job(**spec))
+
+
+def test_only_a_pool_with_a_device_class_has_slots() -> None:
+    made = job(pods=GPU)
+    assert slots_wanted(made, settings()) == {}
+    assert not takes_turns(made, settings())
+    assert set(slots_wanted(made, settings(device_class="c"))) == {"generation", "preparation", "learning"}
+    assert takes_turns(made, settings(device_class="c"))
+
+
+def test_a_stage_without_a_gpu_takes_no_turns() -> None:
+    made = job(generation={"pods": GPU}, learning={"pods": FOUR})
+    assert slots_wanted(made, settings(device_class="c")) == {
+        "generation": SlotsWanted("default", 1, "nvidia.com/gpu"),
+        "learning": SlotsWanted("default", 4, "nvidia.com/gpu"),
+    }
+    assert not takes_turns(job(), settings(device_class="c"))
+    assert not takes_turns(job(pods=GPU, pool="another"), settings(device_class="c"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus", "largest"),
+    [
+        ({"pods": GPU, "generation": {"instances": {"max": 3}}}, 3, 1),
+        ({"pods": GPU}, 4, 1),
+        ({"generation": {"pods": GPU, "instances": {"max": 2}}, "learning": {"pods": FOUR}}, 4, 4),
+    ],
 )
-from tests.prerequisites import needs_api_server
-
-pytestmark = needs_api_server("no claims are made")
-LIMITS = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with job_server(tmp_path_factory.mktemp("control-plane")) as api:
-        yield api
-
-
-@pytest.fixture(scope="module")
-def knative(server: ApiServer) -> Iterator[KnativeEmulation]:
-    with knative_beside(server, Emulation()) as running:
-        running.admit = giving_slots(running.client)
-        yield running
-
-
-@pytest.fixture
-def jobs(
-    server: ApiServer, knative: KnativeEmulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Jobs]:
-    """A namespace whose jobs an operator runs, in a pool of one slot whose DeviceClass is not there."""
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.5)
-    with fresh_namespace(server) as jobs:
-        settings = ClusterSettings(
-            functions_image="none",
-            artifacts=str(tmp_path),
-            ingress=knative.url,
-            metrics_port=0,
-            liveness_port=0,
-            pools={"default": PoolSettings(gpus=1, device_class="gpu.test")},
-        )
-        running = RunningOperator(Operator(settings, knative_platforms, pacing=QUICK))
-        try:
-            yield jobs
-        finally:
-            running.stop()
-        assert running.error is None, running.error
-
-
-def test_a_job_tells_of_pods_of_which_kubernetes_says_nothing_until_they_are_ready(
-    jobs: Jobs, knative: KnativeEmulation
-) -> None:
-    knative.pod_status = {"phase": "Pending"}
-    try:
-        jobs.apply(small_job(steps=1, pods=LIMITS))
-        status = jobs.wait("job", lambda found: condition(found, "PodsHealthy").get("status") == "False", "healthy")
-    finally:
-        knative.pod_status = None
-    found = condition(status, "PodsHealthy")
-    assert found["reason"] == "PodsFail"
-    assert "Pending: the scheduler has not looked at it" in found["message"]
-    assert "see that kube-scheduler runs" in found["message"]
-
-    path = f"/api/v1/namespaces/{jobs.namespace}/pods"
-
-    def goes_on() -> bool:
-        """As if the scheduler had come back, for which the emulated pods can't wait."""
-        _, answer = jobs.server.request("GET", path)
-        for pod in answer["items"]:
-            if not pod["status"].get("conditions"):
-                jobs.server.request("DELETE", f"{path}/{pod['metadata']['name']}?gracePeriodSeconds=0")
-        return condition(jobs.status("job"), "PodsHealthy").get("status") == "True"
-
-    wait_for(goes_on)
-    assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
-
-
-def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) -> None:
-    jobs.apply(small_job(steps=1, pods=LIMITS))
-    told = "pool default: pools.default.deviceClass is gpu.test, and there is no such DeviceClass; there is none at all"
-    status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
-    assert "Install the DRA driver of these GPUs" in condition(status, "ClusterReady")["message"]
-    assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded", "emulated pods need no driver"
-
-
-def test_an_instance_that_needs_more_than_a_group_has_is_told_before_anything_runs(jobs: Jobs) -> None:
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
-    jobs.apply(small_job(steps=1, learning={"pods": limits}))
-    told = "learning asks for 2 nvidia.com/gpu a pod, and pools.default.gpusPerGroup is 1"
-    status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
-    assert condition(status, "ClusterReady")["reason"] == "PreflightFailed"
-    assert "pools.default.gpusPerGroup: 2." in condition(status, "ClusterReady")["message"]
+async def test_a_job_has_the_slots_of_its_largest_stage(spec: dict[str, Any], gpus: int, largest: int) -> None:
+    own = settings(device_class="c", gpus_per_group=4, namespaces={"team": 4})
+    async with ApiClient() as api:
+        pools = SlotPools(KnativeClient(api, field_manager="tests"), own)
+        share = pools.share_of(job(**spec), "team")
+        assert share is not None
+        assert (share.gpus, share.largest) == (gpus, largest)
+        again = pools.share_of(job(**spec), "team")
+        assert again is not None and again.pool is share.pool, "jobs of a namespace share its slots"
+        assert pools.share_of(job(), "team") is None

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,34 @@ def _grpo_job(make: MakeJob) -> Path:
 
 def _dapo_job(make: MakeJob) -> Path:
     return rounds_job(make, "tiny", artifacts={"uri": "runs"})
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("warm_start")
+def test_a_job_that_its_budget_suspended_comes_to_the_weights_of_one_that_never_stopped(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny_job(steps=6, artifacts={"uri": "runs"})
+    laptop = tmp_path / "laptop" / "tiny"
+    job = load_job(file).resolve_paths(file.parent)
+    forecast = Decimal(asyncio.run(run_locally(job, str(laptop), RunOptions(threads=1)))["cost"])
+
+    control_plane = tmp_path / "control-plane"
+    control_plane.mkdir()
+    with job_server(control_plane) as server, fresh_namespace(server) as jobs:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        with running_operator(tmp_path / "cluster", open_platforms=local_functions, files=file.parent):
+            document = yaml.safe_load(file.read_text())
+            document["spec"]["budget"] = {"money": f"{forecast / 2:f}"}
+            jobs.apply(document)
+            stopped = jobs.wait_phase("tiny", "Suspended", "Succeeded", "Failed", seconds=400)
+            jobs.patch("tiny", {"spec": {"budget": {"money": "1000"}}})
+            status = jobs.wait_phase("tiny", "Succeeded", "Failed", seconds=400)
+    assert (stopped["phase"], stopped["reason"]) == ("Suspended", "BudgetExhausted"), stopped
+    assert stopped["step"] < 6
+    assert Decimal(stopped["cost"]) <= forecast / 2
+    assert status["phase"] == "Succeeded", status
+    assert_equal_weights(weights_in(tmp_path / "cluster" / "runs" / "tiny"), weights_in(laptop))
 
 
 @pytest.mark.timeout(600)

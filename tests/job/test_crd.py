@@ -11,7 +11,8 @@ import yaml
 from rlhfless_operator.job.crd import crd, crd_yaml
 from rlhfless_operator.job.fields import walk
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SECTION_RULES, SPEC_RULES
+from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SPEC_RULES
+from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -135,7 +136,10 @@ def test_every_rule_is_there_for_the_api_server() -> None:
         return [rule["rule"] for rule in schema.get("x-kubernetes-validations", [])]
 
     assert rules(RESOURCE) == [rule.expression for rule in FIXED_RULES]
-    assert rules(SPEC) == [rule.cel.expression for rule in SPEC_RULES] + [rule.expression for rule in CHANGE_RULES]
+    assert rules(SPEC) == [
+        *(rule.cel.expression for rule in SPEC_RULES if rule.cel.expression is not None),
+        *(rule.expression for rule in CHANGE_RULES),
+    ]
     models = {".".join(path) + ("[]" if field.many else ""): field.model for path, field in walk(RLHFJobSpec)}
     expected = {
         path: [rule.expression for rule in SECTION_RULES[model]]
@@ -151,7 +155,7 @@ def test_columns_show_fields_of_the_status() -> None:
     }
     assert {column["jsonPath"] for column in VERSION["additionalPrinterColumns"]} <= known
     wide = [column["name"] for column in VERSION["additionalPrinterColumns"] if column.get("priority")]
-    assert wide == ["Idle", "Reason"]
+    assert wide == ["Forecast", "Budget", "Idle", "Reason"]
 
 
 def test_conditions_are_a_map_by_type() -> None:

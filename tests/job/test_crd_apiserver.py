@@ -100,6 +100,12 @@ GOOD = [
     ("spec.learning.keepAlive", "1.5h"),
     ("spec.planning.lambda", 1),
     ("spec.prices.instanceHour", "2.50"),
+    ("spec.prices", {"stages": {"learning": "4"}, "accelerators": {"H100": "4.00"}, "spot": {"H100": "1.60"}}),
+    ("spec.budget", {"gpuHours": 0.5}),
+    ("spec.budget", None),
+    ("spec", {**SPEC, "prices": {"instanceHour": "1"}, "budget": {"money": "0.01", "gpuHours": 100}}),
+    ("spec", {**SPEC, "prices": {"stages": {"learning": "1"}}, "budget": {"money": "1"}}),
+    ("spec", {**SPEC, "prices": {"accelerators": {"H100": "1"}}, "budget": {"money": "1"}}),
     ("spec.evaluation", EVALUATION),
     ("spec.evaluation", None),
     ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": 0}}),
@@ -184,6 +190,15 @@ BAD = [
     ("spec.prices.instanceHour", 2.5),
     ("spec.prices.instanceHour", "-1"),
     ("spec.prices.currency", "euro"),
+    ("spec.prices.stages.rollout", "1"),
+    ("spec.prices.accelerators.H100", 4),
+    ("spec.prices.spot.H100", "cheap"),
+    ("spec.budget", {}),
+    ("spec.budget.gpuHours", 0),
+    ("spec.budget.money", "1"),
+    ("spec", {**SPEC, "prices": {"instanceHour": "1"}, "budget": {"money": "0.00"}}),
+    ("spec", {**SPEC, "prices": {"instanceHour": "1"}, "budget": {"money": 5}}),
+    ("spec", {**SPEC, "prices": {"instanceHour": "1"}, "budget": {"money": "-1"}}),
     ("spec.checkpoints.best", True),
     ("spec.checkpoints.keep", 0),
     ("spec.tracking.wandb", {"mode": "online"}),
@@ -296,6 +311,7 @@ def replace(server: ApiServer, job: dict[str, Any], field: str, value: Any) -> t
 def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any]) -> None:
     status = ResourceStatus(
         phase="Running", stage="learning", step=41, steps=200, reward=0.51234567, actors=3, cost="1.25", message="x",
+        forecast="6.10", budget="42%", budget_used=0.4166,
         recent_steps=[StepStatus(step=41, seconds=2.5, actors=3, cost="0.03")], progress="41/200", reason="Training",
         conditions=[Condition(type="Progressing", status="True", reason="Training")],
     )  # fmt: skip
@@ -307,9 +323,11 @@ def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any])
 
     command = [asset("kubectl"), "--kubeconfig", server.kubeconfig, "get", "rlhf", "-o", "wide"]
     head, row = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    columns = ["NAME", "PHASE", "STAGE", "STEP", "ACTORS", "REWARD", "COST", "AGE", "IDLE", "REASON"]
+    columns = ["NAME", "PHASE", "STAGE", "STEP", "ACTORS", "REWARD", "COST", "AGE"]
+    columns += ["FORECAST", "BUDGET", "IDLE", "REASON"]
     assert head.split() == columns
     assert row.split()[:7] == ["job", "Running", "learning", "41/200", "3", "0.5123", "1.25"]
+    assert row.split()[8:10] == ["6.10", "42%"]
     assert row.split()[-1] == "Training"
 
 

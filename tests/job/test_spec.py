@@ -165,13 +165,17 @@ def test_all_broken_rules_are_found_at_once() -> None:
     evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": TWO + LONG}
     fields = []
     # That there is no evaluation is a fault of its own.
-    for spec in (broken, {"evaluation": evaluation}):
+    # Where an accelerator is unknown its price on spot is, too; and no money is counted without any price.
+    broken |= {"prices": {"accelerators": {"A100": "2", "H100": "4"}}}
+    spot = {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}
+    others = {"evaluation": evaluation, "pods": spot, "prices": {"accelerators": {"H100": "4"}}}
+    for spec in (broken, others, {"budget": {"money": "1"}}):
         with pytest.raises(ValidationError) as caught:
             job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}})
         (error,) = caught.value.errors()
         fields += [violation.field for violation in error["ctx"]["violations"]]
-    assert fields.count("generation.instances") == 2
-    assert Counter([*(rule.field for rule in SPEC_RULES), "generation.instances"]) == Counter(fields)
+    assert fields.count("generation.instances") == 3
+    assert Counter([*(rule.field for rule in SPEC_RULES), *["generation.instances"] * 2]) == Counter(fields)
 
 
 def test_local_paths_become_absolute_from_the_job_files_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -122,6 +123,17 @@ def test_before_the_first_step_there_is_no_forecast() -> None:
     assert forecast(state) is None
     assert "forecast" not in shown(state)
     assert "evaluation" in shown(state)
+
+
+def test_the_used_share_of_the_budget_stands_beside_the_money() -> None:
+    assert "budget" not in shown(MIDDLE)
+    text = shown(replace(MIDDLE, budget_used=0.416))
+    assert "forecast 0.042 EUR   budget 42% used" in text
+
+
+def test_an_instance_that_sleeps_or_wakes_is_shown() -> None:
+    text = shown(replace(MIDDLE, instances={("generation", "switching"): 1, ("learning", "asleep"): 1}))
+    assert "generation 1 switching   learning 1 asleep" in text
 
 
 def test_a_finished_run_has_nothing_left() -> None:

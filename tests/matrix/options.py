@@ -122,7 +122,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "planning.migration.period": (LEFT_OUT, "50ms"),
     "planning.migration.hysteresis": (LEFT_OUT, 0.0),
     "planning.migration.movesPerSample": (LEFT_OUT, 0),
-    "prices": (LEFT_OUT, {"instanceHour": "0.10", "currency": "EUR"}),
+    "prices": (
+        {"instanceHour": "0.10", "currency": "EUR"},
+        {"accelerators": {"H100": "0.20"}, "spot": {"H100": "0.05"}},
+        {"stages": {"generation": "0.20", "preparation": "0.10", "learning": "0.30"}},
+    ),
+    "budget": (LEFT_OUT, {"money": "1000.00", "gpuHours": 1000.0}),
     "evaluation": (
         LEFT_OUT,
         {"data": {"source": "train.jsonl"}},
@@ -149,7 +154,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoints.keep": (LEFT_OUT, 1),
     "limits.retries": (LEFT_OUT, 0),
     "limits.stall": (LEFT_OUT, "60s"),
-    "limits.unscorable": (LEFT_OUT, 0.9),
+    # Two of a step's three prompts may be odd ones, which the reward `odd` does not score.
+    "limits.unscorable": (0.7, 0.9),
     "limits.droppedPrompts": (LEFT_OUT, 0.1),
     "tracking.sampleGroups": (LEFT_OUT, 0, 2),
     "activeDeadline": (LEFT_OUT, "1h"),

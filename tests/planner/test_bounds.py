@@ -1,4 +1,4 @@
-"""The lower bound: below everything that anyone can do, by brute force, and reached where it can be."""
+"""The lower bounds: below everything that anyone can do, by brute force, and reached where they can be."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.bounds import least_held, lower_bound
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, Planner
@@ -114,3 +114,51 @@ def test_a_full_batch_bounds_the_steps():
 def test_every_instance_that_is_needed_is_started():
     latency = LinearLatency(0.01)
     assert bound([1000] * 3, latency, 10.5, start_seconds=0.5, max_batch=1) == pytest.approx(3 * 10.5)
+
+
+# --- keeping and letting go ---
+
+uses = st.tuples(st.integers(0, 12), st.integers(1, 6)).map(lambda use: (float(use[0]), float(use[0] + use[1])))
+
+
+def cheapest(uses, start, drain):
+    """By trying all: each use takes an instance that was kept since an earlier one, or a fresh one."""
+    best = math.inf
+
+    def choose(number, kept, cost):
+        nonlocal best
+        if number == len(uses):
+            # Every instance that nobody takes over is let go.
+            best = min(best, cost + drain * (len(uses) - len(kept)))
+            return
+        begin, end = uses[number]
+        choose(number + 1, kept, cost + start + end - begin)
+        for earlier, (_, freed) in enumerate(uses):
+            if earlier not in kept and freed <= begin:
+                choose(number + 1, kept | {earlier}, cost + (begin - freed) + end - begin)
+
+    choose(0, frozenset(), 0.0)
+    return best
+
+
+@given(st.lists(uses, max_size=5), st.integers(0, 5), st.integers(0, 5))
+def test_the_least_held_is_the_best_of_all_choices(uses, start, drain):
+    held = least_held(uses, start_seconds=float(start), drain_seconds=float(drain))
+    assert held == pytest.approx(cheapest(uses, start, drain))
+
+
+def test_no_work_costs_nothing():
+    assert least_held([], start_seconds=1.0, drain_seconds=1.0) == 0
+
+
+def test_a_short_gap_is_idled_and_a_long_one_is_not():
+    uses = [(0.0, 10.0), (12.0, 20.0), (100.0, 110.0)]
+    # 28 of work, 2 idle, and two instances that start and go.
+    assert least_held(uses, start_seconds=3.0, drain_seconds=4.0) == 28 + 2 + 2 * 7
+
+
+def test_the_instance_that_was_freed_last_goes_on():
+    # Two instances; one has worked till 10 and the other till 19. The next work comes at 20, and more at 40.
+    uses = [(0.0, 10.0), (0.0, 19.0), (20.0, 30.0), (40.0, 50.0)]
+    # At 20 the gap is 1, not 10; at 40 it is 10 of the same one. The other is never needed again.
+    assert least_held(uses, start_seconds=6.0, drain_seconds=6.0) == 49 + 1 + 10 + 2 * 12

@@ -71,6 +71,16 @@ def test_a_learner_with_more_to_do_than_generation_begins_with_the_first_groups(
     assert plan_apart(afterwards_seconds=1.0, accumulation_token_seconds=1.0).trainer.begin < 5
 
 
+def test_a_dearer_learner_is_waited_for_less_than_a_dearer_generation():
+    cheap, even, dear = (
+        plan_apart(afterwards_seconds=5.0, preparation_price=price, learning_price=price) for price in (0.01, 1, 100)
+    )
+    assert cheap.expected_seconds >= even.expected_seconds >= dear.expected_seconds
+    assert cheap.expected_seconds > dear.expected_seconds
+    assert cheap.generation.expected_instance_seconds < dear.generation.expected_instance_seconds
+    assert even == plan_apart(afterwards_seconds=5.0), "as if there were no prices"
+
+
 def test_little_training_leaves_the_cheapest_generation():
     step = plan(1.0, token_gpu_seconds=1e-9)
     assert len(step.generation.shares) == 1

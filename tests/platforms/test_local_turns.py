@@ -188,4 +188,5 @@ async def test_an_instance_that_sleeps_goes_when_it_is_kept_no_longer(tmp_path: 
         seen.platform._keep_alive = {}
         await seen.platform.hold("learning", 0)
         await asyncio.to_thread(process.wait, 60)
+        await seen.until("learning-1", "ended")
         assert seen.states_of("learning-1")[-3:] == ["switching", "asleep", "ended"]

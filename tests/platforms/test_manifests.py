@@ -116,6 +116,19 @@ def test_pods_are_restricted() -> None:
     assert all("emptyDir" in volume for volume in spec["volumes"])
 
 
+def test_a_cache_on_a_volume_that_pods_share_is_a_variable_and_a_mount() -> None:
+    """As the chart's `cache` gives it, or a job in `spec.pods`."""
+    shared = {
+        "volumes": [{"name": "cache", "claim": "models", "mountPath": "/cache"}],
+        "env": {"RLHFLESS_CACHE": "/cache"},
+    }
+    assert env(shared)["RLHFLESS_CACHE"] == "/cache"
+    assert {"name": "cache", "mountPath": "/cache", "readOnly": False} in container(shared)["volumeMounts"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "models", "readOnly": False}} in template(shared)[
+        "spec"
+    ]["volumes"]
+
+
 def test_the_token_is_nowhere_but_in_the_secret() -> None:
     assert "secret-token" not in yaml.safe_dump(service())
     assert manifests.token_secret(JOB, "secret-token")["stringData"] == {"token": "secret-token"}

@@ -71,6 +71,20 @@ def test_a_deleted_pods_work_is_work_until_its_end(book: StagePods, told: list[S
     assert states(told) == ["starting", "idle", "busy", "draining"]
 
 
+def test_a_pod_that_has_worked_before_it_is_told_to_be_ready_does_not_start_again(
+    book: StagePods, told: list[StateChange]
+) -> None:
+    book.changed(pod(), first=False)
+    book.taken("p")
+    book.left("p")
+    book.changed(pod(), first=False)
+    assert states(told) == ["starting", "busy", "idle"]
+    book.changed(pod(ready=True), first=False)
+    assert states(told) == ["starting", "busy", "idle"]
+    book.changed(pod(), first=False)
+    assert states(told)[3:] == ["starting"], "it has stopped being ready since"
+
+
 def test_a_pod_may_speak_before_the_watch_tells_of_it(book: StagePods, told: list[StateChange]) -> None:
     book.taken("p")
     book.changed(pod(ready=True), first=False)

@@ -125,6 +125,8 @@ def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(t
     titles = {attributes.get("title") for tag, attributes in page.tags if tag == "td"}
     assert STEP_METRICS["kl/reference"].meaning in titles
     assert "nats per token" in page.text
+    for part in ("Instance-seconds paid, and the least in hindsight", "all stages9.09.01.00"):
+        assert part in page.text
     for part in ("Samples of training", "step 2, prompt 0", "#of training"):
         assert part in page.text
     assert "odd/one" not in page.text
@@ -141,6 +143,33 @@ def test_the_report_says_which_steps_taught_nothing(tmp_path: Path) -> None:
     page = Outline(read_bytes(write_report(folder)).decode())
     assert page.text.count("taught nothing") == 1
     assert "steps 5 to 7 taught nothing: the samples of every group got the same reward, 1.1 in the mean" in page.text
+
+
+def test_the_report_of_a_job_out_of_budget_says_so_and_what_the_whole_job_takes(tmp_path: Path) -> None:
+    folder = write_run(str(tmp_path))
+    money = {"cost": "2.50", "forecast_cost": "6.25", "budget_used": 0.833333, "currency": "CHF"}
+    write_bytes(join(folder, "summary.json"), json.dumps({"name": "tiny", "steps": 4, **money}).encode())
+    status = {"phase": "Suspended", "message": "step 5 is not begun: raise spec.budget.money to go on"}
+    write_bytes(join(folder, "status.json"), json.dumps(status).encode())
+    text = Outline(read_bytes(write_report(folder)).decode()).text
+    for part in ("Suspended: step 5 is not begun", "6.25 CHF", "cost of the whole job", "83.3 %", "of it is spent"):
+        assert part in text
+
+
+def test_the_report_has_the_states_that_instances_were_in(tmp_path: Path) -> None:
+    folder = write_run(str(tmp_path))
+    line = metrics_line(1)
+    line["ledger"]["learning"] = {"busy": 1.0, "switching": 0.5, "asleep": 20.0, "cost": "0.000051"}
+    write_bytes(join(folder, "metrics.jsonl"), lines([line]))
+    spans = [
+        {"instance": "learning-b", "stage": "learning", "state": "asleep", "start": 0.0, "end": 1.0},
+        {"instance": "learning-b", "stage": "learning", "state": "switching", "start": 1.0, "end": 3.0},
+    ]
+    write_bytes(join(folder, "ledger.jsonl"), lines(spans))
+    page = Outline(read_bytes(write_report(folder)).decode())
+    assert {"fill switching", "fill asleep"} <= {found.get("class") for tag, found in page.tags if tag == "rect"}
+    for part in ("switching", "asleep", "charged", "20.0", "1.5"):
+        assert part in page.text
 
 
 def test_the_report_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:

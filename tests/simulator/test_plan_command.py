@@ -1,6 +1,7 @@
 """`rlhfless plan`: the forecast of a job, and what it says of what cannot be."""
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rlhfless_operator import cli
 from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.overrides import override
+from rlhfless_operator.job.yaml_document import read_document
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
 from tests.clusters.control_plane import control_plane
 from tests.prerequisites import needs_api_server
@@ -70,6 +74,40 @@ def test_a_step_is_forecast_at_several_weights(job: Path) -> None:
         assert Decimal(row["cost"]) == pytest.approx(Decimal(row["instance_seconds"]) * 4 / 3600, abs=Decimal("1e-4"))
     seconds = [row["seconds"] for row in found["plans"]]
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+
+
+def test_each_stage_is_forecast_at_its_own_price(job: Path) -> None:
+    stages = "spec.prices.stages={generation: '4.00', preparation: '8.00', learning: '40.00'}"
+    even, own = forecast(job, "--gpu", "L40S"), forecast(edited(job, stages), "--gpu", "L40S")
+    assert (own["instance_hour"], own["priced_by"], even["priced_by"]) == ("4.00", "prices", "prices.instanceHour")
+    preparation, learning = own["preparation_seconds"], own["learning_seconds"] + 0.5
+    for row in own["plans"]:
+        others = preparation + learning
+        money = 4 * (row["instance_seconds"] - others) + 8 * preparation + 40 * learning
+        assert float(row["cost"]) == pytest.approx(money / 3600, abs=1e-4)
+    budget = own["front"][0]["cost"]
+    found = forecast(edited(job, stages), "--gpu", "L40S", "--budget", budget)["within_budget"]
+    assert Decimal(found["cost"]) <= Decimal(budget)
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("{money: '0.01'}", r"spec.budget.money: not enough for one step: .* the cheapest plan costs 0.\d+ a step"),
+        ("{gpuHours: 0.001}", r"spec.budget.gpuHours: not enough for one step: .* takes 0.\d+ GPU-hours a step"),
+    ],
+)
+def test_a_budget_of_the_job_below_one_step_is_refused(job: Path, budget: str, words: str) -> None:
+    assert forecast(edited(job, "spec.budget={money: '100.00', gpuHours: 100}"), "--gpu", "L40S")["plans"]
+    assert re.search(words, refusal(edited(job, f"spec.budget={budget}"), "--gpu", "L40S"))
+
+
+def edited(job: Path, setting: str) -> Path:
+    """The job with one value set."""
+    document, faults = override(read_document(job.read_text()), [setting])
+    assert not faults
+    job.write_text(yaml.safe_dump(document.content))
+    return job
 
 
 def test_a_better_gpu_is_faster_and_more_of_them_too(job: Path) -> None:

@@ -204,3 +204,28 @@ async def test_what_an_instance_costs_until_it_is_gone_is_part_of_the_price_of_l
     await time.capacity.use("learning", 0)
     assert time.counts("learning")[-1] == (91, 0), "30 s are dearer than 4 + 1"
     await time.capacity.close()
+
+
+async def test_a_stage_without_more_work_to_come_lets_its_instances_go_at_once(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(draining_seconds=30.0)
+    await time.capacity.use("generation", 2, PRELOAD)
+    await time.pass_time(10)
+    await time.capacity.use("generation", 0)
+    assert time.counts("generation")[-1] == (10, 2), "kept for the cost of a switch"
+    await time.pass_time(1)
+    await time.capacity.finish("generation")
+    assert time.counts("generation")[-1] == (11, 0)
+    await time.pass_time(100)
+    assert {count for at, count in time.counts("generation") if at >= 11} == {0}
+    await time.capacity.close()
+
+
+async def test_instances_that_were_expected_are_not_wanted_once_a_stage_is_finished(
+    make_timeline: MakeTimeline,
+) -> None:
+    time = make_timeline()
+    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.finish("generation")
+    await time.pass_time(100)
+    assert {count for _, count in time.counts("generation")} == {0}
+    await time.capacity.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import STAGES, LearnResult, WeightsReference
+from rlhfless_functions.api import STAGES, LearnResult, Stage, WeightsReference
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
@@ -15,10 +15,11 @@ from rlhfless_operator.records.status import (
     RLHFJobStatus,
     StepStatus,
 )
-from rlhfless_operator.training.finished_step import status_after
+from rlhfless_operator.training.finished_step import record_with, status_after
 from rlhfless_operator.training.ledger import CHARGED_STATES, Account
 
-HOUR = Decimal("7.20")
+HOUR = dict.fromkeys(STAGES, Decimal("7.20"))
+GPUS: dict[Stage, int] = {"generation": 2, "preparation": 0, "learning": 4}
 BEFORE = RLHFJobStatus(
     phase="Running",
     uid="0b1f",
@@ -55,7 +56,7 @@ def learned(step: int = 5, **given: Any) -> LearnResult:
 def after(
     before: RLHFJobStatus, finished: StepRecord, made: LearnResult | None, *, keep_best: bool = False
 ) -> RLHFJobStatus:
-    return status_after(before, finished, ACCOUNT, made, instance_hour=HOUR, keep_best=keep_best)
+    return status_after(before, finished, ACCOUNT, made, prices=HOUR, gpus=GPUS, keep_best=keep_best)
 
 
 # --- what a step adds and replaces -------------------------------------------------------------------------------
@@ -73,6 +74,8 @@ def test_a_step_adds_its_time_and_money_and_replaces_what_is_newest() -> None:
             "actors": 2,
             "seconds": 140.0,
             "instance_seconds": 325.0,
+            # An earlier release had counted instances alone.
+            "gpu_seconds": 250.0 + 2 * 65.0 + 4 * 10.0,
             "idle_seconds": 35.0,
             "cost": Decimal("0.650000"),
             "recent_steps": [*BEFORE.recent_steps, brief],
@@ -89,9 +92,8 @@ def test_the_status_before_stays_as_it_was() -> None:
 def test_the_evaluation_before_the_first_step_costs_and_trains_nothing() -> None:
     before = RLHFJobStatus(phase="Running", uid="0b1f", steps=9, prompts=1000)
     evaluated = record(0, plan=None, metrics={}, evaluation={"accuracy": 0.5})
-    assert after(before, evaluated, None) == before.model_copy(
-        update={"seconds": 40.0, "instance_seconds": 75.0, "idle_seconds": 15.0, "cost": Decimal("0.150000")}
-    )
+    spent = {"seconds": 40.0, "instance_seconds": 75.0, "gpu_seconds": 170.0, "idle_seconds": 15.0}
+    assert after(before, evaluated, None) == before.model_copy(update={**spent, "cost": Decimal("0.150000")})
 
 
 def test_the_weights_of_an_adapter_name_it() -> None:
@@ -163,7 +165,13 @@ def test_cents_add_up_exactly() -> None:
     tenth_of_an_hour = Account({("learning", "busy"): 360.0})
     for step in range(1, 11):
         status = status_after(
-            status, record(step), tenth_of_an_hour, learned(step), instance_hour=Decimal(1), keep_best=False
+            status,
+            record(step),
+            tenth_of_an_hour,
+            learned(step),
+            prices=dict.fromkeys(STAGES, Decimal(1)),
+            gpus=GPUS,
+            keep_best=False,
         )
     assert status.cost == Decimal("1.000000")
     assert isinstance(status.cost, Decimal)
@@ -190,16 +198,30 @@ def test_totals_are_the_sums_over_all_steps_and_the_last_are_kept_in_brief(
     status = RLHFJobStatus()
     for step, (took, account) in enumerate(steps, start=1):
         finished = record(step, seconds=took)
-        status = status_after(status, finished, account, learned(step), instance_hour=hour, keep_best=False)
+        prices = dict.fromkeys(STAGES, hour)
+        status = status_after(status, finished, account, learned(step), prices=prices, gpus=GPUS, keep_best=False)
     assert status.step == len(steps)
     assert status.seconds == pytest.approx(sum(took for took, _ in steps))
     assert status.instance_seconds == pytest.approx(sum(sum(account.seconds.values()) for _, account in steps))
     assert status.idle_seconds == pytest.approx(
         sum(took for _, account in steps for (_, state), took in account.seconds.items() if state == "idle")
     )
-    costs = [account.cost(hour) for _, account in steps]
+    assert status.gpu_seconds == pytest.approx(sum(account.gpu_seconds(GPUS) for _, account in steps))
+    costs = [account.cost(dict.fromkeys(STAGES, hour)) for _, account in steps]
     assert status.cost == sum(costs)
     told = [(brief.step, brief.seconds, brief.cost) for brief in status.recent_steps]
     everything = [(step, took, cost) for step, ((took, _), cost) in enumerate(zip(steps, costs, strict=True), start=1)]
     assert told == everything[-RECENT_STEPS:]
     assert RLHFJobStatus.model_validate_json(status.model_dump_json(by_alias=True)) == status
+
+
+# --- what comes after a step -------------------------------------------------------------------------------------
+
+
+def test_what_instances_do_later_is_added_to_the_record_of_a_step() -> None:
+    before = record(ledger={"learning": {"busy": 3.0, "cost": "0.006000"}})
+    later = record_with(before, ACCOUNT, prices=HOUR)
+    assert (later.ledger["learning"].busy, later.ledger["learning"].idle) == (3.0, 10.0)
+    assert later.ledger["generation"].seconds == 65.0
+    assert later.cost == Decimal("0.006000") + HOUR["learning"] * 75 / 3600
+    assert before.cost == Decimal("0.006000")

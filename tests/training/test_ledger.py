@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.records.record import StageAccount
 from rlhfless_operator.training.ledger import Account, Ledger
 
+HOURS = dict.fromkeys(STAGES, Decimal(3600))
+"""An instance-second costs 1."""
 LIVING: list[InstanceState] = ["starting", "idle", "busy", "switching", "asleep", "draining"]
 
 
@@ -55,8 +58,22 @@ def test_seconds_and_money_are_kept_by_stage_and_state() -> None:
     account = ledger.close(8.0)
     assert (account.total("generation", "starting"), account.total("generation", "busy")) == (2.0, 6.0)
     assert account.total(state="idle") == 3.0
-    assert account.cost(Decimal("3600")) == Decimal("11.000000")
-    assert account.by_stage(Decimal("3600"))["learning"] == StageAccount(idle=3.0, cost=Decimal("3.000000"))
+    assert account.cost(HOURS) == Decimal("11.000000")
+    assert account.by_stage(HOURS)["learning"] == StageAccount(idle=3.0, cost=Decimal("3.000000"))
+
+
+def test_each_stage_has_its_own_price_and_its_own_gpus() -> None:
+    ledger = Ledger()
+    ledger.observe(StateChange("g", "generation", "busy", 0.0))
+    ledger.observe(StateChange("l", "learning", "idle", 0.0))
+    ledger.observe(StateChange("p", "preparation", "asleep", 0.0))
+    account = ledger.close(10.0)
+    prices = {"generation": Decimal("36.00"), "preparation": Decimal("720.00"), "learning": Decimal("3.60")}
+    assert account.cost(prices) == Decimal("0.110000")
+    assert {stage: each.cost for stage, each in account.by_stage(prices).items()} == {
+        "generation": Decimal("0.100000"), "preparation": Decimal(0), "learning": Decimal("0.010000"),
+    }  # fmt: skip
+    assert account.gpu_seconds({"generation": 2, "preparation": 8, "learning": 4}) == 60.0
 
 
 def test_an_instance_that_sleeps_is_there_and_costs_nothing() -> None:
@@ -66,7 +83,7 @@ def test_an_instance_that_sleeps_is_there_and_costs_nothing() -> None:
     assert ledger.instances() == {("learning", "asleep"): 1}
     ledger.observe(StateChange("l", "learning", "switching", 10.0))
     ledger.observe(StateChange("l", "learning", "busy", 11.0))
-    account = ledger.close(15.0).by_stage(Decimal("3600"))["learning"]
+    account = ledger.close(15.0).by_stage(HOURS)["learning"]
     assert account == StageAccount(switching=3.0, asleep=8.0, busy=4.0, cost=Decimal("7.000000"))
     assert account.seconds == 7.0
     assert [(span.state, span.end - span.start) for span in ledger.take_spans()] == [

@@ -18,6 +18,7 @@ from rlhfless_operator.planner.migration import Actor, Move
 from rlhfless_operator.training import migration
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.lease import Lease, LeaseHeldError
+from rlhfless_operator.training.ledger import CHARGED_STATES
 from tests.generation.engines.shares import save_model
 from tests.training.whole_jobs import (
     MakeJob,
@@ -88,6 +89,12 @@ def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob)
     spans = [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
     charged = sum(span["end"] - span["start"] for span in spans)
     assert summary["gpu_seconds"] == pytest.approx(charged, rel=1e-3)
+    steps = sum(
+        sum(account[state] for state in CHARGED_STATES)
+        for record in records_of(file)
+        for account in record["ledger"].values()
+    )
+    assert steps == pytest.approx(charged, rel=1e-3)
     by_instance: dict[str, list[tuple[float, float]]] = {}
     for span in spans:
         by_instance.setdefault(span["instance"], []).append((span["start"], span["end"]))
@@ -97,6 +104,8 @@ def test_the_ledger_adds_up_to_the_lifetimes_of_the_instances(tiny_job: MakeJob)
         pieces.sort()
         lifetime = pieces[-1][1] - pieces[0][0]
         assert sum(end - start for start, end in pieces) == pytest.approx(lifetime, abs=1e-4), name
+    last = {span["instance"]: span["state"] for span in sorted(spans, key=lambda span: span["start"])}
+    assert set(last.values()) == {"draining"}, "the export and its instance's end are charged, too"
     states = {span["state"] for span in spans}
     assert {"starting", "busy", "draining"} <= states
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,36 @@ async def test_a_finished_step_is_in_the_folder_before_its_status_is_told(tmp_pa
     status = read_status(folder)
     assert status is not None and status.weights is not None
     assert (status.step, status.weights.version, status.instance_seconds) == (1, 1, 2.0)
+
+
+async def test_what_comes_after_the_last_step_is_charged_to_it_until_all_instances_are_gone(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    for step in (1, 2):
+        await commit(journal, step)
+    now = time.monotonic()
+    journal.ledger.observe(StateChange("i", "learning", "busy", now - 7.0))
+    journal.ledger.observe(StateChange("i", "learning", "draining", now - 2.0))
+    settling = asyncio.create_task(journal.settle(within=60.0))
+    await asyncio.sleep(0)
+    assert not settling.done(), "the instance is there still"
+    journal.ledger.observe(StateChange("i", "learning", "ended", now))
+    await settling
+    first, last = lines(tmp_path / "metrics.jsonl")
+    assert first["ledger"]["learning"]["busy"] == 0
+    assert (last["step"], last["ledger"]["learning"]["busy"], last["ledger"]["learning"]["draining"]) == (2, 5.0, 2.0)
+    assert [span["state"] for span in lines(tmp_path / "ledger.jsonl")] == ["busy", "draining"]
+    status = read_status(JobFolder(str(tmp_path)))
+    assert status is not None
+    assert status.instance_seconds == pytest.approx(7.0)
+    assert status.cost == SPEC.prices.instance_hour * 7 / 3600
+
+
+async def test_an_instance_that_does_not_end_is_charged_for_as_long_as_it_is_waited_for(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    await commit(journal, 1)
+    journal.ledger.observe(StateChange("i", "learning", "draining", time.monotonic() - 2.0))
+    await journal.settle(within=0.0)
+    assert journal.status.instance_seconds == pytest.approx(2.0, abs=1.0)
 
 
 async def test_another_driver_goes_on_after_the_records_that_the_status_names(tmp_path: Path) -> None:

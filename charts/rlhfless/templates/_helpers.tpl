@@ -76,6 +76,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.cache.existingClaim (has .Values.cache.path (list $artifacts.uri .Values.files.path)) -}}
+{{- fail (printf "cache.path is %s, where artifacts.uri or files.path is too: give another" .Values.cache.path) -}}
+{{- end -}}
+{{- if and .Values.cache.existingClaim (has .Values.cache.existingClaim (list $artifacts.existingClaim .Values.files.existingClaim)) -}}
+{{- fail (printf "cache.existingClaim is %s, which artifacts.existingClaim or files.existingClaim is too, and a pod that mounts a claim twice never starts: give another" .Values.cache.existingClaim) -}}
+{{- end -}}
 {{- with .Values.quickRelease -}}
 {{- if and .enabled .certificate.secretName (not .certificate.caBundle) (not .annotations) -}}
 {{- fail "quickRelease.certificate.secretName is given without its authority: give quickRelease.certificate.caBundle, or quickRelease.annotations by which it is put in" -}}
@@ -121,6 +127,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $pods := deepCopy .Values.pods -}}
 {{- with include "rlhfless.mounts" . | fromYamlArray -}}
 {{- $_ := set $pods "volumes" (concat . (default list $pods.volumes)) -}}
+{{- end -}}
+{{- with .Values.cache.existingClaim -}}
+{{- $volume := dict "name" "cache" "mountPath" $.Values.cache.path "claim" . "readOnly" false -}}
+{{- $_ := set $pods "volumes" (prepend (default list $pods.volumes) $volume) -}}
+{{- $_ := set $pods "env" (merge (default dict $pods.env) (dict "RLHFLESS_CACHE" $.Values.cache.path)) -}}
 {{- end -}}
 {{- with .Values.artifacts.secrets -}}
 {{- $_ := set $pods "envFrom" (concat . (default list $pods.envFrom)) -}}

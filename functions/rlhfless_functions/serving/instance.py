@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.runtime import logs
+from rlhfless_functions.serving.caches import keep_caches
 from rlhfless_functions.serving.function import Function, Instance
 from rlhfless_functions.serving.preload import read_pointer
 from rlhfless_functions.serving.server import serve
@@ -42,6 +43,8 @@ class InstanceOptions(BaseModel):
     """The GPU to emulate, in a rehearsal."""
     gpus: list[str] | None = None
     """The GPUs to use, as CUDA_VISIBLE_DEVICES names them, none if it is empty; all that there are if left out."""
+    cache: str | None = None
+    """Folder that keeps what instances download and compile; each library's own if left out."""
     started_at: float
     """Unix time at which the instance was asked for, from which its cold start counts."""
 
@@ -64,6 +67,8 @@ def create_function(stage: Stage, engine: EngineSettings | None = None) -> Funct
 def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
     """Serve until SIGTERM."""
     logs.configure(instance=options.name)
+    if options.cache is not None:
+        keep_caches(options.cache, os.environ)
     if options.gpus is not None:
         # Heeded as long as nothing has asked the driver for its devices.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
@@ -124,6 +129,7 @@ def main() -> None:
         "host": "0.0.0.0",
         "port": int(environment.get("PORT", "8080")),
         "threads": int(environment.get("RLHFLESS_THREADS", "1")),
+        "cache": environment.get("RLHFLESS_CACHE") or None,
         "started_at": psutil.Process().create_time(),
     }
     annotations: dict[str, type[BaseModel]] = {

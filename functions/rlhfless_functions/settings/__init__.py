@@ -7,7 +7,7 @@ from rlhfless_functions.settings.algorithm import (
     ImportanceSamplingSettings,
     KlSettings,
 )
-from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, Settings
+from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, PositiveMoney, Settings
 from rlhfless_functions.settings.data import DataSettings
 from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
 from rlhfless_functions.settings.learning import LearningSettings
@@ -52,6 +52,7 @@ __all__ = [
     "ModelSettings",
     "Money",
     "OptimizerSettings",
+    "PositiveMoney",
     "PythonReward",
     "RewardSettings",
     "SamplingSettings",

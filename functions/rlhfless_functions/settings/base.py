@@ -136,6 +136,12 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
+def _more_than_nothing(amount: Decimal) -> Decimal:
+    if amount <= 0:
+        raise ValueError('it is nothing; write more than "0"')
+    return amount
+
+
 _DURATION_SCHEMA: dict[str, Any] = {"type": "string", "pattern": r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"}
 
 Duration = Annotated[
@@ -160,10 +166,21 @@ Bytes = Annotated[
 ]
 """Bytes, written `512Mi` or `16Gi`."""
 
+_MONEY_SCHEMA: dict[str, Any] = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}
+
 Money = Annotated[
     Decimal,
     BeforeValidator(parse_money),
     PlainSerializer(format_money),
-    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}),
+    WithJsonSchema(_MONEY_SCHEMA),
 ]
 """An exact decimal amount of money, written as a string such as `"2.50"`."""
+
+PositiveMoney = Annotated[
+    Decimal,
+    BeforeValidator(parse_money),
+    AfterValidator(_more_than_nothing),
+    PlainSerializer(format_money),
+    WithJsonSchema({**_MONEY_SCHEMA, "allOf": [{"pattern": "[1-9]"}]}),
+]
+"""The same, and more than nothing."""

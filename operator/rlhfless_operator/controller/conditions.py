@@ -24,7 +24,7 @@ PROGRESSING: ConditionType = "Progressing"
 STEPS_TEACH: ConditionType = "StepsTeach"
 """There is something to learn from in the steps; false after three in a row without, while the job goes on."""
 SUSPENDED: ConditionType = "Suspended"
-"""`spec.suspend` has let go of everything; the work so far is kept."""
+"""`spec.suspend` or `spec.budget` has let go of everything; the work so far is kept."""
 COMPLETE: ConditionType = "Complete"
 """All steps are done and the model is published."""
 FAILED: ConditionType = "Failed"
@@ -77,8 +77,10 @@ class Reason(StrEnum):
     message says which, and what to do."""
     SUSPENDED = "Suspended"
     """Suspended, Progressing: `spec.suspend` is true. Set it to false to go on."""
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    """Suspended, Progressing: the next step would take the job past `spec.budget`. Raise it to go on."""
     NOT_SUSPENDED = "NotSuspended"
-    """Suspended: `spec.suspend` is false."""
+    """Suspended: `spec.suspend` is false, and the budget allows for another step."""
     SUCCEEDED = "Succeeded"
     """Complete, Progressing: all steps are done."""
     FAILED = "Failed"
@@ -120,6 +122,7 @@ class Transition:
             Reason.RESTARTING,
             Reason.SERVICES_FAILED,
             Reason.STORE_UNAVAILABLE,
+            Reason.BUDGET_EXHAUSTED,
         )
 
 
@@ -155,6 +158,16 @@ def suspended() -> Transition:
     """Everything is let go of."""
     changes = ((SUSPENDED, True, Reason.SUSPENDED), (PROGRESSING, False, Reason.SUSPENDED))
     return Transition("Suspended", changes, "set spec.suspend to false to go on")
+
+
+def out_of_budget(message: str) -> Transition:
+    """Everything is let go of, since the budget does not allow for another step."""
+    changes = (
+        (SUSPENDED, True, Reason.BUDGET_EXHAUSTED),
+        (PROGRESSING, False, Reason.BUDGET_EXHAUSTED),
+        (ACCEPTED, True, Reason.VALID),
+    )
+    return Transition("Suspended", changes, message)
 
 
 def succeeded(message: str) -> Transition:

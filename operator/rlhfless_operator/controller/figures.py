@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Literal
 
 from rlhfless_operator.records.record import StepRecord
 
 RESPONSE_TOKENS: tuple[Literal["mean", "p95", "max"], ...] = ("mean", "p95", "max")
 """Statistics of response lengths."""
-
-_RECENT = 5
-"""A forecast rests on the last so many steps."""
 
 _TRAINING = {
     "kl": ("kl/reference", "policy/kl"),
@@ -35,25 +33,21 @@ def training_figures(record: StepRecord) -> dict[str, float]:
     return figures
 
 
-def planned_money(record: StepRecord, instance_hour: float) -> dict[str, float]:
-    """Money that generation was planned to cost: by the chosen plan, the cheapest one, and the lower bound."""
+def planned_money(record: StepRecord, instance_hour: Decimal) -> dict[str, float]:
+    """Money that generation was planned to cost: by the chosen plan, the cheapest one, and the lower bound.
+
+    Args:
+        instance_hour: price of an instance of generation for an hour.
+    """
     plan = record.plan or {}
     names = {
         "chosen": "expected_instance_seconds",
         "cheapest": "cheapest_instance_seconds",
         "bound": "lower_bound_instance_seconds",
     }
-    return {kind: plan[name] * instance_hour / 3600 for kind, name in names.items() if plan.get(name) is not None}
-
-
-def forecast_cost(cost: float, records: Sequence[StepRecord], total_steps: int) -> float:
-    """Cost of the whole job at its end, if the steps to come cost what the last ones did."""
-    steps = [record for record in records if record.step > 0]
-    if not steps:
-        return cost
-    recent = steps[-_RECENT:]
-    each = sum(float(record.cost) for record in recent) / len(recent)
-    return cost + each * max(0, total_steps - steps[-1].step)
+    return {
+        kind: plan[name] * float(instance_hour) / 3600 for kind, name in names.items() if plan.get(name) is not None
+    }
 
 
 def response_tokens(lengths: Sequence[int]) -> tuple[float, float, float]:

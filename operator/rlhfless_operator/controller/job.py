@@ -10,15 +10,13 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Protocol
 
-from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
 from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
+from rlhfless_operator.controller.driving import run_driver
 from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
-from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.publisher import Post, Publisher
@@ -32,21 +30,17 @@ from rlhfless_operator.controller.resource import (
     resolved,
     root_of,
 )
-from rlhfless_operator.controller.sharing import takes_turns
 from rlhfless_operator.controller.status_writer import SupersededError
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import InvalidJobError
-from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange, StateListener
+from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.report import write_report
 from rlhfless_operator.training.begun_job import Change, changes_since, named
-from rlhfless_operator.training.driver import begun_with, drive
-from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.step_journal import StepJournal, read_status
+from rlhfless_operator.training.driver import begun_with
+from rlhfless_operator.training.step_journal import read_status
 
 _logger = logging.getLogger(__name__)
 
@@ -220,45 +214,15 @@ class Supervisor:
         return error
 
     async def _run_driver(self, resource: JobResource, job: RLHFJob, folder: JobFolder, actors: ActorRange) -> None:
-        publisher = self._publisher
+        def opened(platform: ClusterPlatform) -> None:
+            self._platform = platform
 
-        def make_platform(on_state: StateListener) -> MeteredPlatform:
-            def both(change: StateChange) -> None:
-                on_state(change)
-                self._meter.observe(change)
-
-            tell = partial(publisher.tell, generation=resource.generation)
-            self._platform = self._context.make_platform(resource, job, folder.root, both, tell)
-            return MeteredPlatform(self._platform, self._meter, lambda: publisher.found_services(resource.generation))
-
-        def on_open(run: TrainingRun, journal: StepJournal) -> None:
-            self._meter.attach(run, journal)
-
-            def show(status: RLHFJobStatus) -> None:
-                publisher.mirror(status)
-                done = [record for record in journal.records if record.step <= status.step]
-                publisher.learnt_from(done, generation=resource.generation)
-
-            show(journal.status)
-            publisher.driven_by(run.driver)
-            journal.on_status = show
-            after = f" after step {journal.status.step}" if journal.status.step else ""
-            publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
-
-        def note(text: str) -> None:
-            _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
-
-        await drive(
-            *(job, folder, make_platform, LiveProgress(on_note=note)),
-            actors=actors,
-            on_open=on_open,
-            takes_turns=takes_turns(job, self._context.settings),
-            draining_seconds=self._context.settings.draining_seconds,
+        await run_driver(
+            *(self._context, resource, job, folder, actors, self._publisher, self._meter),
+            on_platform=opened,
+            budget=lambda: self.resource.budget(job.spec.budget),
+            on_finished=self._remove_services,
         )
-        try:
-            await asyncio.to_thread(write_report, folder.root)
-        except (artifacts.ArtifactError, ValueError) as error:
-            note(f"no report was written: {error}")
 
     async def _withdrawn(self, resource: JobResource) -> str | None:
         if time.monotonic() - self._asked_queue < self._context.pacing.queue:
@@ -287,6 +251,8 @@ class Supervisor:
         match outcome.kind:
             case "failed":
                 await self._enter(conditions.failed(outcome.reason, outcome.message), resource)
+            case "suspended":
+                await self._enter(conditions.out_of_budget(outcome.message), resource)
             case "wait":
                 await self._enter(conditions.waiting("Pending", outcome.reason, outcome.message), resource)
                 await self._pause(resource, pacing.lease)

@@ -5,16 +5,16 @@ Counters begin at 0 with the operator's process, as Prometheus expects. No metri
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from rlhfless_functions.api import STAGES
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.controller.figures import (
     RESPONSE_TOKENS,
-    forecast_cost,
     planned_money,
     response_tokens,
     training_figures,
@@ -70,6 +70,7 @@ class OperatorMetrics:
         self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
         self.asleep = gauge("instances_asleep", "Instances that are kept without a GPU.", *_JOB, "stage")
         self.forecast = gauge("cost_forecast_total", "Forecast of the whole job's cost at its end.", *_JOB)
+        self.budget = gauge("budget_used_ratio", "Share of the job's budget that is spent.", *_JOB)
         self.cost_plan = counter(
             "cost_plan_total", "Planned cost of generation: of the chosen plan, the cheapest, and the lower bound.",
             *_JOB, "kind",
@@ -127,8 +128,8 @@ class OperatorMetrics:
     def _of_jobs(self) -> tuple[Counter | Gauge | Histogram, ...]:
         return (
             *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
-            *(self.reassignments, self.actors, self.asleep, self.forecast, self.cost_plan, self.reward, self.accuracy),
-            *(self.response_tokens, self.training, self.phase, self.last_progress),
+            *(self.reassignments, self.actors, self.asleep, self.forecast, self.budget, self.cost_plan),
+            *(self.reward, self.accuracy, self.response_tokens, self.training, self.phase, self.last_progress),
         )
 
 
@@ -144,14 +145,14 @@ class JobMeter:
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response tokens of the samples so far of each step that is not counted yet."""
     _driven: tuple[TrainingRun, StepJournal] | None = None
-    _price: Decimal = Decimal(0)
+    _prices: Mapping[Stage, Decimal] = field(default_factory=lambda: dict.fromkeys(STAGES, Decimal(0)))
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
 
     def attach(self, run: TrainingRun, journal: StepJournal) -> None:
         """A driver has the job; what it finishes from now on is counted."""
         self._driven, self._counted_step = (run, journal), journal.status.step
-        self._price = run.spec.prices.instance_hour
+        self._prices = run.spec.instance_prices
         # From 0 on: what a series begins with, Prometheus takes for no increase.
         for stage in STAGES:
             self.metrics.stage_duration.labels(self.namespace, self.job, stage)
@@ -180,13 +181,13 @@ class JobMeter:
         Args:
             now: monotonic seconds.
         """
-        metrics, labels, price = self.metrics, (self.namespace, self.job), self._price
+        metrics, labels = self.metrics, (self.namespace, self.job)
         # Pods that are still terminating cost something after their driver has ended.
         total = self.ledger.running(now)
         for stage in STAGES:
             for state in CHARGED_STATES:
                 self._count(metrics.gpu_seconds, (*labels, stage, state), total.total(stage, state))
-            self._count(metrics.cost, (*labels, stage), float(total.cost(price, stage)))
+            self._count(metrics.cost, (*labels, stage), float(total.cost(self._prices, stage)))
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
         metrics.actors.labels(*labels, "ready").set(ready)
@@ -201,18 +202,18 @@ class JobMeter:
             metrics.job_steps.labels(*labels).set(run.prompts.total_steps)
         for record in journal.records:
             if record.step > self._counted_step:
-                self._count_step(record, float(price))
+                self._count_step(record)
         if journal.records:
-            self._show(journal, run.prompts.total_steps)
+            self._show(journal)
 
-    def _count_step(self, record: StepRecord, price: float) -> None:
+    def _count_step(self, record: StepRecord) -> None:
         metrics, labels = self.metrics, (self.namespace, self.job)
         self._counted_step = record.step
         metrics.steps.labels(*labels).inc()
         for stage, seconds in record.stages.items():
             if stage in STAGES:
                 metrics.stage_duration.labels(*labels, stage).observe(seconds)
-        for kind, money in planned_money(record, price).items():
+        for kind, money in planned_money(record, self._prices["generation"]).items():
             metrics.cost_plan.labels(*labels, kind).inc(money)
         for reason, name in (("lost", "generation/lost_instances"), ("cut", "generation/cuts")):
             metrics.reassignments.labels(*labels, reason).inc(record.metrics.get(name, 0.0))
@@ -221,7 +222,7 @@ class JobMeter:
             for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
                 metrics.response_tokens.labels(*labels, statistic).set(tokens)
 
-    def _show(self, journal: StepJournal, total_steps: int) -> None:
+    def _show(self, journal: StepJournal) -> None:
         metrics, labels = self.metrics, (self.namespace, self.job)
         figures = training_figures(journal.records[-1])
         for name, value in figures.items():
@@ -231,8 +232,9 @@ class JobMeter:
         accuracies = [record.accuracy for record in journal.records if record.accuracy is not None]
         if accuracies:
             metrics.accuracy.labels(*labels).set(accuracies[-1])
-        forecast = forecast_cost(float(journal.status.cost), journal.records, total_steps)
-        metrics.forecast.labels(*labels).set(forecast)
+        metrics.forecast.labels(*labels).set(float(journal.status.forecast or journal.status.cost))
+        if journal.status.budget_used is not None:
+            metrics.budget.labels(*labels).set(journal.status.budget_used)
 
     def _count(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:
         """Raise a counter to a total that only grows."""

@@ -7,20 +7,21 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.unscorable import UnscorableError
 
-Kind = Literal["failed", "wait", "no_services", "restart"]
+Kind = Literal["failed", "suspended", "wait", "no_services", "restart"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What to do next.
 
-    `failed`: the job has failed. `wait`: another driver has it, or the store does not answer; try again later.
-    `no_services`: the cluster can't give it what it needs now; try again later. `restart`: an internal failure, which
-    counts against the backoff limit.
+    `failed`: the job has failed. `suspended`: all is let go of until the job's document changes. `wait`: another driver
+    has it, or the store does not answer; try again later. `no_services`: the cluster can't give it what it needs now;
+    try again later. `restart`: an internal failure, which counts against the backoff limit.
     """
 
     kind: Kind
@@ -44,6 +45,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("failed", Reason.SPEC_CHANGED, message)
         case DeadlineExceededError():
             return Outcome("failed", Reason.DEADLINE_EXCEEDED, str(error))
+        case BudgetExhaustedError():
+            return Outcome("suspended", Reason.BUDGET_EXHAUSTED, str(error))
         case UnscorableError():
             return Outcome("failed", Reason.UNSCORABLE, str(error))
         case UserError() | ValueError():

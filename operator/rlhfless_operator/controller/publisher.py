@@ -56,6 +56,7 @@ class Publisher:
         if status.step > self.status.step:
             changes["restarts"] = 0
         changes["progress"] = f"{status.step}/{status.steps}" if status.steps else ""
+        changes["budget"] = "" if status.budget_used is None else f"{status.budget_used:.0%}"
         self._update(**changes)
 
     def driven_by(self, lease: int) -> None:

@@ -7,11 +7,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import parse_duration
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
 from rlhfless_operator.job.paths import is_uri
+from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
 from rlhfless_operator.job.validation import InvalidJobError, parse_content
@@ -19,8 +22,9 @@ from rlhfless_operator.job.validation import InvalidJobError, parse_content
 ADOPT = "rlhfless.io/adopt"
 """Annotation that lets a job go on from work that another resource, or `rlhfless run`, has begun in its folder."""
 
-NO_RESTART_FIELDS = ("suspend", "backoffLimit", "ttlAfterFinished")
-"""Parts of the spec that a running driver does not read, so that changing them does not disturb it."""
+NO_RESTART_FIELDS = ("suspend", "backoffLimit", "ttlAfterFinished", "budget")
+"""Parts of the spec that don't disturb a running driver when they change: it asks for the budget before each step, and
+does not read the others."""
 
 Action = Literal["drive", "suspend", "expire", "none"]
 
@@ -81,6 +85,18 @@ class JobResource:
             return None
         return seconds if isinstance(seconds, float) and math.isfinite(seconds) else None
 
+    def budget(self, otherwise: BudgetSpec | None) -> BudgetSpec | None:
+        """What the job may spend.
+
+        Args:
+            otherwise: the answer where the document's can't be read.
+        """
+        content = self.spec.get("budget")
+        try:
+            return None if content is None else BudgetSpec.model_validate(content, by_name=False)
+        except ValidationError:
+            return otherwise
+
     @property
     def driven_spec(self) -> dict[str, Any]:
         """What a driver has to be started anew for when it changes."""
@@ -107,6 +123,8 @@ def next_action(resource: JobResource, status: ResourceStatus) -> Action:
         if status.phase == "Failed" and status.reason == Reason.FOLDER_TAKEN and resource.adopt:
             return "drive"
         return "expire" if status.settled and resource.time_to_live is not None else "none"
+    if status.reason == Reason.BUDGET_EXHAUSTED and status.phase == "Suspended":
+        return "none" if status.observed_generation == resource.generation else "drive"
     return "drive"
 
 

@@ -6,7 +6,8 @@ import yaml
 from pydantic import BaseModel
 
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SECTION_RULES, SPEC_RULES, CelRule
+from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SPEC_RULES, CelRule
+from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, JobMetadata, RLHFJobSpec
 
 Schema = dict[str, Any]
@@ -23,6 +24,8 @@ _COLUMNS = (
     ("Reward", "number", ".status.reward", 0),
     ("Cost", "string", ".status.cost", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Forecast", "string", ".status.forecast", 1),
+    ("Budget", "string", ".status.budget", 1),
     ("Idle", "number", ".status.idleSeconds", 1),
     ("Reason", "string", ".status.reason", 1),
 )
@@ -165,4 +168,4 @@ def _without_none(value: Any) -> Any:
 
 
 def _validations(rules: tuple[CelRule, ...]) -> list[Schema]:
-    return [{"rule": rule.expression, "message": rule.message} for rule in rules]
+    return [{"rule": rule.expression, "message": rule.message} for rule in rules if rule.expression is not None]

@@ -53,6 +53,13 @@ class DocumentField:
         return None
 
     @property
+    def unit_of_each(self) -> Unit | None:
+        """What the values of a mapping measure."""
+        if get_origin(self.kind) is not dict or get_origin(values := get_args(self.kind)[1]) is not Annotated:
+            return None
+        return DocumentField(self.name, self.info, values, False, False, get_args(values)[1:]).unit
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The values of a choice; empty if it is none."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()

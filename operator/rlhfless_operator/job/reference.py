@@ -7,11 +7,12 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
-from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, Settings
+from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, Money, Settings
 from rlhfless_operator.job import familiar_names
 from rlhfless_operator.job.fields import DocumentField, Unit, fields_of, walk
 from rlhfless_operator.job.pods import KubernetesObject, Quantity
-from rlhfless_operator.job.rules import CHANGE_RULES, SECTION_RULES, SPEC_RULES
+from rlhfless_operator.job.rules import CHANGE_RULES, SPEC_RULES
+from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS
 from rlhfless_operator.records.record import StepRecord
@@ -61,8 +62,10 @@ _TYPES: dict[Any, str] = {
     str: "text",
     dict[str, str]: "mapping of text to text",
     dict[str, Quantity]: "mapping of text to quantity",
+    dict[str, Money]: "mapping of text to price",
     KubernetesObject: "mapping, as in Kubernetes",
 }
+_LATER = " (the API server can't check this; `rlhfless validate` does, and the operator)"
 _BY_NAME = "by `name`, see below"
 
 
@@ -175,7 +178,13 @@ def _plain(model: type[BaseModel], field: DocumentField) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(value)}]"
-    return f'"{value}"' if field.unit == "money" else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        f'"{value}"'
+        if field.unit == "money" and value is not None
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _composed() -> dict[str, str]:
@@ -209,7 +218,7 @@ def _rules() -> str:
     for path, field in walk(RLHFJob):
         if field.model in SECTION_RULES and field.model is not None:
             sections.setdefault(field.model, ".".join(path))
-    always = [f"- `spec`: {rule.cel.message}" for rule in SPEC_RULES]
+    always = [f"- `spec`: {rule.cel.message}{'' if rule.cel.expression else _LATER}" for rule in SPEC_RULES]
     always += [f"- `{sections[model]}`: {rule.message}" for model, rules in SECTION_RULES.items() for rule in rules]
     changes = [f"- `spec`: {rule.message}" for rule in CHANGE_RULES]
     return "\n".join(

@@ -106,8 +106,7 @@ def missing_field(path: Path) -> Advice:
 
 def number_without_unit(path: Path, value: Any) -> Advice:
     """For a duration, an amount of memory or a price that is given as a bare number."""
-    field = _field(path)
-    unit = field.unit if field else None
+    unit = _unit_at(path)
     if unit == "money":
         return f"{show_value(value)} is a number, whose decimals are not exact", UNIT_REMEDIES["money"]
     return f"{show_value(value)} has no unit", UNIT_REMEDIES[unit] if unit else _REFERENCE
@@ -125,8 +124,8 @@ def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
     message, _, remedy = text.partition(": write ")
     if remedy:
         return path, (message, f"write {remedy}")
-    field = _field(path)
-    return path, (message, UNIT_REMEDIES[field.unit] if field and field.unit else _REFERENCE)
+    unit = _unit_at(path)
+    return path, (message, UNIT_REMEDIES[unit] if unit else _REFERENCE)
 
 
 def wrong_value(path: Path, details: ErrorDetails) -> Advice:
@@ -135,8 +134,8 @@ def wrong_value(path: Path, details: ErrorDetails) -> Advice:
     context: dict[str, Any] = details.get("ctx", {})
     if kind == "literal_error" and field:
         return f"{show_value(value)} is not a choice", _choose(value, field.choices)
-    if field and field.unit and not field.many:
-        return f"{show_value(value)} is not {_UNIT_NAMES[field.unit]}", UNIT_REMEDIES[field.unit]
+    if (unit := _unit_at(path)) and not (field and field.many):
+        return f"{show_value(value)} is not {_UNIT_NAMES[unit]}", UNIT_REMEDIES[unit]
     if kind in _TYPES:
         return _wrong_type(value, _TYPES[kind], model_at(RLHFJob, path) if kind == "model_type" else None)
     if kind in _LIMITS:
@@ -218,6 +217,14 @@ def _field(path: Path) -> DocumentField | None:
         path = path[:-1]
     model = model_at(RLHFJob, path[:-1]) if path else None
     return fields_of(model).get(str(path[-1])) if model else None
+
+
+def _unit_at(path: Path) -> Unit | None:
+    """What the value at `path` measures, which may be one of a mapping."""
+    if field := _field(path):
+        return field.unit
+    mapping = _field(path[:-1])
+    return mapping.unit_of_each if mapping else None
 
 
 def _places(name: str) -> list[str]:

@@ -54,6 +54,8 @@ class ResourceStatus(RLHFJobStatus):
     """Generation of the job that this status was made from."""
     progress: str = ""
     """Finished steps and steps of the whole job, such as `41/200`."""
+    budget: str = ""
+    """Part of `spec.budget` that is spent, such as `42%`."""
     reason: str = ""
     """Reason of the condition that matters most now."""
     restarts: int = 0
@@ -89,7 +91,15 @@ def read_resource_status(content: Mapping[str, Any] | None) -> ResourceStatus:
         return ResourceStatus()
 
 
-_DIGITS = {"reward": 4, "bestEvaluation": 4, "seconds": 3, "instanceSeconds": 3, "idleSeconds": 1}
+_DIGITS = {
+    "reward": 4,
+    "bestEvaluation": 4,
+    "seconds": 3,
+    "instanceSeconds": 3,
+    "gpuSeconds": 3,
+    "budgetUsed": 4,
+    "idleSeconds": 1,
+}
 """Digits after the point."""
 
 

@@ -4,19 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from pydantic.alias_generators import to_camel
-
 from rlhfless_functions.settings import (
     AlgorithmName,
     AlgorithmSettings,
-    BatchSettings,
-    ImportanceSamplingSettings,
-    KlSettings,
     RewardSettings,
-    Settings,
 )
-from rlhfless_functions.settings.rewards import RewardKind
-from rlhfless_operator.job.pods import VolumeSpec
+from rlhfless_operator.job.prices import unknown_price
 
 if TYPE_CHECKING:
     from rlhfless_operator.job.spec import RLHFJobSpec
@@ -37,8 +30,9 @@ class Violation:
 class CelRule:
     """A rule for the API server."""
 
-    expression: str
-    """CEL over `self`, the section that the rule belongs to, after defaults; `oldSelf` is what it was before."""
+    expression: str | None
+    """CEL over `self`, the section that the rule belongs to, after defaults; `oldSelf` is what it was before. None for
+    what the API server can't check: `rlhfless validate` does, and the operator once it sees the job."""
     message: str
     """The rule itself, in one sentence."""
 
@@ -167,14 +161,32 @@ def _buffer_that_does_not_fit(spec: "RLHFJobSpec", rewards: Sequence[RewardSetti
     return None
 
 
-def _of_algorithm(section: str, field: str, attribute: str) -> str:
+def _accelerators_are_priced(spec: "RLHFJobSpec") -> str | None:
+    return unknown_price(spec, "accelerators")
+
+
+def _spot_is_priced(spec: "RLHFJobSpec") -> str | None:
+    return unknown_price(spec, "spot")
+
+
+def _money_is_counted(spec: "RLHFJobSpec") -> str | None:
+    if spec.budget is not None and spec.budget.money is not None and not spec.prices.given:
+        return (
+            "nothing has a price, and no money would ever be spent; add spec.prices, or write budget.gpuHours instead"
+        )
+    return None
+
+
+def of_algorithm(section: str, field: str, attribute: str) -> str:
     """CEL for a choice of the algorithm: what the job says, or what the algorithm's name stands for."""
     meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
     table = ", ".join(f"'{name}': {value!r}" for name, value in meant.items())
     return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"
 
 
-_ROUNDS = _of_algorithm("self.algorithm", "dynamicSamplingRounds", "dynamic_sampling_rounds")
+_ROUNDS = of_algorithm("self.algorithm", "dynamicSamplingRounds", "dynamic_sampling_rounds")
+
+_WHAT_PRICES_READ = ("prices", "pods", "generation", "preparation.pods", "learning", "rehearsal")
 
 SPEC_RULES = (
     Rule(
@@ -197,7 +209,7 @@ SPEC_RULES = (
         _group_is_larger_than_one,
         CelRule(
             "self.batch.samplesPerPrompt > 1 ||"
-            f" !({_of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])"
+            f" !({of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])"
             f" && {_ROUNDS} == 0",
             "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
             " (advantage: group or leave_one_out, or dynamicSamplingRounds above 0)",
@@ -284,63 +296,31 @@ SPEC_RULES = (
             "evaluation.samplesPerPrompt is 1 where evaluation.sampling.temperature is 0 (greedy)",
         ),
     ),
+    Rule(
+        "prices.accelerators",
+        _WHAT_PRICES_READ,
+        _accelerators_are_priced,
+        CelRule(None, "where accelerators are priced, each stage runs on one of them, as its nodeSelector says"),
+    ),
+    Rule(
+        "prices.spot",
+        _WHAT_PRICES_READ,
+        _spot_is_priced,
+        CelRule(None, "where accelerators are priced, those of stages on spot nodes have a price in prices.spot"),
+    ),
+    Rule(
+        "budget.money",
+        ("budget", "prices"),
+        _money_is_counted,
+        CelRule(
+            "!has(self.budget) || !has(self.budget.money) || self.prices.instanceHour.matches('[1-9]')"
+            " || size(self.prices.accelerators) > 0 || size(self.prices.spot) > 0"
+            " || has(self.prices.stages.generation) || has(self.prices.stages.preparation)"
+            " || has(self.prices.stages.learning)",
+            "budget.money needs a price in prices",
+        ),
+    ),
 )
-
-_ADVANTAGE = _of_algorithm("self", "advantage", "advantage")
-_NORMALIZATION = _of_algorithm("self", "advantageNormalization", "advantage_normalization")
-_CLIP = _of_algorithm("self", "clip", "clip")
-_RATIO_LEVEL = _of_algorithm("self", "ratioLevel", "ratio_level")
-_KINDS = ", ".join(f"has(self.{to_camel(kind)})" for kind in get_args(RewardKind))
-
-SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
-    AlgorithmSettings: (
-        CelRule(f"!has(self.critic) || {_ADVANTAGE} == 'gae'", "critic needs advantage: gae"),
-        CelRule(
-            f"{_NORMALIZATION} != 'group' || {_ADVANTAGE} in ['group', 'leave_one_out']",
-            "advantageNormalization: group needs advantage: group or leave_one_out",
-        ),
-        CelRule(f"!has(self.dualClip) || {_CLIP} == 'ppo'", "dualClip needs clip: ppo"),
-        CelRule(
-            f"{_CLIP} != 'sapo' || !has(self.clipLow) && !has(self.clipHigh)",
-            "clip: sapo has a gate instead of clipLow and clipHigh",
-        ),
-        CelRule(
-            f"{_CLIP} != 'gmpo' || {_RATIO_LEVEL} == 'sequence' && {_ADVANTAGE} in ['group', 'leave_one_out']",
-            "clip: gmpo needs ratioLevel: sequence, and advantage: group or leave_one_out",
-        ),
-        CelRule(
-            f"{_NORMALIZATION} != 'group_per_reward' || ({_ADVANTAGE} == 'group' &&"
-            " (!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward'))",
-            "advantageNormalization: group_per_reward needs advantage: group, and no kl.placement: reward",
-        ),
-    ),
-    ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
-    KlSettings: (
-        CelRule(
-            "self.coefficient == 0.0 || self.placement != 'loss' || !has(self.estimator) || self.estimator != 'k1'",
-            "estimator: k1 in the loss has a gradient of mean zero",
-        ),
-        CelRule(
-            "self.coefficient == 0.0 || self.placement != 'reward' || !has(self.estimator) || self.estimator == 'k1'",
-            "estimator: k2 and k3 in the reward have another gradient than the KL",
-        ),
-    ),
-    BatchSettings: (
-        CelRule(
-            "!has(self.minibatchSamples) || self.promptsPerStep * self.samplesPerPrompt % self.minibatchSamples == 0",
-            "minibatchSamples divides promptsPerStep × samplesPerPrompt",
-        ),
-    ),
-    RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward has exactly one kind"),),
-    VolumeSpec: (
-        CelRule(
-            "[has(self.claim), has(self.hostPath), has(self.secret), has(self.configMap)]"
-            ".filter(given, given).size() == 1",
-            "a volume has exactly one of claim, hostPath, secret and configMap",
-        ),
-    ),
-}
-"""What the settings' own validators check, for the API server."""
 
 CHANGE_RULES = (
     CelRule("self.model == oldSelf.model", "model can't be changed: make a new job"),

@@ -21,7 +21,6 @@ from rlhfless_functions.settings import (
     EngineSampling,
     LearningSettings,
     ModelSettings,
-    Money,
     OptimizerSettings,
     RewardSettings,
     SamplingSettings,
@@ -32,6 +31,7 @@ from rlhfless_operator.job.keep_alive import KeepAlive
 from rlhfless_operator.job.outputs import ArtifactsSpec, CheckpointsSpec, TrackingSpec
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.prices import BudgetSpec, PricesSpec, instance_gpus, instance_prices
 from rlhfless_operator.job.rehearsal import RehearsalSpec
 from rlhfless_operator.job.rules import SPEC_RULES, Violation
 
@@ -126,15 +126,6 @@ class PlanningSpec(Settings):
     """When unfinished samples move to another actor."""
 
 
-class PricesSpec(Settings):
-    """What instances cost."""
-
-    instance_hour: Money = Decimal(0)
-    """Price of one instance for an hour."""
-    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
-    """Currency of the prices, as an ISO 4217 code."""
-
-
 class EvaluationSamplingSpec(Settings):
     """What an evaluation samples in another way than training does."""
 
@@ -203,6 +194,8 @@ class RLHFJobSpec(Settings):
     """How a step's samples are divided over instances."""
     prices: PricesSpec = PricesSpec()
     """What instances cost."""
+    budget: BudgetSpec | None = None
+    """What the job may spend; no limit if left out. It may be changed at any time, also while the job runs."""
     evaluation: EvaluationSpec | None = None
     """Evaluation on prompts that are not trained on; none if left out."""
     checkpoints: CheckpointsSpec = CheckpointsSpec()
@@ -264,6 +257,16 @@ class RLHFJobSpec(Settings):
         own = self.evaluation.sampling.temperature if self.evaluation is not None else None
         given = self.sampling.model_dump()
         return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
+
+    @property
+    def instance_prices(self) -> dict[Stage, Decimal]:
+        """Price of an instance of each stage for an hour, in the currency of the prices."""
+        return instance_prices(self)
+
+    @property
+    def instance_gpus(self) -> dict[Stage, int]:
+        """GPUs of an instance of each stage, as the document has it."""
+        return instance_gpus(self)
 
     def keep_alive_seconds(self) -> dict[Stage, float]:
         """How long the job has each stage's instances kept without work; 0 where that is weighed anew each time."""

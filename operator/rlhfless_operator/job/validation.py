@@ -231,10 +231,12 @@ class _Search:
             elif isinstance(content, dict) and (model := model_at(RLHFJob, path)) is not None:
                 for name, field in fields_of(model).items():
                     value = content.get(name)
-                    if field.unit is not None and isinstance(value, int | float) and not isinstance(value, bool):
+                    if field.unit is not None and _is_number(value):
                         found.append((*path, name))
                     elif field.model is not None:
                         look(value, (*path, name))
+                    elif field.unit_of_each is not None and isinstance(value, dict):
+                        found.extend((*path, name, key) for key, each in value.items() if _is_number(each))
 
         look(self._content, ())
         return found
@@ -302,6 +304,10 @@ class _Search:
             del parent[path[-1]]
         else:
             self._fill(path[:-1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _harmless(path: FieldPath) -> Any:

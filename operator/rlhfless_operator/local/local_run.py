@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.begun_job import changes_since, named
+from rlhfless_operator.training.budget import BudgetExhaustedError, used
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.requests import RequestBuilder
@@ -81,6 +83,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         FunctionsMissingError: torch and the like are not installed.
         ValueError: the GPUs of a rehearsal can't be emulated.
         TooFewGpusError: an instance needs more GPUs than there are.
+        BudgetExhaustedError: it is suspended, since its next step would take it past its budget.
         JobFinishedError: it has run to its end already.
         JobChangedSinceItsEndError: the same, with another document.
     """
@@ -120,15 +123,19 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
                 watch(run, journal)
 
             progress = LiveProgress(on_note=view.say)
-            summary = await drive(
-                job,
-                folder,
-                make_platform,
-                progress,
-                actors=assignment.actors,
-                on_open=opened,
-                takes_turns=assignment.takes_turns,
-            )
+            try:
+                summary = await drive(
+                    job,
+                    folder,
+                    make_platform,
+                    progress,
+                    actors=assignment.actors,
+                    on_open=opened,
+                    takes_turns=assignment.takes_turns,
+                )
+            except BudgetExhaustedError:
+                view.say(f"  report  {await asyncio.to_thread(write_report, root)}")
+                raise
         report = await asyncio.to_thread(write_report, root)
         for line in _closing_lines(job, root, report, summary):
             view.say(line)
@@ -139,7 +146,7 @@ def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
     """What there is to see of a run now."""
     now = time.monotonic()
     progress = run.progress
-    price = run.spec.prices.instance_hour
+    money, gpu_seconds = journal.spent(now)
     generating = progress.stage_name == "generation"
     return ViewState(
         job=run.job.metadata.name,
@@ -148,8 +155,9 @@ def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
         done=progress.finished if generating else 0,
         wanted=progress.samples if generating else 0,
         seconds=journal.status.seconds + now - journal.committed_at,
-        cost=journal.status.cost + journal.ledger.running(now).cost(price),
+        cost=money,
         currency=run.spec.prices.currency,
+        budget_used=used(journal.budget(), run.spec, money, gpu_seconds),
         instances={(stage, state): count for (stage, state), count in journal.ledger.instances().items()},
         records=tuple(journal.records),
     )
@@ -200,7 +208,7 @@ def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | No
         return
     if job.spec.steps is None or job.spec.steps <= status.step:
         finished = f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
-        if changed := changes_since(job, folder):
+        if changed := [change for change in changes_since(job, folder) if not change.within("budget")]:
             raise JobChangedSinceItsEndError(
                 f"{finished} Since then {named(changed)}. Nothing was trained with that: start over with --fresh, use"
                 " another metadata.name, or raise spec.steps to go on from this model if the change allows that"
@@ -216,7 +224,7 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
     )
     if "accuracy_before" in summary:
         reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
-    money = format_money(job.spec.prices.instance_hour.__class__(summary["cost"]), summary["currency"])
+    money = format_money(Decimal(summary["cost"]), summary["currency"])
     model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
     barren = summary["steps_that_taught_nothing"]
     warning = [f"  warning: {barren} of these steps taught nothing, as the report says"] if barren else []

@@ -20,10 +20,8 @@ from rich.text import Text
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent, sparkline
 from rlhfless_operator.records.barren_steps import is_due, warning_now
+from rlhfless_operator.records.forecast import forecast_cost, recent_steps
 from rlhfless_operator.records.record import StepRecord
-
-RECENT = 8
-"""Steps whose mean time and cost the forecast assumes for those to come."""
 
 _STATE_STYLES = {
     "starting": "yellow",
@@ -55,6 +53,8 @@ class ViewState:
     """Money so far, the current step included."""
     currency: str = "USD"
     """Currency of the money."""
+    budget_used: float | None = None
+    """Share of the budget that is spent, the current step included; None without a budget."""
     instances: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How many instances there are, by (stage, state)."""
     records: Sequence[StepRecord] = ()
@@ -78,13 +78,12 @@ class Forecast:
 
 def forecast(state: ViewState) -> Forecast | None:
     """The forecast after the recent steps' means; None before the first step is finished."""
-    recent = [record for record in state.records if record.step > 0][-RECENT:]
-    if not recent:
+    recent = recent_steps(state.records)
+    cost = forecast_cost(state.cost, state.records, state.steps)
+    if cost is None:
         return None
-    left = max(0, state.steps - state.finished)
     step_seconds = sum(record.seconds for record in recent) / len(recent)
-    step_cost = sum((record.cost for record in recent), Decimal(0)) / len(recent)
-    return Forecast(seconds=step_seconds * left, cost=state.cost + step_cost * left)
+    return Forecast(seconds=step_seconds * max(0, state.steps - state.finished), cost=cost)
 
 
 def render(state: ViewState, width: int) -> RenderableType:
@@ -205,7 +204,8 @@ def _rows(state: ViewState, width: int) -> Iterator[tuple[str, Text]]:
     yield "instances", _instances(state.instances)
     ahead = forecast(state)
     money, time = format_money(state.cost, state.currency), format_clock(state.seconds)
-    yield "money", Text(money + (f"   forecast {format_money(ahead.cost, state.currency)}" if ahead else ""))
+    money += f"   forecast {format_money(ahead.cost, state.currency)}" if ahead else ""
+    yield "money", Text(money + (f"   budget {state.budget_used:.0%} used" if state.budget_used is not None else ""))
     yield "time", Text(time + (f"   left {format_clock(ahead.seconds)}" if ahead else ""))
 
 

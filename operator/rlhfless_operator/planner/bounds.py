@@ -1,6 +1,7 @@
-"""What nobody can beat: the least instance-seconds for given lengths and a given time."""
+"""What nobody can beat: the least instance-seconds for given lengths and a given time, and for given work."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,3 +64,34 @@ def _root_work(lengths: Floats, contexts: Floats, latency: LinearLatency) -> Flo
     first = base + slope * contexts
     result: Floats = 2 / (3 * slope) * ((first + slope * lengths) ** 1.5 - first**1.5)
     return result
+
+
+def least_held(uses: Sequence[tuple[float, float]], *, start_seconds: float, drain_seconds: float) -> float:
+    """The least instance-seconds that any choice of keeping and letting go could have cost.
+
+    Work comes when it comes, and needs an instance each time. Between two uses an instance is either kept, which costs
+    the gap, or let go, which costs a drain and a start. So a gap costs its length up to the cost of that switch: a
+    concave function. For such a function the best match of gaps is nested: each use takes the instance that was freed
+    last. (Of two gaps that cross, swapping their ends makes one longer and one shorter by as much, and that costs no
+    more.) What remains is a start and a drain for each instance that is needed at once.
+
+    Args:
+        uses: (begin, end) of each piece of work, in seconds; an instance does one at a time.
+        start_seconds: what an instance is charged before it works.
+        drain_seconds: what it is charged from being let go until it is gone.
+
+    Returns:
+        Instance-seconds; 0 without work.
+    """
+    switch = start_seconds + drain_seconds
+    # Whoever is freed at the moment that other work begins may do it.
+    moments = sorted([(begin, 1) for begin, _ in uses] + [(end, 0) for _, end in uses])
+    free: list[float] = []
+    cost = 0.0
+    for at, begins in moments:
+        if not begins:
+            free.append(at)
+            cost += at
+        else:
+            cost += (min(at - free.pop(), switch) if free else switch) - at
+    return cost

@@ -32,6 +32,10 @@ class Training:
     """From asking for a GPU to its working."""
     update_seconds: float
     """The optimizer's step and the publication of the weights."""
+    preparation_price: float = 1.0
+    """What a GPU-second of preparation costs, in GPU-seconds of generation."""
+    learning_price: float = 1.0
+    """What a GPU-second of learning costs, in GPU-seconds of generation."""
     own_gpus: int = 0
     """GPUs that do nothing else, all the step long; where there are some, instances leave none to training."""
     afterwards_seconds: float = 0.0
@@ -49,8 +53,9 @@ class StepPlan:
     expected_seconds: float
     """To the new weights."""
     expected_gpu_seconds: float
+    """At the price of generation's, where stages have prices of their own."""
     time_price: float
-    """GPU-seconds that a second of the step is worth at its λ."""
+    """GPU-seconds of generation that a second of the step is worth at its λ."""
 
 
 def plan_step(
@@ -189,7 +194,9 @@ class _Forecast:
         # Whoever begins so late that nothing is ever waited for is done as early as whoever begins at once.
         begin = max(0.0, end - float(accumulated.sum()))
         seconds = end + training.update_seconds + training.afterwards_seconds
-        return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * seconds
+        afterwards = training.update_seconds + training.afterwards_seconds
+        paid = end * training.preparation_price + afterwards * training.learning_price
+        return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * paid
 
 
 def _delayed(

@@ -33,6 +33,8 @@ class _Pod:
     """Whether it is doing so."""
     suspicion: str = ""
     """What keeps it from starting, though Kubernetes says nothing of it."""
+    proven: bool = False
+    """Whether it has worked before its readiness was told: news of that is on its way."""
 
     @property
     def kept(self) -> bool:
@@ -91,6 +93,7 @@ class StagePods:
         pod.view = view
         if not view.overlooked:
             pod.suspicion = ""
+        pod.proven = pod.proven and not view.ready
         self._settle(view.name, pod)
         self.on_change()
 
@@ -126,6 +129,7 @@ class StagePods:
         # A line may come before the watch has told of the pod that says it.
         pod = self._pods.setdefault(instance, _Pod())
         pod.busy = True
+        pod.proven = pod.view is None or not pod.view.ready
         self._settle(instance, pod)
         self.on_change()
 
@@ -273,7 +277,7 @@ class StagePods:
             state = "asleep"
         elif view is not None and view.deleting:
             state = "draining"
-        elif view is not None and not view.ready:
+        elif view is not None and not view.ready and not pod.proven:
             state = "starting"
         else:
             state = "idle"

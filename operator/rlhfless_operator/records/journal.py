@@ -60,6 +60,14 @@ class JsonLines:
     def append(self, *items: Mapping[str, Any]) -> None:
         """Add lines."""
         self._lines += [json.dumps(item) for item in items]
+        self._write()
+
+    def replace_last(self, item: Mapping[str, Any]) -> None:
+        """Have another last line."""
+        self._lines[-1:] = [json.dumps(item)]
+        self._write()
+
+    def _write(self) -> None:
         artifacts.write_bytes(self._uri, "".join(f"{line}\n" for line in self._lines).encode())
 
 

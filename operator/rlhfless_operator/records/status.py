@@ -98,12 +98,23 @@ class RLHFJobStatus(Settings):
     """Instance-seconds, over all drivers."""
     idle_seconds: float = 0.0
     """Those of them in which an instance had nothing to do."""
+    gpu_seconds: float | None = None
+    """GPU-seconds, over all drivers; none where no driver has counted them."""
     cost: Money = Decimal(0)
     """What the instances cost, over all drivers."""
+    forecast: Money | None = None
+    """What the whole job will have cost at its end, if the steps to come cost what the last ones did."""
+    budget_used: float | None = None
+    """Share of `spec.budget` that is spent, the larger one of money and GPU-hours; none without a budget."""
     message: str = ""
     """Why the job is in its phase, where there is something to say."""
     recent_steps: list[StepStatus] = Field(default=[], max_length=RECENT_STEPS)
     """The last steps."""
+
+    @property
+    def all_gpu_seconds(self) -> float:
+        """GPU-seconds; where an earlier release counted none, an instance had one GPU."""
+        return self.instance_seconds if self.gpu_seconds is None else self.gpu_seconds
 
     @property
     def terminal(self) -> bool:

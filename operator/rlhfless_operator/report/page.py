@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.formatting import format_clock, format_money, format_number
+from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent
 from rlhfless_operator.records.barren_steps import barren_stretches, describe
 from rlhfless_operator.report import data, learning, planning, resources
 from rlhfless_operator.report.run import Run, read_run
@@ -90,6 +90,10 @@ def _header(run: Run) -> str:
     entries.append(("Time", format_clock(run.seconds), "wall clock"))
     entries.append(("Instance time", format_clock(run.instance_seconds), f"{format_number(run.instance_seconds)} s"))
     entries.append(("Cost", format_money(run.cost, run.currency), "in every state"))
+    if run.forecast is not None and str(run.status.get("phase")) != "Succeeded":
+        entries.append(("Forecast", format_money(run.forecast, run.currency), "cost of the whole job"))
+    if run.budget_used is not None:
+        entries.append(("Budget", format_percent(run.budget_used), "of it is spent"))
     notices = _notice(run) + _barren(run)
     return f"<h1>{escape(run.name)}</h1><p class=subtitle>{escape(subtitle)}</p>{notices}{tiles(entries)}"
 

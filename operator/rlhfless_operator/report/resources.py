@@ -10,6 +10,7 @@ from rlhfless_operator.formatting import format_money, format_percent
 from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptState, StageAccount
 from rlhfless_operator.report.charts import Series, share_bar, stacked_bars
 from rlhfless_operator.report.gantt import gantt, lanes, window
+from rlhfless_operator.report.hindsight import Hindsight, hindsight, total
 from rlhfless_operator.report.run import Run
 
 CLOSE_UP_STEPS = 3
@@ -57,7 +58,7 @@ def instances(run: Run) -> str:
             visible = [lane for lane in window(rows, *close_up) if lane.spans]
             title = f"{CLOSE_UP_STEPS} steps from the middle"
             content += _gantt_figure(title, gantt(visible, *close_up), states)
-    return f'<div class="stack">{content}{_state_table(accounts)}</div>'
+    return f'<div class="stack">{content}{_state_table(accounts)}{_hindsight_table(hindsight(run.spans))}</div>'
 
 
 def cost(run: Run) -> str:
@@ -145,9 +146,8 @@ def _state_table(accounts: dict[str, StageAccount]) -> str:
         cells = "".join(f'<td class="n">{value:.1f}</td>' for _, value in seconds)
         share = account.busy / account.seconds if account.seconds else 0.0
         bar = share_bar([(state, value, state) for state, value in seconds if state in CHARGED_STATES])
-        style = ' class="sum"' if stage == "all stages" else ""
         rows += (
-            f"<tr{style}><td>{escape(stage)}</td>{cells}<td class='n'>{account.seconds:.1f}</td>"
+            f"<tr{_row_style(stage)}><td>{escape(stage)}</td>{cells}<td class='n'>{account.seconds:.1f}</td>"
             f'<td class="n">{format_percent(share)}</td><td>{bar}</td></tr>'
         )
     titles = "".join(f'<th class="n">{title}</th>' for title in (*states, "charged", "busy share"))
@@ -155,3 +155,25 @@ def _state_table(accounts: dict[str, StageAccount]) -> str:
         '<div class="card"><figcaption>Instance-seconds by state</figcaption><div class="scroll">'
         f"<table><tr><th>stage</th>{titles}<th></th></tr>{rows}</table></div></div>"
     )
+
+
+def _hindsight_table(stages: dict[str, Hindsight]) -> str:
+    if not stages:
+        return ""
+    rows = "".join(
+        f'<tr{_row_style(stage)}><td>{escape(stage)}</td><td class="n">{each.paid:.1f}</td>'
+        f'<td class="n">{each.least:.1f}</td><td class="n">{each.ratio:.2f}</td></tr>'
+        for stage, each in {**stages, "all stages": total(stages)}.items()
+    )
+    head = '<tr><th>stage</th><th class="n">paid</th><th class="n">least in hindsight</th><th class="n">ratio</th></tr>'
+    note = (
+        "The least that any choice of keeping and letting go could have cost, with the starts and drains of this run."
+    )
+    return (
+        f'<div class="card"><figcaption>Instance-seconds paid, and the least in hindsight</figcaption><p>{note}</p>'
+        f'<div class="scroll"><table>{head}{rows}</table></div></div>'
+    )
+
+
+def _row_style(stage: str) -> str:
+    return ' class="sum"' if stage == "all stages" else ""

@@ -68,6 +68,18 @@ class Run:
         return Decimal(str(given)) if given is not None else sum((record.cost for record in self.records), Decimal(0))
 
     @property
+    def forecast(self) -> Decimal | None:
+        """Price of the whole job, if the steps to come cost what the last ones did."""
+        given = self.summary.get("forecast_cost")
+        return None if given is None else Decimal(str(given))
+
+    @property
+    def budget_used(self) -> float | None:
+        """Share of the budget that is spent; None without a budget."""
+        given = self.summary.get("budget_used")
+        return None if given is None else float(given)
+
+    @property
     def seconds(self) -> float:
         """How long training took so far."""
         given = self.summary.get("seconds")

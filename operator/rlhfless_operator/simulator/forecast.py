@@ -23,6 +23,13 @@ class Others:
     """After generation: learning and the publication of the weights. Preparation goes on beside it."""
     instance_seconds: float = 0.0
     """Of preparation and learning."""
+    paid_seconds: float | None = None
+    """The same at the price of generation's, where stages have prices of their own."""
+
+    @property
+    def paid(self) -> float:
+        """Instance-seconds of generation that cost as much."""
+        return self.instance_seconds if self.paid_seconds is None else self.paid_seconds
 
 
 def typical_step(
@@ -65,7 +72,7 @@ class Forecast:
 
     Args:
         samples: what is to be generated.
-        instance_hour: price of an instance for an hour.
+        instance_hour: price of an instance of generation for an hour.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -99,9 +106,7 @@ class Forecast:
                 f" the nearest is {min(1, max(0, weight))}"
             )
         others = self._others
-        plan = self._planner.weighted(
-            weight, other_seconds=others.seconds, other_instance_seconds=others.instance_seconds
-        )
+        plan = self._planner.weighted(weight, other_seconds=others.seconds, other_instance_seconds=others.paid)
         return {"cost_weight": weight, **self._row(plan)}
 
     def within_deadline(self, seconds: float) -> dict[str, Any]:
@@ -127,16 +132,14 @@ class Forecast:
         """
         if self._instance_hour <= 0:
             raise ValueError("budget is given and instances cost nothing: give --instance-hour or prices.instanceHour")
-        least = self._cost(self._planner.least_instance_seconds + self._others.instance_seconds)
+        least = self._cost(self._planner.least_instance_seconds + self._others.paid)
         if money < least:
             raise InfeasibleError(
                 f"budget is {money:f}: the cheapest plan costs {least:f} a step, which is the nearest"
             )
         hours = money / self._instance_hour
         # Rounding must not make the cheapest plan too dear.
-        seconds = max(
-            float(hours) * 3600 - self._others.instance_seconds, self._planner.least_instance_seconds * (1 + 1e-9)
-        )
+        seconds = max(float(hours) * 3600 - self._others.paid, self._planner.least_instance_seconds * (1 + 1e-9))
         return self._row(self._planner.within_budget(seconds))
 
     def front(self) -> list[dict[str, Any]]:
@@ -151,7 +154,7 @@ class Forecast:
             "generation_seconds": plan.expected_seconds,
             "instance_seconds": seconds,
             "lower_bound_instance_seconds": plan.lower_bound_instance_seconds + self._others.instance_seconds,
-            "cost": f"{self._cost(seconds):f}",
+            "cost": f"{self._cost(plan.expected_instance_seconds + self._others.paid):f}",
         }
 
     def _cost(self, instance_seconds: float) -> Decimal:

@@ -1,6 +1,6 @@
 """`rlhfless plan job.yaml`: what a step will take and cost, from the job, the GPUs that it is to run on and lengths."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
+from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.devices import (
     find_profile,
@@ -18,7 +20,7 @@ from rlhfless_operator.planner.devices import (
     preparation_token_seconds,
 )
 from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.planning import InfeasibleError, Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
@@ -106,7 +108,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         ask_hub=ask_hub,
     )
     instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
-    price, priced_by = _price(job, question, gpu, gpus)
+    prices, priced_by = _prices(job, question, gpu, gpus)
+    price = prices["generation"]
     longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
@@ -117,8 +120,10 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         instance,
         Limits(actors.least, actors.most, kv_tokens, 256),
         instance_hour=price,
-        others=Others(learning + UPDATE_SECONDS, preparation + learning + UPDATE_SECONDS),
+        others=_others(preparation, learning + UPDATE_SECONDS, prices),
     )
+    front = forecast.front()
+    _check_budget(spec.budget, forecast, front, gpus)
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -136,10 +141,27 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "learning_seconds": learning,
         "preparation_seconds": preparation,
         "plans": [forecast.weighted(weight) for weight in question.weights],
-        "front": forecast.front(),
+        "front": front,
         "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
         "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
     }
+
+
+def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence[dict[str, Any]], gpus: int) -> None:
+    """Refuse a budget of the job that is not enough for one step."""
+    if budget is None:
+        return
+    if budget.money is not None:
+        try:
+            forecast.within_budget(budget.money)
+        except InfeasibleError as error:
+            raise ValueError(f"spec.budget.money: not enough for one step: {error}; raise it") from error
+    least = min(row["instance_seconds"] for row in front) * gpus / 3600
+    if budget.gpu_hours is not None and budget.gpu_hours < least:
+        raise ValueError(
+            f"spec.budget.gpuHours: not enough for one step: budget is {budget.gpu_hours:g}: the cheapest plan takes"
+            f" {least:.4g} GPU-hours a step, which is the nearest; raise it"
+        )
 
 
 def _seconds_after_generation(
@@ -153,14 +175,33 @@ def _seconds_after_generation(
     return preparation, learning
 
 
-def _price(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Decimal, str]:
+def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapping[Stage, Decimal], str]:
+    """Price of an instance of each stage for an hour, and who says so."""
     if question.instance_hour is not None:
-        return question.instance_hour, "--instance-hour"
-    if job.spec.prices.instance_hour > 0:
-        return job.spec.prices.instance_hour, "prices.instanceHour"
+        return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
+    if job.spec.prices.given:
+        plain = job.spec.prices.model_copy(update={"currency": "USD"}) == PricesSpec(
+            instance_hour=job.spec.prices.instance_hour
+        )
+        return job.spec.instance_prices, "prices.instanceHour" if plain else "prices"
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
-    return Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}"), f"{gpus} × {gpu} of AWS on demand"
+    return dict.fromkeys(STAGES, Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}")), f"{gpus} × {gpu} of AWS on demand"
+
+
+def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]) -> Others:
+    """What a step takes besides generation.
+
+    Args:
+        preparation: seconds.
+        learning: seconds, with the publication of the weights.
+        prices: of an hour of an instance of each stage.
+    """
+    if not prices["generation"]:
+        return Others(learning, preparation + learning)
+    ratios = {stage: float(price / prices["generation"]) for stage, price in prices.items()}
+    paid = preparation * ratios["preparation"] + learning * ratios["learning"]
+    return Others(learning, preparation + learning, paid)
 
 
 def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:

@@ -1,5 +1,6 @@
 """The document that a job was last driven with, as its folder has it, and what another has changed of it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,10 @@ class Change:
     """What it was; None where it was not there."""
     now: Any
     """What it is; None where it is not there."""
+
+    def within(self, part: str) -> bool:
+        """Whether it is a change of a part of the spec, or of what is in that."""
+        return re.match(rf"spec\.{re.escape(part)}(?![^.\[])", self.path) is not None
 
     def __str__(self) -> str:
         return f"{self.path} was {_shown(self.before)} and is {_shown(self.now)}"

@@ -118,6 +118,14 @@ class Capacity:
         # What went wrong will go wrong again, and be heard, when the work has come.
         held.waking.add_done_callback(lambda task: task.cancelled() or task.exception())
 
+    async def finish(self, stage: Stage) -> None:
+        """No more work of a stage is to come: let its instances go now."""
+        held = self._stages[stage]
+        self._stop_waking(held)
+        held.warmed = 0
+        held.kept_until.clear()
+        await self._apply(stage)
+
     async def close(self) -> None:
         """Want nothing more, ahead of time or any longer; what has work is left alone."""
         tasks = []

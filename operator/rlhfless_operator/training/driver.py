@@ -2,22 +2,23 @@
 
 import asyncio
 import contextlib
-import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.rules import FIXED_FIELDS
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
-from rlhfless_operator.training.begun_job import Change, begun_job, changes_between, changes_since, write_begun_job
+from rlhfless_operator.training.begun_job import begun_job, changes_between, changes_since, write_begun_job
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.changed_settings import keep_settings
 from rlhfless_operator.training.garbage import remove_remains
 from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
@@ -32,6 +33,8 @@ _BEFORE_THE_FIRST_STEP = (
     *("traces", "metrics.jsonl", "samples.jsonl"),
 )
 """What may have been made from them before a first step is done."""
+_RELEASE_SECONDS = 30.0
+"""Longest time from letting an instance go until it is told to end."""
 
 
 class JobChangedError(UserError):
@@ -64,14 +67,18 @@ async def drive(
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
+    budget: Callable[[], BudgetSpec | None] | None = None,
+    on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
 
     Args:
         actors: how many generation instances a step may use. That is no part of the job, with which another machine
             may go on.
+        budget: asked for what the job may spend before each step; the document's if left out.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
         LeaseHeldError: another driver runs it.
@@ -80,6 +87,7 @@ async def drive(
         JobChangedError: it was begun with another document.
         TrackingError: a tracker that it asks for can't be had.
         DeadlineExceededError: `spec.activeDeadline` has passed.
+        BudgetExhaustedError: the next step would take it past `spec.budget`; the status says that it is suspended.
         StoreUnavailableError: the artifact store does not answer.
     """
     check_tracking(job, folder.root)
@@ -92,12 +100,16 @@ async def drive(
             takes_turns=takes_turns,
             draining_seconds=draining_seconds,
         )
+        journal.budget = budget or journal.budget
         on_open(run, journal)
         try:
             journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)
             await _train_under_lease(run, journal)
         except (asyncio.CancelledError, KeyboardInterrupt):
             await _leave(journal, "Interrupted", "stopped by its user; run it again to go on")
+            raise
+        except BudgetExhaustedError as error:
+            await _leave(journal, "Suspended", str(error))
             raise
         except (UserError, artifacts.ArtifactError, ValueError) as error:
             if not _may_pass(error):
@@ -110,6 +122,10 @@ async def drive(
             await run.platform.close()
             await asyncio.to_thread(journal.tracking.close, journal.status.phase)
             await _write_summary(job, folder, journal)
+        if on_finished is not None:
+            await on_finished()
+        await _settle(journal, draining_seconds)
+        await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
@@ -171,6 +187,11 @@ async def _leave(journal: StepJournal, phase: Phase, message: str) -> None:
         await journal.leave(phase, message)
 
 
+async def _settle(journal: StepJournal, draining_seconds: float) -> None:
+    with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
+        await journal.settle(within=_RELEASE_SECONDS + draining_seconds)
+
+
 async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
         # A summary of what is not written down would tell too much.
@@ -185,7 +206,7 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
     before = begun_job(folder)
     if before is not None:
         differing = changes_between(before, job)
-        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if any(map(_within(name), differing))]
+        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if any(change.within(name) for change in differing)]
         if changed and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:
@@ -203,17 +224,11 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
 
 def begun_with(job: RLHFJob, folder: JobFolder, *, except_for: Collection[str] = ()) -> bool:
     """Whether the job was last driven with this very document, but for some parts of its spec."""
-    ignored = [_within(name) for name in except_for]
     driven = artifacts.exists(folder.file("job.yaml"))
-    return driven and all(any(part(change) for part in ignored) for change in changes_since(job, folder))
-
-
-def _within(part: str) -> Callable[[Change], bool]:
-    """Whether a change is one of a part of the spec, or of what is in it."""
-    return lambda change: re.match(rf"spec\.{re.escape(part)}(?![^.\[])", change.path) is not None
+    return driven and all(any(map(change.within, except_for)) for change in changes_since(job, folder))
 
 
 def _anew(status: RLHFJobStatus | None) -> RLHFJobStatus:
     """A new incarnation, which owes what the one before has spent."""
-    spent = ("seconds", "instance_seconds", "idle_seconds", "cost")
+    spent = ("seconds", "instance_seconds", "gpu_seconds", "idle_seconds", "cost")
     return RLHFJobStatus(uid=new_uid(), **({name: getattr(status, name) for name in spent} if status else {}))

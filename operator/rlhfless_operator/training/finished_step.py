@@ -1,11 +1,12 @@
 """The record of a finished step, and the job's status after it: pure functions of what the step came to."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from rlhfless_functions.api import LearnResult
+from rlhfless_functions.api import LearnResult, Stage
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.records.status import (
     RECENT_STEPS,
     CheckpointStatus,
@@ -23,7 +24,7 @@ def record_of(
     learned: LearnResult | None,
     evaluation: dict[str, float] | None,
     *,
-    instance_hour: Decimal,
+    prices: Mapping[Stage, Decimal],
     finished_at: float,
 ) -> StepRecord:
     """What `metrics.jsonl` says of a step.
@@ -35,7 +36,7 @@ def record_of(
         batch: how its rollout went; None for step 0.
         learned: what the learner made; None for step 0.
         evaluation: results after it, where it was evaluated.
-        instance_hour: price of an hour of an instance.
+        prices: of an hour of an instance of each stage.
         finished_at: Unix time.
     """
     stages = dict(batch.seconds) if batch else {}
@@ -52,11 +53,29 @@ def record_of(
         seconds=seconds,
         stages=stages,
         metrics=metrics,
-        ledger={**account.by_stage(instance_hour)},
+        ledger={**account.by_stage(prices)},
         plan=batch.plan.model_dump() if batch else None,
         evaluation=evaluation,
         finished_at=finished_at,
     )
+
+
+def spent_after(
+    before: RLHFJobStatus, account: Account, *, prices: Mapping[Stage, Decimal], gpus: Mapping[Stage, int]
+) -> dict[str, Any]:
+    """What a status says of the instances, once an account is added to it.
+
+    Args:
+        account: what they did since.
+        prices: of an hour of an instance of each stage.
+        gpus: of an instance of each stage.
+    """
+    return {
+        "instance_seconds": before.instance_seconds + account.total(),
+        "gpu_seconds": before.all_gpu_seconds + account.gpu_seconds(gpus),
+        "idle_seconds": before.idle_seconds + account.total(state="idle"),
+        "cost": before.cost + account.cost(prices),
+    }
 
 
 def status_after(
@@ -65,7 +84,8 @@ def status_after(
     account: Account,
     learned: LearnResult | None,
     *,
-    instance_hour: Decimal,
+    prices: Mapping[Stage, Decimal],
+    gpus: Mapping[Stage, int],
     keep_best: bool,
 ) -> RLHFJobStatus:
     """The status with which a step is done.
@@ -74,16 +94,15 @@ def status_after(
         record: of the step, or of step 0's evaluation.
         account: what its instances did.
         learned: what the learner made; None for step 0.
-        instance_hour: price of an hour of an instance.
+        prices: of an hour of an instance of each stage.
+        gpus: of an instance of each stage.
         keep_best: whether the weights of the best evaluation are kept.
     """
-    cost = account.cost(instance_hour)
+    cost = account.cost(prices)
     changes: dict[str, Any] = {
         "step": record.step,
         "seconds": before.seconds + record.seconds,
-        "instance_seconds": before.instance_seconds + account.total(),
-        "idle_seconds": before.idle_seconds + account.total(state="idle"),
-        "cost": before.cost + cost,
+        **spent_after(before, account, prices=prices, gpus=gpus),
     }
     if learned is not None and record.plan is not None:
         reward, actors = record.metrics.get("reward"), record.plan["actors"]
@@ -104,3 +123,19 @@ def status_after(
             "best_evaluation": record.evaluation["accuracy"],
         }
     return before.model_copy(update=changes)
+
+
+def record_with(record: StepRecord, account: Account, *, prices: Mapping[Stage, Decimal]) -> StepRecord:
+    """A step's record once its instances have done more.
+
+    Args:
+        account: what they did since.
+        prices: of an hour of an instance of each stage.
+    """
+    since = account.by_stage(prices)
+    added = {stage: _sum(record.ledger.get(stage, StageAccount()), more) for stage, more in since.items()}
+    return record.model_copy(update={"ledger": {**record.ledger, **added}})
+
+
+def _sum(first: StageAccount, second: StageAccount) -> StageAccount:
+    return StageAccount(**{name: getattr(first, name) + getattr(second, name) for name in StageAccount.model_fields})

@@ -1,6 +1,7 @@
 """The ledger: instance-seconds by state, and money, per stage and step."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -40,17 +41,30 @@ class Account:
             if stage in (None, of_stage) and of_state in states
         )
 
-    def cost(self, instance_hour: Decimal, stage: Stage | None = None) -> Decimal:
-        """Money, to a millionth."""
-        hours = Decimal(repr(self.total(stage))) / 3600
-        return (hours * instance_hour).quantize(Decimal("0.000001"))
+    def cost(self, prices: Mapping[Stage, Decimal], stage: Stage | None = None) -> Decimal:
+        """Money, to a millionth, of one stage or of all.
 
-    def by_stage(self, instance_hour: Decimal) -> dict[Stage, StageAccount]:
+        Args:
+            prices: of an hour of an instance of each stage.
+        """
+        stages = STAGES if stage is None else (stage,)
+        costs = (Decimal(repr(self.total(each))) / 3600 * prices[each] for each in stages)
+        return sum(costs, Decimal(0)).quantize(Decimal("0.000001"))
+
+    def gpu_seconds(self, gpus: Mapping[Stage, int]) -> float:
+        """GPU-seconds of the states that are charged.
+
+        Args:
+            gpus: of an instance of each stage.
+        """
+        return sum(gpus[stage] * self.total(stage) for stage in STAGES)
+
+    def by_stage(self, prices: Mapping[Stage, Decimal]) -> dict[Stage, StageAccount]:
         """One account a stage, as `metrics.jsonl` has it."""
         return {
             stage: StageAccount(
                 **{state: round(self.total(stage, state), 6) for state in KEPT_STATES},
-                cost=self.cost(instance_hour, stage),
+                cost=self.cost(prices, stage),
             )
             for stage in STAGES
         }

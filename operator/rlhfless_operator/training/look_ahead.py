@@ -1,12 +1,15 @@
 """While a step is learnt: plan what is generated next, and have its instances ready in time."""
 
 from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.training.affordable import check_affordable
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.evaluation import evaluation_due
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal
 
 
-def look_ahead(run: TrainingRun, step: int) -> None:
-    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation."""
+def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
+    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin."""
     evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
     if evaluation is not None and evaluation_due(run.spec, step, total_steps):
         prompts = list(range(run.prompts.open("evaluation")))
@@ -14,6 +17,10 @@ def look_ahead(run: TrainingRun, step: int) -> None:
     elif step < total_steps:
         batch = run.spec.batch
         plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
+        try:
+            check_affordable(run, journal, step + 1)
+        except BudgetExhaustedError:
+            return
     else:
         return
     # The next weights are not there yet; into a model that is loaded they are swapped at once.

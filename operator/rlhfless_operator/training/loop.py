@@ -1,8 +1,11 @@
 """The training loop: draw → predict → plan → generate → prepare → learn → publish → evaluate → commit."""
 
+from typing import Any
+
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.changed_settings import open_settings
 from rlhfless_operator.training.datasets import data_status, open_data
 from rlhfless_operator.training.evaluation import evaluate
@@ -21,12 +24,14 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
 
     Raises:
         StageFailedError: a stage can't be done; the message is for the user.
+        BudgetExhaustedError: the next step would take the job past its budget.
         LeaseLostError: another driver has the job.
     """
     await open_data(run, journal)
     open_settings(run, journal)
     total_steps = run.prompts.total_steps
-    data = {"data": data_status(run, "training"), "evaluation_data": data_status(run, "evaluation")}
+    data: dict[str, Any] = {"data": data_status(run, "training"), "evaluation_data": data_status(run, "evaluation")}
+    data |= journal.outlook(journal.status.model_copy(update={"steps": total_steps}))
     await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="", **data)
     if journal.status.step < total_steps:
         # A model that a shorter run of this job had exported is not this one's.
@@ -35,10 +40,13 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     # Step 0 is the evaluation of the model as given.
     first_step = 0 if run.spec.evaluation and not journal.records else journal.status.step + 1
     for step in range(first_step, total_steps + 1):
+        check_affordable(run, journal, step)
         rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
         evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
         await journal.commit(step, rollout, learned, evaluation, run.position)
 
+    for stage in ("generation", "preparation"):
+        await run.capacity.finish(stage)
     await journal.update_status(stage="export")
     await export(run, journal)
     await journal.update_status(phase="Succeeded", stage=None)
@@ -58,5 +66,5 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
             rollout = record_rollout(run, rollout)
             journal.keep_batch(step, rollout)
         run.cost_model.measured(rollout.lengths)
-        look_ahead(run, step)
+        look_ahead(run, journal, step)
         return rollout, await learning.result()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhfless_functions.api import SampleTask
+from rlhfless_functions.api import SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
@@ -66,6 +66,12 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation 
     )
 
 
+def _price_ratio(spec: RLHFJobSpec, stage: Stage) -> float:
+    """What an instance of a stage costs, in instances of generation; 1 where generation costs nothing."""
+    prices = spec.instance_prices
+    return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
+
+
 def plan_generation(
     spec: RLHFJobSpec,
     actors: ActorRange,
@@ -110,6 +116,8 @@ def plan_generation(
                 token_gpu_seconds=history.mean("preparation/token"),
                 start_seconds=0.0,
                 update_seconds=0.0,
+                preparation_price=_price_ratio(spec, "preparation"),
+                learning_price=_price_ratio(spec, "learning"),
                 own_gpus=1,
                 afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
                 accumulation_token_seconds=accumulation,

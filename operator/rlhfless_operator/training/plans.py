@@ -23,6 +23,11 @@ class StepPlans:
         self._follows = follows
         self._ahead: tuple[list[int], GenerationPlan] | None = None
 
+    @property
+    def planned_ahead(self) -> float | None:
+        """Instance-seconds of the plan that was made ahead, where there is one."""
+        return None if self._ahead is None else self._ahead[1].plan.expected_instance_seconds
+
     def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
         """The plan for these prompts; the one that was made ahead, where it is theirs."""
         ahead, self._ahead = self._ahead, None

@@ -10,23 +10,30 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, ExampleSample, LearnResult, Stage
+from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.forecast import forecast_cost
 from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
-from rlhfless_operator.training.finished_step import record_of, status_after
+from rlhfless_operator.training.budget import used
+from rlhfless_operator.training.finished_step import record_of, record_with, spent_after, status_after
 from rlhfless_operator.training.garbage import remove_garbage
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.samples import SamplesFile
 from rlhfless_operator.training.tracking import Tracking
 from rlhfless_operator.training.write_behind import WriteBehind
+
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether instances are gone."""
 
 
 class StepJournal:
@@ -49,6 +56,9 @@ class StepJournal:
         self.settings = SettingsHistory()
         """What the steps are learnt with."""
         self.ledger = Ledger()
+        self.budget: Callable[[], BudgetSpec | None] = lambda: spec.budget
+        """What the job may spend, as its user wants it now."""
+        self._prices, self._gpus = spec.instance_prices, spec.instance_gpus
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
         """Told of every status once it is written."""
@@ -71,6 +81,25 @@ class StepJournal:
         )
         spans = self._folder.file("ledger.jsonl")
         self._spans = JsonLines(spans, read_lines(spans))
+
+    # --- money ---
+
+    def spent(self, now: float) -> tuple[Decimal, float]:
+        """Money and GPU-seconds over all drivers, the step under way included.
+
+        Args:
+            now: monotonic seconds.
+        """
+        running = self.ledger.running(now)
+        status = self.status
+        return status.cost + running.cost(self._prices), status.all_gpu_seconds + running.gpu_seconds(self._gpus)
+
+    def outlook(self, status: RLHFJobStatus) -> dict[str, Any]:
+        """What a status says of the money to come: the forecast, and the share of the budget that is used."""
+        return {
+            "forecast": forecast_cost(status.cost, self.records, status.steps),
+            "budget_used": used(self.budget(), self._spec, status.cost, status.all_gpu_seconds),
+        }
 
     # --- the status ---
 
@@ -96,7 +125,8 @@ class StepJournal:
         await self._behind.done()
 
     async def leave(self, phase: Phase, message: str) -> None:
-        """Write this driver's last status. Where a write has failed, what came after it is not so.
+        """Write this driver's last status, with what was spent since the last step. Where a write has failed, what came
+        after it is not so.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -107,7 +137,9 @@ class StepJournal:
             self._behind = WriteBehind()
             self.status = self._published
             self.records = [record for record in self.records if record.step <= self.status.step]
-        await self.update_status(phase=phase, message=message)
+        spent = spent_after(self.status, self.ledger.close(time.monotonic()), prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(phase=phase, message=message, **spent, **outlook)
 
     def heed_writes(self) -> None:
         """Raise the error of a write that failed since, if there is one."""
@@ -160,19 +192,40 @@ class StepJournal:
         now = time.monotonic()
         seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
-        price = self._spec.prices.instance_hour
-        record = record_of(
-            step, seconds, account, batch, learned, evaluation, instance_hour=price, finished_at=time.time()
-        )
-        keep_best = self._spec.checkpoints.best
-        status = status_after(self.status, record, account, learned, instance_hour=price, keep_best=keep_best)
+        prices, gpus, keep_best = self._prices, self._gpus, self._spec.checkpoints.best
+        record = record_of(step, seconds, account, batch, learned, evaluation, prices=prices, finished_at=time.time())
         self.records.append(record)
+        status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
+        status = status.model_copy(update=self.outlook(status))
         self._write_records(record, batch.samples if batch else [], position())
         self._status_is(status)
         self._behind.add(lambda: self._conclude(record, status))
         if status.checkpoint is not None:
             self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
+
+    async def settle(self, within: float) -> None:
+        """Charge the last step with what came after it: the export, and every instance until it is gone.
+
+        Args:
+            within: seconds for instances that were let go to be gone; what one costs after that is not charged.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        deadline = time.monotonic() + within
+        while self.ledger.instances() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        now = time.monotonic()
+        seconds, self.committed_at = now - self.committed_at, now
+        account = self.ledger.close(now)
+        if not self.records:
+            return
+        self.records[-1] = record_with(self.records[-1], account, prices=self._prices)
+        self._write_end(self.records[-1])
+        spent = spent_after(self.status, account, prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(seconds=self.status.seconds + seconds, **spent, **outlook)
 
     def _status_is(self, status: RLHFJobStatus) -> None:
         self.status = status
@@ -185,9 +238,23 @@ class StepJournal:
 
         self._behind.add(publish)
 
-    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
+    def _write_end(self, record: StepRecord) -> None:
+        """The last step's record as it is now, and the spans since."""
+        spans = self._take_spans()
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.replace_last, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+            )
+
+        self._behind.add(write)
+
+    def _take_spans(self) -> list[dict[str, Any]]:
+        """Lines of `ledger.jsonl` for what has ended since the last call."""
         offset = self._clock_offset
-        spans = [
+        return [
             {
                 "instance": f"{span.instance}@{self.lease.number}",
                 "stage": span.stage,
@@ -197,6 +264,9 @@ class StepJournal:
             }
             for span in self.ledger.take_spans()
         ]
+
+    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
+        spans = self._take_spans()
 
         async def write() -> None:
             await asyncio.to_thread(self.lease.check)

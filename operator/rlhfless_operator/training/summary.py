@@ -9,7 +9,7 @@ from rlhfless_operator.records.status import DataStatus, RLHFJobStatus
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
-    """`summary.json`: seconds, money, rewards, and accuracies where the job evaluates."""
+    """`summary.json`: seconds, money and its share of the budget, rewards, and accuracies where the job evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
     evaluations = [record.accuracy for record in records if record.accuracy is not None]
     summary: dict[str, Any] = {
@@ -24,6 +24,8 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "gpu_seconds": round(status.instance_seconds, 3),
         "idle_seconds": round(status.idle_seconds, 3),
         "cost": str(status.cost),
+        "forecast_cost": None if status.forecast is None else str(status.forecast),
+        "budget_used": None if status.budget_used is None else round(status.budget_used, 6),
         "currency": job.spec.prices.currency,
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,

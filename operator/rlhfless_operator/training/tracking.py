@@ -303,7 +303,7 @@ class MlflowTracker:
     """That MLflow takes in a batch."""
     _LONGEST_PARAM = 6000
     """Characters that MLflow takes."""
-    _OUTCOMES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Interrupted": "KILLED"}  # noqa: RUF012
+    _OUTCOMES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Interrupted": "KILLED", "Suspended": "KILLED"}  # noqa: RUF012
 
     def __init__(self, spec: MlflowSpec, name: str, uid: str, document: dict[str, Any]) -> None:
         from mlflow import MlflowClient, entities

@@ -32,8 +32,6 @@ _ENVIRONMENT = {
 _CPU_ENVIRONMENT = {
     # Several instances share the cores: bound to them, all would have the same ones.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Without compilation it would only cost its start.
-    "TORCHDYNAMO_DISABLE": "1",
 }
 _OURS = {
     "model": "model.source",
@@ -71,6 +69,8 @@ def prepare_environment(device: torch.device) -> None:
     os.environ.update(_ENVIRONMENT)
     if device.type == "cpu":
         os.environ.update(_CPU_ENVIRONMENT)
+        # Compilation costs more of a CPU's start than it saves; `TORCHDYNAMO_DISABLE=0` in the pods has it tried.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def engine_arguments(
@@ -111,7 +111,7 @@ def engine_arguments(
         "async_scheduling": False,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "rlhfless_functions.generation.engines.vllm.worker.WorkerExtension",
+        "worker_extension_cls": "rlhfless_functions.generation.engines.vllm.extension.WorkerExtension",
     }
     if settings.sleeps and device.type == "cuda":
         arguments["enable_sleep_mode"] = True  # refused on a CPU

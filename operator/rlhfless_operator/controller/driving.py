@@ -1,0 +1,105 @@
+"""The driver of a job on a cluster: the one that `rlhfless run` has, with what it tells mirrored into the resource."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
+from rlhfless_operator.controller.metering import MeteredPlatform
+from rlhfless_operator.controller.metrics import JobMeter
+from rlhfless_operator.controller.publisher import Publisher
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.sharing import takes_turns
+from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.prices import BudgetSpec
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.platforms.base import StateChange, StateListener
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.report import write_report
+from rlhfless_operator.training.budget import BudgetExhaustedError
+from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.step_journal import StepJournal
+
+_logger = logging.getLogger(__name__)
+
+
+async def run_driver(
+    context: OperatorContext,
+    resource: JobResource,
+    job: RLHFJob,
+    folder: JobFolder,
+    actors: ActorRange,
+    publisher: Publisher,
+    meter: JobMeter,
+    *,
+    on_platform: Callable[[ClusterPlatform], None],
+    budget: Callable[[], BudgetSpec | None],
+    on_finished: Callable[[], Awaitable[None]],
+) -> None:
+    """Drive a job to its end, and leave a report.
+
+    Args:
+        actors: how many generation instances a step may use.
+        on_platform: told where its functions run, before anything is made there.
+        budget: what the job may spend, asked before each step.
+        on_finished: awaited once the job has succeeded, before its last pods are gone. Knative lets the last pod of a
+            Service go 6 s after its last request, and that of none at once.
+
+    Raises:
+        Exception: whatever `drive` raises.
+    """
+
+    def make_platform(on_state: StateListener) -> MeteredPlatform:
+        def both(change: StateChange) -> None:
+            on_state(change)
+            meter.observe(change)
+
+        tell = partial(publisher.tell, generation=resource.generation)
+        platform = context.make_platform(resource, job, folder.root, both, tell)
+        on_platform(platform)
+        return MeteredPlatform(platform, meter, lambda: publisher.found_services(resource.generation))
+
+    def on_open(run: TrainingRun, journal: StepJournal) -> None:
+        meter.attach(run, journal)
+
+        def show(status: RLHFJobStatus) -> None:
+            publisher.mirror(status)
+            done = [record for record in journal.records if record.step <= status.step]
+            publisher.learnt_from(done, generation=resource.generation)
+
+        show(journal.status)
+        publisher.driven_by(run.driver)
+        journal.on_status = show
+        after = f" after step {journal.status.step}" if journal.status.step else ""
+        publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
+
+    def note(text: str) -> None:
+        _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
+
+    try:
+        await drive(
+            *(job, folder, make_platform, LiveProgress(on_note=note)),
+            actors=actors,
+            on_open=on_open,
+            takes_turns=takes_turns(job, context.settings),
+            draining_seconds=context.settings.draining_seconds,
+            budget=budget,
+            on_finished=on_finished,
+        )
+    except BudgetExhaustedError:
+        await _report(folder, note)
+        raise
+    await _report(folder, note)
+
+
+async def _report(folder: JobFolder, note: Callable[[str], None]) -> None:
+    try:
+        await asyncio.to_thread(write_report, folder.root)
+    except (artifacts.ArtifactError, ValueError) as error:
+        note(f"no report was written: {error}")

@@ -1,0 +1,29 @@
+"""What a job will take to its end, by what its last steps took."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from rlhfless_operator.records.record import StepRecord
+
+RECENT = 8
+"""Steps whose means the forecast assumes for those to come."""
+
+
+def recent_steps(records: Sequence[StepRecord]) -> list[StepRecord]:
+    """The training steps that a forecast goes by."""
+    return [record for record in records if record.step > 0][-RECENT:]
+
+
+def forecast_cost(cost: Decimal, records: Sequence[StepRecord], total_steps: int) -> Decimal | None:
+    """Money for the whole job, if the steps to come cost what the last ones did; None before the first is finished.
+
+    Args:
+        cost: so far.
+        records: of the finished steps.
+        total_steps: of the whole job.
+    """
+    recent = recent_steps(records)
+    if not recent:
+        return None
+    each = sum((record.cost for record in recent), Decimal(0)) / len(recent)
+    return (cost + each * max(0, total_steps - recent[-1].step)).quantize(Decimal("0.000001"))

@@ -1,0 +1,56 @@
+"""What a run paid for its instances, beside the least that any choice of keeping and letting go could have cost."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfless_functions.api import STAGES
+from rlhfless_operator.planner.bounds import least_held
+from rlhfless_operator.records.record import SpanRecord
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """Instance-seconds of a stage, or of all."""
+
+    paid: float
+    """In every state."""
+    least: float
+    """With the same work at the same time, and with the starts and drains of this run."""
+
+    @property
+    def ratio(self) -> float:
+        """Paid over least; 1 where nothing was paid."""
+        return self.paid / self.least if self.least else 1.0
+
+
+def hindsight(spans: Sequence[SpanRecord]) -> dict[str, Hindsight]:
+    """Of each stage that did any work, in the order of a step.
+
+    Args:
+        spans: of the whole run.
+    """
+    by_stage: Mapping[str, list[SpanRecord]] = defaultdict(list)
+    for span in spans:
+        by_stage[span.stage].append(span)
+    found = {stage: _of_stage(by_stage[stage]) for stage in STAGES if stage in by_stage}
+    return {stage: each for stage, each in found.items() if each.least}
+
+
+def total(stages: Mapping[str, Hindsight]) -> Hindsight:
+    """Of all stages together."""
+    return Hindsight(sum(each.paid for each in stages.values()), sum(each.least for each in stages.values()))
+
+
+def _of_stage(spans: Sequence[SpanRecord]) -> Hindsight:
+    # The ledger splits work where a step ends; a gap of no length costs nothing.
+    uses = [(span.start, span.end) for span in spans if span.state == "busy"]
+    least = least_held(uses, start_seconds=_mean(spans, "starting"), drain_seconds=_mean(spans, "draining"))
+    return Hindsight(sum(span.end - span.start for span in spans), least)
+
+
+def _mean(spans: Sequence[SpanRecord], state: str) -> float:
+    """Mean seconds of an instance in a state, of those that were in it."""
+    of_state = [span for span in spans if span.state == state]
+    instances = {span.instance for span in of_state}
+    return sum(span.end - span.start for span in of_state) / len(instances) if instances else 0.0
