@@ -92,3 +92,19 @@ def test_an_upgrade_keeps_the_certificate_that_the_chart_has_made(server: ApiSer
         found.append((server.request("GET", path)[1]["data"], authority))
     assert found[0] == found[1]
     assert found[0][0]["ca.crt"] == found[0][1]
+
+
+@needs_helm
+@with_an_api_server
+def test_the_notes_say_which_pools_take_turns(server: ApiServer) -> None:
+    def notes(*values: str) -> str:
+        command = ["helm", "install", "noted", CHART, "--namespace", NAMESPACE, "--dry-run=client", *values]
+        done = subprocess.run([*command, "--kubeconfig", server.kubeconfig], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition("NOTES:\n")[2]
+
+    found = notes("--values", str(CHART / "ci" / "slots.yaml"), "--set", "pools.spare.gpus=8")
+    turns = "use the 16 GPUs of pool default in turns: ResourceClaims of DeviceClass gpu.nvidia.com, in groups of 4."
+    assert turns in found
+    assert "have GPUs of pool spare to themselves" in found
+    assert "in turns" not in notes("--set", "artifacts.uri=s3://training", "--set", "pools.spare.gpus=8")

@@ -30,7 +30,7 @@ from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.job_objects import JobObjects
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
 from rlhfless_operator.preflight import preflight
-from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission
+from rlhfless_operator.preflight.permissions import PERMISSIONS, TURNS_PERMISSIONS, Permission
 from tests.charts.audited_cluster import HOME, Cluster, audited_cluster
 from tests.charts.rendering import CHART, rendered
 from tests.clusters.emulated_functions import Held
@@ -314,28 +314,42 @@ def test_an_operator_of_one_namespace_needs_no_role_of_the_cluster(cluster: Clus
     assert cluster.audit.used(scoped)[Permission("rlhfless.io", "rlhfjobs", "watch")] == {"scoped"}
 
 
-CLAIMS = {Permission("resource.k8s.io", "resourceclaims", verb) for verb in ("list", "create", "delete")}
-"""For pods that use GPUs in turns."""
+DEVICES = {Permission("resource.k8s.io", resource, "list") for resource in ("deviceclasses", "resourceslices")}
+"""For the preflight to count what pods use in turns: devices belong to no namespace."""
 
 
-def test_where_pods_use_gpus_in_turns_the_rights_to_their_claims_are_granted_and_used(
-    cluster: Cluster, account: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("release", "namespaces", "turns"),
+    [("turns", "{turns}", {*TURNS_PERMISSIONS}), ("all-turns", "null", {*TURNS_PERMISSIONS, *DEVICES})],
+    ids=["in one namespace", "cluster-wide"],
+)
+def test_where_pods_use_gpus_in_turns_the_rights_for_that_are_granted_and_used(
+    cluster: Cluster,
+    account: str,
+    release: str,
+    namespaces: str,
+    turns: set[Permission],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slot_pool, "_KEPT_SECONDS", 0.1)
-    jobs = cluster.namespace("turns")
+    jobs = cluster.namespace(release)
     pool = {"pools__default__gpus": "2", "pools__default__deviceClass": "gpu.test"}
-    manifests = accounts_and_roles("turns", namespaces="{turns}", rbac__aggregate="false", **pool)
-    assert rights_of(manifests) - rights_of(accounts_and_roles("training")) == CLAIMS
-    grant(cluster, "turns", manifests)
+    manifests = accounts_and_roles(release, namespaces=namespaces, rbac__aggregate="false", **pool)
+    assert rights_of(manifests) - rights_of(accounts_and_roles("training")) == turns
+    grant(cluster, release, manifests)
     cluster.knative.admit = giving_slots(cluster.knative.client)
     pools = {"default": PoolSettings(gpus=2, device_class="gpu.test")}
+    only = [release] if namespaces != "null" else []
     try:
-        with operator_of(cluster, "turns", "turns", pools=pools) as name:
+        with operator_of(cluster, release, *only, pools=pools) as name:
             limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-            jobs.apply(small_job("turns", steps=2, pods=limits))
-            status = jobs.wait_phase("turns", "Succeeded", "Failed")
+            jobs.apply(small_job(release, steps=2, pods=limits))
+            status = jobs.wait_phase(release, "Succeeded", "Failed")
             assert status["phase"] == "Succeeded", status
-            wait_for(lambda: cluster.audit.used(name).keys() >= CLAIMS)
+            wait_for(lambda: cluster.audit.used(name).keys() >= turns)
+            if not only:
+                told = condition(status, "ClusterReady")
+                assert "pools.default.deviceClass is gpu.test, and there is no such DeviceClass" in told["message"]
     finally:
         cluster.knative.admit = None
     assert cluster.audit.denied(name) == []

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from rlhfless_operator.controller.leadership import Election
-from rlhfless_operator.preflight.permissions import PERMISSIONS
-from tests.charts.rendering import CASES, NAMESPACE, REPOSITORY, Manifest, case, needs_helm, of_kind, rendered
+from rlhfless_operator.preflight.permissions import PERMISSIONS, TURNS_PERMISSIONS
+from tests.charts.rendering import CASES, CHART, NAMESPACE, REPOSITORY, Manifest, case, needs_helm, of_kind, rendered
 from tests.clusters.control_plane import ApiServer, control_plane
 from tests.controller.operator_harness import wait_for
 from tests.prerequisites import needs_api_server
@@ -36,6 +36,8 @@ KUEUE_RIGHTS = {
     ("kueue.x-k8s.io", "workloads"): {"get", "create", "patch", "delete"},
     ("kueue.x-k8s.io", "workloads/status"): {"patch"},
 }
+TURNS_RIGHTS = {("resource.k8s.io", "resourceclaims"): {"list", "create", "delete"}}
+DEVICE_RIGHTS = {("resource.k8s.io", "deviceclasses"): {"list"}, ("resource.k8s.io", "resourceslices"): {"list"}}
 LEADER_RIGHTS = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 
 
@@ -75,6 +77,16 @@ def test_with_listed_namespaces_it_has_no_rights_elsewhere() -> None:
 
 
 @needs_helm
+def test_for_pods_that_use_gpus_in_turns_it_may_make_claims_and_count_devices() -> None:
+    roles = named(case("slots"), "Role", "training-rlhfless")
+    assert {role["metadata"]["namespace"] for role in roles} == {"default", "kube-public"}
+    assert all(rights(role) == {**JOB_RIGHTS, **TURNS_RIGHTS} for role in roles)
+    assert not named(case("slots"), "ClusterRole", "training-rlhfless")
+    (role,) = named(rendered(CHART / "ci" / "slots.yaml", namespaces="null"), "ClusterRole", "training-rlhfless")
+    assert rights(role) == {**JOB_RIGHTS, **CLUSTER_RIGHTS, **TURNS_RIGHTS, **DEVICE_RIGHTS}
+
+
+@needs_helm
 def test_one_namespace_needs_nothing_of_the_cluster_but_the_definition() -> None:
     scoped = {"ClusterRole", "ClusterRoleBinding"}
     manifests = case("one-namespace")
@@ -104,13 +116,16 @@ def test_editors_and_viewers_of_namespaces_may_edit_and_view_jobs() -> None:
 def test_the_preflight_looks_at_every_right_that_a_job_needs() -> None:
     asked = {(permission.group, permission.resource, permission.verb) for permission in PERMISSIONS}
     assert asked == {(group, resource, verb) for (group, resource), verbs in JOB_RIGHTS.items() for verb in verbs}
+    asked = {(permission.group, permission.resource, permission.verb) for permission in TURNS_PERMISSIONS}
+    assert asked == {(group, resource, verb) for (group, resource), verbs in TURNS_RIGHTS.items() for verb in verbs}
 
 
 def test_the_security_page_lists_every_right() -> None:
     page = (REPOSITORY / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| (?:`([\w.-]+)`|core) \| `([\w/]+)` \| ([a-z, ]+) \|", page, re.MULTILINE)
     documented = {(group, resource): set(verbs.split(", ")) for group, resource, verbs in rows}
-    granted = {**JOB_RIGHTS, **CLUSTER_RIGHTS, **KUEUE_RIGHTS, **LEADER_RIGHTS, ("", "configmaps"): {"get"}}
+    turns = {**TURNS_RIGHTS, **DEVICE_RIGHTS}
+    granted = {**JOB_RIGHTS, **CLUSTER_RIGHTS, **KUEUE_RIGHTS, **turns, **LEADER_RIGHTS, ("", "configmaps"): {"get"}}
     assert documented == granted
 
 

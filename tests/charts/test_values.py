@@ -1,6 +1,7 @@
 """The Helm chart's values: that nothing that is made of them is stale, and what is refused."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from rlhfless_operator.job.crd import crd
-from tests.charts.rendering import CASES, CHART, REPOSITORY, helm, needs_helm
+from tests.charts.rendering import CASES, CHART, REPOSITORY, helm, needs_helm, rendered, settings
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -117,3 +118,16 @@ def test_a_bad_value_is_refused_by_its_name(sets: str, complaint: str) -> None:
 def test_an_installation_without_storage_is_told_what_to_give() -> None:
     done = helm("template", "training", CHART)
     assert "artifacts.existingClaim" in done.stderr
+
+
+@needs_helm
+def test_the_values_that_the_installation_guide_shows_are_taken(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / "install.md").read_text(), re.DOTALL)
+    examples = [block for block in blocks if "pools:" in block]
+    assert examples
+    for block in examples:
+        (values := tmp_path / "values.yaml").write_text(block)
+        pools = settings(rendered(CHART / "ci" / "s3.yaml", values)).pools
+        assert {name: pool.model_dump(by_alias=True, exclude_unset=True) for name, pool in pools.items()} == (
+            yaml.safe_load(block)["pools"]
+        )

@@ -66,9 +66,62 @@ def test_a_pod_that_ends_before_it_is_ready_mends_nothing() -> None:
     assert told.conditions[-1][1] is False
 
 
+def test_a_pod_that_takes_turns_is_ready_when_it_sleeps() -> None:
+    told = Told()
+    report = PodsReport(told)
+    report.changed(change("starting"))
+    report.trouble(f"generation: a: Unschedulable: {FULL}")
+    report.changed(change("asleep"))
+    assert told.conditions[-1] == ("PodsHealthy", True, Reason.PODS_WORK, "")
+
+
+def test_pods_that_are_ready_do_not_hide_one_that_waits() -> None:
+    """As where a pool has more GPUs than there are."""
+    told = Told()
+    report = PodsReport(told)
+    for name in ("a", "b"):
+        report.changed(change("starting", instance=name))
+    report.trouble("generation: b: Unschedulable: 0/1 nodes are available: 1 cannot allocate all claims.")
+    report.changed(change("asleep"))
+    assert told.conditions[-1][1] is False
+    report.changed(change("asleep", instance="b"))
+    assert told.conditions[-1][1] is True
+
+
+def test_slots_have_a_problem_until_they_are_told_to_have_none() -> None:
+    told = Told()
+    report = PodsReport(told)
+    report.changed(change("starting"))
+    report.trouble("slots: ResourceClaims are being deleted: rlhfless-default-0-0; their pods follow")
+    report.changed(change("asleep"))
+    kind, true, _, message = told.conditions[-1]
+    assert (kind, true) == ("PodsHealthy", False)
+    assert message.startswith("slots: ResourceClaims are being deleted: rlhfless-default-0-0")
+    assert "kubectl describe resourceclaim" in message
+    report.trouble("slots: ")
+    assert told.conditions[-1] == ("PodsHealthy", True, Reason.PODS_WORK, "")
+
+
+NO_CLASS = "0/1 nodes are available: request gpu: device class gpu.test does not exist."
+CALLED = 'failed calling webhook "slots.rlhfless.io": failed to call webhook: connection refused'
+DENIED = 'admission webhook "slots.rlhfless.io" denied the request: pool default has no 1 slots for a pod'
+MISSING = "a: Pending: it names ResourceClaims that are not there: rlhfless-default-0-0"
+FORBIDDEN = 'User "x" cannot create resource "resourceclaims" in API group "resource.k8s.io"'
+
+
 @pytest.mark.parametrize(
     ("problem", "remedy"),
     [
+        (NO_CLASS, "kubectl get deviceclasses"),
+        ("0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims.", "kubectl get resourceslices"),
+        ("0/2 nodes are available: 2 resourceclaim not available on the node.", "make room there"),
+        ("SchedulerError: status.reservedFor: Too many: 257: must have at most 256 items", "end other jobs"),
+        (CALLED, "quickRelease.port"),
+        (DENIED, "kubectl get resourceclaims"),
+        ("a has no slots: the operator's webhook was not asked about it", "MutatingWebhookConfiguration"),
+        (MISSING, "delete the pod"),
+        ("a: Pending: the scheduler has not looked at it, though its ResourceClaims are there", "kube-scheduler"),
+        (FORBIDDEN, "rbac.create: true"),
         (FULL, "add nodes"),
         ("1 node(s) had untolerated taint {nvidia.com/gpu: present}", "spec.pods.tolerations"),
         ("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector", "spec.pods.nodeSelector"),

@@ -20,6 +20,7 @@ from rlhfless_operator.platforms.slot_claims import (
     gpus_of,
     resident_of,
     slots_of,
+    why_overlooked,
 )
 from tests.clusters.json_patch import patched
 
@@ -132,3 +133,18 @@ def test_a_pod_that_is_on_its_way_out_takes_nobodys_place() -> None:
     assert resident_of(there) == Resident("j", "learning", ("s-0-0", "s-0-1"))
     leaving = ResourceClaim(metadata=ObjectMeta(**metadata, deletion_timestamp=datetime.now(UTC)))
     assert resident_of(leaving) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "ending", "why"),
+    [
+        ({"a"}, set(), "it names ResourceClaims that are not there: b, c"),
+        ({"a", "b"}, {"b"}, "it names ResourceClaims that are not there: c"),
+        ({"a", "b", "c", "d"}, {"b", "d"}, "it names ResourceClaims that are being deleted: b"),
+        ({"a", "b", "c"}, set(), "the scheduler has not looked at it, though its ResourceClaims are there"),
+    ],
+)
+def test_why_the_scheduler_says_nothing_of_a_pod_is_seen_from_its_claims(
+    there: set[str], ending: set[str], why: str
+) -> None:
+    assert why_overlooked(("c", "b", "a"), there, ending) == f"Pending: {why}"

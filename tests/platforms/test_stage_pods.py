@@ -117,6 +117,21 @@ def test_an_evicted_pod_is_gone_though_its_object_stays(book: StagePods, told: l
     assert book.problem("p") == "p: Evicted: low on memory"
 
 
+def test_what_keeps_a_pod_from_starting_is_its_problem_until_kubernetes_says_something(book: StagePods) -> None:
+    changes = []
+    book.on_change = lambda: changes.append(book.problem())
+    waiting = pod(phase="Pending", conditions=[])
+    assert waiting.overlooked
+    book.changed(waiting, first=False)
+    book.suspect("p", "Pending: its claim is not there")
+    book.suspect("p", "Pending: its claim is not there")
+    book.suspect("gone", "Pending: its claim is not there")
+    book.changed(waiting, first=False)
+    assert book.problem("p") == "p: Pending: its claim is not there"
+    book.changed(pod(ready=True), first=False)
+    assert changes == ["", *["p: Pending: its claim is not there"] * 2, ""]
+
+
 def test_deletion_costs_are_highest_at_work_and_higher_for_what_is_kept(book: StagePods) -> None:
     book.changed(pod("busy", ready=True), first=False)
     book.changed(pod("kept", ready=True), first=False)

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import STAGES, Done
+from rlhfless_operator.controller.cluster_report import PodsReport
+from rlhfless_operator.knative import ForbiddenError
 from rlhfless_operator.platforms import slot_pool
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.pod_watch import PodWatch
-from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim
+from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim, claim
 from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.slot_webhook import giving_slots
@@ -91,7 +93,7 @@ async def test_three_stages_take_turns_on_one_gpu_and_each_pod_starts_once(clust
         assert cluster.most_awake(pods) == 1
         for name, pod in (await job.pods()).items():
             spec = pod.model_dump(by_alias=True)["spec"]
-            assert spec["resourceClaims"] == [
+            assert list(spec["resourceClaims"]) == [
                 {"name": "rlhfless-default-0-0", "resourceClaimName": "rlhfless-default-0-0"}
             ]
             assert spec["containers"][0]["resources"]["claims"] == [{"name": "rlhfless-default-0-0"}]
@@ -200,7 +202,7 @@ async def test_a_pod_that_cannot_sleep_is_replaced(cluster: SlottedCluster, monk
         assert running is not None and running.function is not None
         running.function.sleep_seconds = 600
         assert isinstance((await job.run("work=0", "learning"))[-1], Done)
-        assert stuck not in await job.pods()
+        await until(lambda: stuck in job.now("ended"), lambda: job.changes)
 
 
 async def test_a_claim_that_is_deleted_under_its_pods_is_made_again(
@@ -242,11 +244,12 @@ async def test_pods_leave_a_claim_that_is_being_deleted(
         await claims.patch(cluster.namespace, claim, finalizers)
         async with job.running("work=600") as (busy, _):
             await claims.delete(cluster.namespace, claim)
-            await until(lambda: any("being deleted" in problem for problem in job.problems), lambda: job.problems)
+            await until(lambda: any("slots: ResourceClaims are being deleted" in each for each in job.problems))
             await until(lambda: len(job.now("ended")) == 1)
             assert job.now("ended") == first - {busy}, "a task is never interrupted"
         await until(lambda: job.now("ended") == first)
         await claims.patch(cluster.namespace, claim, {"metadata": {"finalizers": None}})
+        await until(lambda: job.problems[-1] == "slots: ", lambda: job.problems)
         await job.until(2, "asleep")
         assert isinstance((await job.run("work=0", "learning"))[-1], Done)
 
@@ -287,5 +290,87 @@ async def test_a_pod_that_the_webhook_did_not_see_never_works(cluster: SlottedCl
     cluster.knative.admit = None
     async with cluster.job(slots=cluster.slots()) as job:
         await job.platform.hold("generation", 1)
-        await until(lambda: any("has no slots" in problem for problem in job.problems), lambda: job.problems)
+        await until(lambda: any("generation: " in each and "has no slots" in each for each in job.problems))
         await until(lambda: bool(job.now("ended")))
+
+
+# --- what a job says when its slots can't be had ---
+
+
+def told(job: JobUnderTest) -> str:
+    """What a user reads in the job's condition PodsHealthy, after all that was told."""
+    said = [""]
+    report = PodsReport(lambda kind, true, reason, message: said.append(message))
+    for problem in job.problems:
+        report.trouble(problem)
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("0/1 nodes are available: 1 cannot allocate all claims.", "give the pool no more gpus than its driver offers"),
+        ("0/1 nodes are available: request gpu: device class gpu.test does not exist.", "kubectl get deviceclasses"),
+    ],
+)
+async def test_why_a_claim_is_not_allocated_is_told_in_the_schedulers_words(
+    cluster: SlottedCluster, message: str, remedy: str
+) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    cluster.knative.pod_status = {"phase": "Pending", "conditions": [condition]}
+    async with cluster.job(slots=cluster.slots()) as job:
+        await job.platform.hold("generation", 1)
+        await until(lambda: message in told(job) and remedy in told(job), lambda: job.problems)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("missing", "Pending: it names ResourceClaims that are not there: rlhfless-default-1-0"),
+        ("ending", "Pending: it names ResourceClaims that are being deleted: rlhfless-default-0-0"),
+        ("there", "Pending: the scheduler has not looked at it, though its ResourceClaims are there"),
+    ],
+)
+async def test_a_pod_of_which_the_scheduler_says_nothing_is_told_of(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch, what: str, message: str
+) -> None:
+    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.2)
+    claims = cluster.client.resource(CLAIMS)
+    one = cluster.slots(1)
+    # Nobody makes this one again: the pool of the test has one slot.
+    other = claim(cluster.namespace, "default", "gpu.test", 1, 0)
+    cluster.knative.pod_status = {"phase": "Pending"}
+    async with cluster.job(slots=one) as job:
+        if what == "missing":
+            await claims.create(other)
+            await claims.delete(cluster.namespace, "rlhfless-default-0-0")
+        await job.platform.hold("generation", 1)
+        (name,) = await job.until(1, "starting")
+        if what == "missing":
+            await claims.delete(cluster.namespace, "rlhfless-default-1-0")
+        elif what == "ending":
+            await claims.patch(cluster.namespace, "rlhfless-default-0-0", {"metadata": {"finalizers": ["test/in-use"]}})
+            await claims.delete(cluster.namespace, "rlhfless-default-0-0")
+        await until(lambda: f"generation: {name}: {message}; " in told(job), lambda: job.problems)
+        if what == "ending":
+            await claims.patch(cluster.namespace, "rlhfless-default-0-0", {"metadata": {"finalizers": None}})
+
+
+async def test_claims_that_are_refused_later_are_told_of_until_they_are_there(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
+    refusal = ForbiddenError(403, "Forbidden", 'resourceclaims "x" is forbidden: exceeded quota: team')
+    async with cluster.job(slots=(slots := cluster.slots())) as job:
+        create = slots.pool._claims.create
+
+        async def refused(manifest: Any) -> Any:
+            raise refusal
+
+        monkeypatch.setattr(slots.pool._claims, "create", refused)
+        await cluster.client.resource(CLAIMS).delete(cluster.namespace, "rlhfless-default-0-0")
+        await until(lambda: "exceeded quota: team" in told(job), lambda: job.problems)
+        assert "raise the quota" in told(job)
+        assert told(job).startswith("slots: the slots of pool default in namespace")
+        monkeypatch.setattr(slots.pool._claims, "create", create)
+        await until(lambda: told(job) == "", lambda: job.problems)

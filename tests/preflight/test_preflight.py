@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.pods import PodsSpec
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.preflight import ClusterLook, Finding, preflight, stages_of
 from rlhfless_operator.preflight.cluster import check_store
 from tests.clusters.control_plane import ApiServer, control_plane
@@ -105,6 +105,7 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
         "quota of default": "error",
         "permissions": "ok",
         "definition": "error",
+        "turns": "ok",
         "release": "unknown",
         "artifacts": "ok",
     }
@@ -140,6 +141,58 @@ async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServe
 
 
 @with_api_server
+async def test_a_pool_with_a_device_class_is_compared_with_what_there_is(server: ApiServer, tmp_path: Path) -> None:
+    def settings(**pool: Any) -> ClusterSettings:
+        pods = PodsSpec.model_validate({"resources": {"limits": {"nvidia.com/gpu": 2}}})
+        pools = {"default": PoolSettings.model_validate({"gpus": 4, "deviceClass": "gpu.test", **pool})}
+        return SETTINGS.model_copy(update={"pods": pods, "pools": pools, "artifacts": str(tmp_path)})
+
+    findings = await ask(server.kubeconfig, settings())
+    assert "turns" not in findings
+    assert "there is none at all" in findings["pool default"].message
+    assert findings["instances in pool default"].verdict == "error", "two GPUs a pod, and groups of one"
+    api = "/apis/resource.k8s.io/v1"
+    create_at_v1(server, f"{api}/deviceclasses", "DeviceClass", "gpu.test", DEVICE_CLASS)
+    create_at_v1(server, f"{api}/resourceslices", "ResourceSlice", "gpu", RESOURCE_SLICE)
+    findings = await ask(server.kubeconfig, settings(deviceClass="gpu.other"))
+    assert "there are: gpu.test" in findings["pool default"].message
+    findings = await ask(server.kubeconfig, settings(gpusPerGroup=2))
+    assert {name: found.verdict for name, found in findings.items() if "pool" in name} == {
+        "pool default": "warning",
+        "instances in pool default": "ok",
+    }
+    assert "offer 2 devices of gpu.test in groups of 2" in findings["pool default"].message
+    findings = await ask(server.kubeconfig, SETTINGS)
+    assert "there are devices of DeviceClass gpu.test" in findings["turns"].message
+
+
+@with_api_server
+async def test_a_server_without_claims_is_told_so(tmp_path: Path) -> None:
+    pools = {"default": PoolSettings(gpus=4, device_class="gpu.test")}
+    with control_plane(tmp_path, ["--runtime-config=resource.k8s.io/v1=false"]) as older:
+        findings = await ask(older.kubeconfig, SETTINGS.model_copy(update={"pools": pools}))
+        assert findings["pool default"].verdict == "error"
+        assert "has no resource.k8s.io/v1" in findings["pool default"].message
+        findings = await ask(older.kubeconfig, SETTINGS)
+        assert "for that the API server (v1." in findings["turns"].message
+
+
+DEVICE_CLASS = {"selectors": [{"cel": {"expression": "device.driver == 'gpu.test'"}}]}
+RESOURCE_SLICE = {
+    "driver": "gpu.test",
+    "nodeName": "gpu",
+    "pool": {"name": "gpu", "generation": 1, "resourceSliceCount": 1},
+    "devices": [{"name": f"gpu-{index}"} for index in range(3)],
+}
+
+
+def create_at_v1(server: ApiServer, path: str, kind: str, name: str, spec: dict[str, Any]) -> None:
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    status, answer = server.request("POST", path, body)
+    assert status == 201, answer
+
+
+@with_api_server
 async def test_permissions_of_the_operators_account_are_looked_at(server: ApiServer) -> None:
     settings = SETTINGS.model_copy(update={"namespaces": ("default",)})
     findings = await ask(server.kubeconfig, settings, service_account="rlhfless/rlhfless")
@@ -162,7 +215,9 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
     findings = await ask(anonymous, SETTINGS)
     assert {
         check: found.verdict for check, found in findings.items() if check not in ("artifacts", "volumes")
-    } == dict.fromkeys(("knative", "capacity", "quota of default", "permissions", "definition", "release"), "unknown")
+    } == dict.fromkeys(
+        ("knative", "capacity", "quota of default", "permissions", "definition", "turns", "release"), "unknown"
+    )
 
 
 def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,40 @@ _logger = logging.getLogger(__name__)
 _WAITING_SECONDS = 5.0
 """For the preflight, where what it looks at keeps a job from beginning."""
 _REMEDIES = (
+    (
+        "device class .* does not exist",
+        "install the driver of these GPUs, or mend deviceClass of the pool in the chart: kubectl get deviceclasses",
+    ),
+    (
+        "cannot allocate all claims",
+        "wait for GPUs that others have, add nodes with GPUs, or give the pool no more gpus than its driver offers:"
+        " kubectl get resourceslices",
+    ),
+    (
+        "resourceclaim not available on the node",
+        "its GPU is on a certain node: make room there, or ask for less in spec.pods.resources",
+    ),
+    ("must have at most 256 items", "256 pods share its GPU: lower generation.instances.max, or end other jobs"),
+    (
+        "failed calling webhook .*slots.rlhfless.io",
+        "see that the operator's pods run, and that API servers reach their port (quickRelease.port of the chart)",
+    ),
+    (
+        "has no slots|slots.rlhfless.io.* denied the request",
+        "see that the pool's claims are there (kubectl get resourceclaims), and that the chart's"
+        " MutatingWebhookConfiguration has slots.rlhfless.io",
+    ),
+    (
+        "ResourceClaims that are not there",
+        "the operator makes those of its pools again within seconds; if they stay away, delete the pod: the next one"
+        " gets others",
+    ),
+    (
+        "ResourceClaims (that )?are being deleted",
+        "a claim goes with its last pod, and is made again: kubectl describe resourceclaim says which pods it has",
+    ),
+    ("the scheduler has not looked at it", "see that kube-scheduler runs: kubectl get pods --namespace kube-system"),
+    ('cannot \\w+ resource "resourceclaims"', "grant it, as the chart does with rbac.create: true"),
     ("Insufficient", "wait for what is in use, add nodes, or lower generation.instances.max"),
     ("untolerated taint", "tolerate the taint in spec.pods.tolerations"),
     ("didn't match Pod's node affinity", "mend spec.pods.nodeSelector or spec.pods.affinity: no node is like that"),
@@ -35,7 +69,8 @@ _OTHERWISE = "see `kubectl describe pods --selector rlhfless.io/job=JOB`"
 class PodsReport:
     """Keeps the condition `PodsHealthy` of one job.
 
-    A stage has a problem from the moment that one is told until a pod of it has become ready.
+    A stage has a problem from the moment that one is told until a pod of it has become ready, and none that the problem
+    names is starting still. Slots have one until they are told to have none.
 
     Args:
         tell: sets conditions.
@@ -48,9 +83,12 @@ class PodsReport:
         self._told: str | None = None
 
     def trouble(self, problem: str) -> None:
-        """What keeps pods from working, after the stage's name and a colon."""
-        stage, _, message = problem.partition(": ")
-        self._problems[stage] = message
+        """What keeps pods from working, after the stage's name, or `slots`, and a colon; nothing is over."""
+        about, _, message = problem.partition(": ")
+        if message:
+            self._problems[about] = message
+        else:
+            self._problems.pop(about, None)
         self._publish()
 
     def changed(self, change: StateChange) -> None:
@@ -59,12 +97,14 @@ class PodsReport:
             self._starting.add(change.instance)
         elif change.instance in self._starting:
             self._starting.remove(change.instance)
-            if change.state in ("idle", "busy"):
+            problem = self._problems.get(change.stage, "")
+            waiting = any(f"{name}: " in problem for name in self._starting)
+            if change.state in ("idle", "busy", "asleep") and not waiting:
                 self._problems.pop(change.stage, None)
                 self._publish()
 
     def _publish(self) -> None:
-        lines = [f"{stage}: {problem}; {remedy_of(problem)}" for stage, problem in sorted(self._problems.items())]
+        lines = [f"{about}: {problem}; {remedy_of(problem)}" for about, problem in sorted(self._problems.items())]
         message = "\n".join(lines)
         if message != self._told:
             self._told = message

@@ -50,11 +50,14 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 report.changed(change)
 
             async def look_around() -> list[Finding]:
-                # A role in some namespaces allows to list no nodes, and to read no definition.
+                # A role in some namespaces allows to list no nodes and devices, and to read no definition.
                 everywhere = not settings.namespaces
                 installed = await look.at_installation(definition=everywhere)
                 stages = stages_of(settings, job, resource.namespace)
-                return [*await look.at_job(stages, resource.namespace, nodes=everywhere), *installed]
+                needed = await look.at_job(stages, resource.namespace, nodes=everywhere)
+                used = {stage.slots.pool for stage in stages if stage.slots is not None}
+                turns = await look.at_turns(stages, used) if used and everywhere else []
+                return [*needed, *turns, *installed]
 
             platform = KnativePlatform(
                 client,

@@ -54,7 +54,8 @@ class KnativePlatform:
         stall_seconds: longest silence of a stream that has begun.
         slots: the job's part in those of its namespace, for the stages whose pods use them in turns.
         on_state: told of every change of a pod's state.
-        on_problem: told what keeps pods from working, whenever that has changed.
+        on_problem: told what keeps pods from working, whenever that has changed, after a stage's name or `slots` and a
+            colon; nothing stands after it when that is over.
     """
 
     def __init__(

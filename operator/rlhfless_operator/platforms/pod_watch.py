@@ -54,9 +54,22 @@ class PodStatus(KubernetesModel):
     init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
+class PodClaim(KubernetesModel):
+    """A ResourceClaim that a pod names."""
+
+    resource_claim_name: str = ""
+
+
+class PodSpec(KubernetesModel):
+    """What a pod asks for."""
+
+    resource_claims: tuple[PodClaim, ...] = ()
+
+
 class Pod(KubernetesObject):
     """A pod, as far as the platform looks at it."""
 
+    spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
@@ -84,6 +97,10 @@ class PodView:
     """Whether waiting alone does not mend it."""
     slots: tuple[str, ...] = ()
     """Names of the ResourceClaims that it uses in turns with others."""
+    claims: tuple[str, ...] = ()
+    """Names of all ResourceClaims that have to be there for it to start."""
+    overlooked: bool = False
+    """Whether it waits for a node, and the scheduler has not said anything of it yet."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -124,6 +141,8 @@ def view_of(pod: Pod) -> PodView | None:
         fatal=fatal,
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
+        claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),
+        overlooked=pod.status.phase == "Pending" and "PodScheduled" not in conditions and not deleting,
     )
 
 

@@ -27,8 +27,12 @@ def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
 
 def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> dict[Stage, int]:
     """GPUs of an instance of each stage: what its pods' limits ask for."""
-    stages = pods_by_stage(job, defaults)
-    return {stage: int(Decimal(_limits(pods).get(pool.resource, "0"))) for stage, pods in stages.items()}
+    return {stage: gpus_of(pods, pool) for stage, pods in pods_by_stage(job, defaults).items()}
+
+
+def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
+    """GPUs of a pool that an instance with these pods asks for."""
+    return int(Decimal(_limits(pods).get(pool.resource, "0")))
 
 
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:

@@ -6,7 +6,7 @@ instance needs at once are a *group*. Every pod of a group names all of its clai
 one node, and its container uses as many as it needs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,23 @@ def claim(namespace: str, pool: str, device_class: str, group: int, index: int) 
         },
         "spec": {"devices": {"requests": [{"name": _REQUEST, "exactly": {"deviceClassName": device_class}}]}},
     }
+
+
+def why_overlooked(named: Iterable[str], there: Collection[str], ending: Collection[str]) -> str:
+    """What keeps the scheduler from looking at a pod, of which it then says nothing: neither a condition nor an event.
+
+    Args:
+        named: claims that the pod names.
+        there: claims that there are, those that are being deleted included.
+        ending: claims that are being deleted.
+    """
+    missing = sorted(set(named) - set(there))
+    held = sorted(set(named) & set(ending))
+    if missing:
+        return f"Pending: it names ResourceClaims that are not there: {', '.join(missing)}"
+    if held:
+        return f"Pending: it names ResourceClaims that are being deleted: {', '.join(held)}"
+    return "Pending: the scheduler has not looked at it, though its ResourceClaims are there"
 
 
 def claim_selector(pool: str) -> str:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.knative import ApiError, ConflictError, InvalidError, KnativeClient, NotFoundError
+from rlhfless_operator.knative import (
+    ApiError,
+    ConflictError,
+    InvalidError,
+    KnativeClient,
+    NotFoundError,
+    UnavailableError,
+)
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, claim, claim_selector
@@ -49,8 +56,29 @@ class SlotUser(Protocol):
     def put_to_sleep(self, pod: str) -> None:
         """Another pod needs its slots."""
 
-    def condemned(self, slots: frozenset[str], problem: str) -> None:
-        """Slots take no new pods: theirs have to go. Also told when there are none any more."""
+    def reviewed(self, claims: "ClaimsReview") -> None:
+        """The claims were looked at."""
+
+    def trouble(self, problem: str) -> None:
+        """What keeps slots from being there; empty when nothing does any more."""
+
+
+@dataclass(frozen=True)
+class ClaimsReview:
+    """The claims of a pool at one look."""
+
+    there: frozenset[str]
+    """All of them."""
+    ending: frozenset[str]
+    """Those that are being deleted."""
+    condemned: frozenset[str]
+    """Those whose pods have to go, as one of their group is being deleted: it takes no new pods."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with them; empty if nothing is."""
+        names = ", ".join(sorted(self.ending))
+        return f"ResourceClaims are being deleted: {names}; their pods follow" if names else ""
 
 
 @dataclass(frozen=True)
@@ -244,18 +272,20 @@ class SlotPool:
         async with self._making:
             found = (await self._claims.list(self._namespace, label_selector=claim_selector(self._name))).items
             there = {each.metadata.name for each in found}
+            made: set[str] = set()
             for group in range(self.size // self._together):
                 for index in range(self._together):
                     manifest = claim(self._namespace, self._name, self._device_class, group, index)
                     if manifest["metadata"]["name"] not in there:
                         with contextlib.suppress(ConflictError):
                             await self._claims.create(manifest)
+                        made.add(manifest["metadata"]["name"])
         ending = [each.metadata for each in found if each.metadata.deletion_timestamp is not None]
         groups = {each.labels.get(GROUP_LABEL) for each in ending}
         condemned = frozenset(each.metadata.name for each in found if each.metadata.labels.get(GROUP_LABEL) in groups)
-        names = ", ".join(sorted(each.name for each in ending))
+        review = ClaimsReview(frozenset(there | made), frozenset(each.name for each in ending), condemned)
         for user, _ in list(self._users.values()):
-            user.condemned(condemned, f"ResourceClaims are being deleted: {names}; their pods follow" if names else "")
+            user.reviewed(review)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(_KEPT_SECONDS)
@@ -273,8 +303,11 @@ class SlotPool:
             await asyncio.sleep(_REVIEW_SECONDS)
             try:
                 await self._make_claims()
-            except ApiError as error:
+            except UnavailableError as error:
                 _logger.warning("slots of %s: %s", self._namespace, self._explained(error))
+            except ApiError as error:
+                for user, _ in list(self._users.values()):
+                    user.trouble(self._explained(error))
 
     def _explained(self, error: ApiError) -> str:
         match error:

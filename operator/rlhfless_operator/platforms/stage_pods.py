@@ -31,6 +31,8 @@ class _Pod:
     """Whether it has given its slots' memory back."""
     falling_asleep: bool = False
     """Whether it is doing so."""
+    suspicion: str = ""
+    """What keeps it from starting, though Kubernetes says nothing of it."""
     proven: bool = False
     """Whether it has worked before its readiness was told: news of that is on its way."""
 
@@ -38,6 +40,11 @@ class _Pod:
     def kept(self) -> bool:
         """Whether it is there, and not on its way out."""
         return self.busy or self.view is None or not self.view.deleting
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it; empty if nothing is known."""
+        return (self.view.problem if self.view is not None else "") or self.suspicion
 
 
 @dataclass
@@ -84,9 +91,18 @@ class StagePods:
             late = not first and age > _LATE_SECONDS
             self._enter(view.name, pod, "starting", before=age if late else 0.0)
         pod.view = view
+        if not view.overlooked:
+            pod.suspicion = ""
         pod.proven = pod.proven and not view.ready
         self._settle(view.name, pod)
         self.on_change()
+
+    def suspect(self, instance: str, suspicion: str) -> None:
+        """What keeps a pod from starting, though Kubernetes says nothing of it; empty if nothing does."""
+        pod = self._pods.get(instance)
+        if pod is not None and pod.suspicion != suspicion:
+            pod.suspicion = suspicion
+            self.on_change()
 
     def gone(self, view: PodView) -> None:
         """A pod is no more."""
@@ -232,10 +248,10 @@ class StagePods:
     def problem(self, instance: str | None = None) -> str:
         """What is wrong with a pod, or with the stage's pods; empty if nothing is known."""
         if instance is not None:
-            view = self.view(instance)
-            found = view.problem if view is not None else self._ended.get(instance, "")
+            pod = self._pods.get(instance)
+            found = pod.problem if pod is not None and pod.view is not None else self._ended.get(instance, "")
             return f"{instance}: {found}" if found else ""
-        problems = {name: pod.view.problem for name, pod in self._pods.items() if pod.view and pod.view.problem}
+        problems = {name: pod.problem for name, pod in self._pods.items() if pod.problem}
         return "; ".join(f"{name}: {problem}" for name, problem in (problems or self._ended).items())
 
     def hopeless(self) -> bool:

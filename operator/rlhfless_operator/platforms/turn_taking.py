@@ -14,7 +14,8 @@ from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.dispatch import Queue
 from rlhfless_operator.platforms.manifests import PORT
 from rlhfless_operator.platforms.pod_watch import PodView
-from rlhfless_operator.platforms.slot_pool import SlotPool
+from rlhfless_operator.platforms.slot_claims import why_overlooked
+from rlhfless_operator.platforms.slot_pool import ClaimsReview, SlotPool
 from rlhfless_operator.platforms.stage_pods import StagePods
 from rlhfless_operator.platforms.stream import run_task, shows_work
 
@@ -37,7 +38,8 @@ class TurnTaking:
         token: the job's own.
         remove: deletes a pod that does not answer.
         problem: what is wrong with a stage's pods; empty if nothing is known.
-        on_problem: told what keeps pods from their slots, whenever that has changed.
+        on_problem: told what keeps pods from their slots, whenever that has changed, after a stage's name or `slots`
+            and a colon; without a text after it when nothing does any more.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class TurnTaking:
         self._on_problem = on_problem
         self._condemned: frozenset[str] = frozenset()
         self._reported = ""
+        self._overlooked: set[str] = set()
+        """Pods of which the scheduler had said nothing at the last look."""
         self._ending: set[str] = set()
         self._processes: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -189,14 +193,27 @@ class TurnTaking:
         book.falls_asleep(pod)
         self._spawn(self._sleep(book, pod))
 
-    def condemned(self, slots: frozenset[str], problem: str) -> None:
-        """Slots take no new pods: theirs have to go."""
-        self._condemned = slots
+    def reviewed(self, claims: ClaimsReview) -> None:
+        """The claims were looked at: pods of those that take no new ones have to go, and pods that wait without a word
+        of the scheduler's since the look before are told of."""
+        self._condemned = claims.condemned
+        self.trouble(claims.problem)
+        overlooked = set()
+        for book in self._books.values():
+            for name in book.names:
+                view = book.view(name)
+                if view is not None and view.overlooked:
+                    overlooked.add(name)
+                    if name in self._overlooked:
+                        book.suspect(name, why_overlooked(view.claims, claims.there, claims.ending))
+        self._overlooked = overlooked
+        self._evict()
+
+    def trouble(self, problem: str) -> None:
+        """What keeps slots from being there; empty when nothing does any more."""
         if problem != self._reported:
             self._reported = problem
-            if problem:
-                self._on_problem(problem)
-        self._evict()
+            self._on_problem(f"slots: {problem}")
 
     # --- the rest ---
 
@@ -205,7 +222,7 @@ class TurnTaking:
         if not view.slots:
             problem = f"{view.name} has no slots: the operator's webhook was not asked about it"
             _logger.error("%s", problem)
-            self._on_problem(problem)
+            self._on_problem(f"{view.stage}: {problem}")
             self._spawn(self._remove(view.stage, view.name))
             return
         self._pool.arrived(self, view.name, view.slots, asleep=not first)

@@ -10,6 +10,7 @@ from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.manifests import SlotsWanted
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 from rlhfless_operator.preflight.knative_settings import autoscaler_changes, deployment_changes, longest_request
@@ -41,6 +42,8 @@ class StagePods:
     pods: PodsSpec
     most: int = 1
     """How many there may be at a time."""
+    slots: SlotsWanted | None = None
+    """What they use in turns, besides what `pods` ask for; None where they have GPUs of their own, or none."""
 
 
 def check_version(version: str) -> Finding:
@@ -163,7 +166,7 @@ def check_capacity(allocatable: Sequence[Mapping[str, str]], stages: Sequence[St
     check = "capacity"
     problems = []
     for stage in stages:
-        for resource, amount in _extended(stage.pods):
+        for resource, amount in _extended(stage):
             largest = max((quantity(node.get(resource, "0")) for node in allocatable), default=0.0)
             total = sum(quantity(node.get(resource, "0")) for node in allocatable)
             if largest < amount:
@@ -194,7 +197,7 @@ def check_quota(quotas: Sequence[Mapping[str, Any]], stages: Sequence[StagePods]
         name, hard = quota["metadata"]["name"], quota.get("spec", {}).get("hard", {})
         used = quota.get("status", {}).get("used", {})
         for stage in stages:
-            for resource, amount in _extended(stage.pods):
+            for resource, amount in _extended(stage):
                 key, most = f"requests.{resource}", amount * stage.most
                 if key not in hard:
                     continue
@@ -242,11 +245,12 @@ def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any])
     return Finding(check, "ok", f"{NAME} {VERSION} has every field of this release")
 
 
-def _extended(pods: PodsSpec) -> Iterator[tuple[str, float]]:
-    """Extended resources of a pod, such as `nvidia.com/gpu`."""
-    limits = (pods.resources.limits if pods.resources else None) or {}
+def _extended(stage: StagePods) -> Iterator[tuple[str, float]]:
+    """Extended resources of a pod, such as `nvidia.com/gpu`. What pods use in turns they don't ask for."""
+    resources = stage.pods.resources
+    limits = (resources.limits if resources else None) or {}
     for resource, amount in limits.items():
-        if "/" in resource:
+        if "/" in resource and (stage.slots is None or resource != stage.slots.resource):
             yield resource, quantity(amount)
 
 

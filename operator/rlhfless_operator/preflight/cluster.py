@@ -2,8 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -16,8 +17,8 @@ from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction, service
-from rlhfless_operator.platforms.room import pods_by_stage, room_in_pool
+from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction, service
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_of, pods_by_stage, room_in_pool
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -32,12 +33,16 @@ from rlhfless_operator.preflight.checks import (
     check_version,
     check_volumes,
 )
+from rlhfless_operator.preflight.devices import DynamicResources
 from rlhfless_operator.preflight.findings import Finding
-from rlhfless_operator.preflight.permissions import PERMISSIONS, Permission, check_permissions
+from rlhfless_operator.preflight.permissions import PERMISSIONS, TURNS_PERMISSIONS, Permission, check_permissions
+from rlhfless_operator.preflight.turns import check_instances, check_pool, pools_with_turns, say_turns
 
 _MAPS = ("features", "autoscaler", "defaults", "deployment")
 _PATIENCE_SECONDS = 5.0
 _PREFLIGHT = "preflight"
+_DEVICES = "resource.k8s.io"
+_DEVICE_KINDS = ("deviceclasses", "resourceslices")
 _Object = dict[str, Any]
 Fetched = TypeVar("Fetched")
 
@@ -66,13 +71,15 @@ async def preflight(
     place = namespace or (job.metadata.namespace if job else None) or "default"
     with suppress(ForbiddenError):
         await look.reach()
+    stages = stages_of(settings, job, place)
     everything = await asyncio.gather(
-        look.at_job(stages_of(settings, job, place), place),
+        look.at_job(stages, place),
+        look.at_turns(stages, pools_with_turns(settings.pools)),
         look.at_installation(),
         asyncio.to_thread(check_store, settings.artifacts),
     )
-    needed, installed, store = everything
-    return [*needed, *installed, check_release(settings), store]
+    needed, turns, installed, store = everything
+    return [*needed, *turns, *installed, check_release(settings), store]
 
 
 class ClusterLook:
@@ -123,6 +130,25 @@ class ClusterLook:
         findings.append(quotas if isinstance(quotas, Finding) else check_quota(quotas, stages, namespace))
         return findings
 
+    async def at_turns(self, stages: Sequence[StagePods], names: Collection[str]) -> list[Finding]:
+        """What pools need whose GPUs pods use in turns, or what the cluster lacks for that where there are none.
+
+        Args:
+            stages: pods of a job.
+            names: of pools with a DeviceClass.
+        """
+        pools = {name: self._settings.pools[name] for name in names}
+        found = await self._once("devices", lambda: _devices(self._transport, sure=bool(pools)))
+        if isinstance(found, Finding):
+            return [found]
+        if not pools:
+            return [say_turns(found)]
+        findings = [check_pool(name, pool, found) for name, pool in pools.items()]
+        for name, pool in pools.items():
+            of_pool = [stage for stage in stages if stage.slots and stage.slots.pool == name]
+            findings += [check_instances(name, pool, of_pool)] if of_pool else []
+        return findings
+
     async def at_installation(self, *, definition: bool = True) -> list[Finding]:
         """What every job needs: the operator's permissions and the definition of jobs.
 
@@ -130,8 +156,9 @@ class ClusterLook:
             definition: whether to look at the latter, which takes a right in the whole cluster.
         """
         account = self._service_account
+        wanted = (*PERMISSIONS, *(TURNS_PERMISSIONS if self._settings.has_slots else ()))
         looks: list[Awaitable[Finding]] = [
-            self._once(f"permissions in {where}", partial(_permissions, self._transport, where, account))
+            self._once(f"permissions in {where}", partial(_permissions, self._transport, wanted, where, account))
             for where in self._settings.namespaces or (None,)
         ]
         if definition:
@@ -158,12 +185,21 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
         namespace: of the job.
     """
     if job is None:
-        return [StagePods("every stage", settings.pods)]
+        return [StagePods("every stage", settings.pods, slots=_slots(settings, DEFAULT_POOL, settings.pods))]
     actors = actor_range(job.spec, room_in_pool(job, settings, namespace))
+    pool = job.spec.pool or DEFAULT_POOL
     return [
-        StagePods(stage, pods, actors.most if stage == "generation" else 1)
+        StagePods(stage, pods, actors.most if stage == "generation" else 1, _slots(settings, pool, pods))
         for stage, pods in pods_by_stage(job, settings.pods).items()
     ]
+
+
+def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted | None:
+    """What pods use in turns, if their pool has a DeviceClass."""
+    pool = pools_with_turns(settings.pools).get(name)
+    if pool is None or not (gpus := gpus_of(pods, pool)):
+        return None
+    return SlotsWanted(name, gpus, pool.resource)
 
 
 def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
@@ -218,14 +254,42 @@ async def _quotas(transport: Transport, namespace: str) -> list[Mapping[str, Any
         return Finding(f"quota of {namespace}", "unknown", f"quotas can't be listed: {error.message}")
 
 
-async def _permissions(transport: Transport, namespace: str | None, service_account: str | None) -> Finding:
+async def _devices(transport: Transport, *, sure: bool) -> DynamicResources | Finding:
+    """What there is for pods to use GPUs in turns.
+
+    Args:
+        sure: whether to list devices; else that is done only where this account may, as no pool needs it.
+    """
+    try:
+        server = str((await _get(transport, "/version"))["gitVersion"])
+        group: _Object = {"versions": []}
+        with suppress(NotFoundError):
+            group = await _get(transport, f"/apis/{_DEVICES}")
+        found = DynamicResources(server, tuple(each["version"] for each in group["versions"]))
+        rights = [Permission(_DEVICES, resource, "list") for resource in _DEVICE_KINDS]
+        if not found.has_claims:
+            return found
+        if not sure and not all([await _allowed(transport, right, None, None) for right in rights]):
+            return found
+    except ApiError as error:
+        return Finding("turns", "unknown", f"the API server won't say what it serves: {error.message}")
+    try:
+        classes, slices = [(await _get(transport, f"/apis/{_DEVICES}/v1/{kind}"))["items"] for kind in _DEVICE_KINDS]
+    except ApiError as error:
+        return replace(found, refusal=error.message)
+    return replace(found, classes={each["metadata"]["name"]: each for each in classes}, slices=slices)
+
+
+async def _permissions(
+    transport: Transport, wanted: Sequence[Permission], namespace: str | None, service_account: str | None
+) -> Finding:
     try:
         answers = await asyncio.gather(
-            *(_allowed(transport, permission, namespace, service_account) for permission in PERMISSIONS)
+            *(_allowed(transport, permission, namespace, service_account) for permission in wanted)
         )
     except ApiError as error:
         return Finding("permissions", "unknown", f"the API server won't say: {error.message}")
-    return check_permissions(dict(zip(PERMISSIONS, answers, strict=True)), namespace)
+    return check_permissions(dict(zip(wanted, answers, strict=True)), namespace)
 
 
 async def _allowed(

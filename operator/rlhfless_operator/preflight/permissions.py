@@ -35,6 +35,10 @@ PERMISSIONS: tuple[Permission, ...] = tuple(
     Permission(group, resource, verb) for (group, resource), verbs in _RIGHTS.items() for verb in verbs.split()
 )
 """In every namespace with jobs."""
+TURNS_PERMISSIONS: tuple[Permission, ...] = tuple(
+    Permission("resource.k8s.io", "resourceclaims", verb) for verb in ("list", "create", "delete")
+)
+"""In every namespace with jobs too, where pods use GPUs in turns."""
 
 
 def check_permissions(allowed: Mapping[Permission, bool], namespace: str | None) -> Finding:
