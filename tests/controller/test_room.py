@@ -44,6 +44,11 @@ def test_a_number_that_the_job_names_counts(jobs: Jobs, tmp_path: Path) -> None:
     assert actors_of(jobs, tmp_path, POOLS, generation={"instances": {"max": 2}}) == 2
 
 
+def test_no_more_actors_are_planned_than_the_pool_can_ever_have_at_a_time(jobs: Jobs, tmp_path: Path) -> None:
+    """The others would wait for them, and the plan would be wrong."""
+    assert actors_of(jobs, tmp_path, POOLS, generation={"instances": {"min": 4, "max": 8}}) == 3
+
+
 def test_where_nothing_says_what_there_is_a_job_has_one_actor(jobs: Jobs, tmp_path: Path) -> None:
     assert actors_of(jobs, tmp_path, {}) == 1
 

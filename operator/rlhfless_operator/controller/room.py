@@ -23,16 +23,18 @@ class Room:
         self._settings = settings
 
     async def actors(self, resource: JobResource, job: RLHFJob) -> ActorRange:
-        """The instances that the job names, or else those that its pool and its namespace's quotas have room for.
+        """The instances that the job names, as far as its pool can have them at a time; or else those that its pool and
+        its namespace's quotas have room for.
 
         Quotas that the operator may not read count as none.
 
         Raises:
             PlatformUnavailableError: the API server does not answer.
         """
-        if job.spec.generation.instances.max is not None:
-            return actor_range(job.spec)
         pool = room_in_pool(job, self._settings, resource.namespace)
+        if job.spec.generation.instances.max is not None:
+            named = actor_range(job.spec)
+            return named.within(pool) if pool else named
         quota = room_in_quotas(job, self._settings, await self._quotas_of(resource.namespace))
         return actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
 
