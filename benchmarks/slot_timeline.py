@@ -4,6 +4,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rlhfless_operator.platforms.base import StateChange
@@ -74,10 +75,8 @@ class Timeline:
         found: list[float] = []
         for spans in by_slot.values():
             work = sorted((each for each in spans if each.state == "busy"), key=lambda each: each.start)
-            for first, then in zip(work, work[1:], strict=False):
-                between = [
-                    each for each in spans if each.state == "switching" and first.end <= each.start < then.start
-                ]
+            for first, then in pairwise(work):
+                between = [each for each in spans if each.state == "switching" and first.end <= each.start < then.start]
                 if first.pod != then.pod and between:
                     found.append(sum(each.end - each.start for each in between) / scale)
         if not found:

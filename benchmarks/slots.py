@@ -2,9 +2,9 @@
 
     KUBEBUILDER_ASSETS=... python benchmarks/slots.py [--jobs 1 2 4] [--steps 6] [--time-scale 0.2] [--json FILE]
 
-Whole jobs go through the operator: driver, pool, slots, Knative's Services, webhook, ledger. The API server is real (from
-KUBEBUILDER_ASSETS, the convention of envtest), Knative is emulated, and each pod is a process that rehearses on an
-emulated GPU. The jobs have the lengths of a scenario of the simulator, each drawn anew. They are carried out
+Whole jobs go through the operator: driver, pool, slots, Knative's Services, webhook, ledger. The API server is real
+(from KUBEBUILDER_ASSETS, the convention of envtest), Knative is emulated, and each pod is a process that rehearses on
+an emulated GPU. The jobs have the lengths of a scenario of the simulator, each drawn anew. They are carried out
 
 - one after the other, each with all slots to itself;
 - in turns: all at once on all slots;
@@ -35,6 +35,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.slot_timeline import Timeline  # noqa: E402
+
 from rlhfless_operator.controller.context import MakePlatform, Tell  # noqa: E402
 from rlhfless_operator.controller.functions import knative_platforms  # noqa: E402
 from rlhfless_operator.controller.main import OpenPlatforms, Operator  # noqa: E402
@@ -55,6 +56,7 @@ from tests.controller.operator_harness import Jobs, fresh_namespace, job_server 
 from tests.prerequisites import HAS_API_SERVER  # noqa: E402
 
 _POLL_SECONDS = 0.1
+_HOW = ("alone", "together", "apart")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ async def cluster_with_operator(
 async def run_jobs(
     server: ApiServer, folder: Path, setting: Setting, numbers: Sequence[int], *, apart: bool = False
 ) -> dict[str, Any]:
-    """Run some jobs at once to their ends, on all slots or each on its own part; what it came to, in emulated seconds."""
+    """Run some jobs at once to their ends, on all slots or each on its own part. All seconds are emulated ones."""
     part = setting.part(len(numbers)) if apart else setting
     pools = {f"own-{number}": part.pool() for number in numbers} if apart else {"default": setting.pool()}
     timeline, ends = Timeline(), {}
@@ -217,7 +219,9 @@ def summary(alone: dict[int, dict[str, Any]], together: dict[int, Any], apart: d
         sequence = [alone[number] for number in range(count)]
         seconds = sum(run["seconds"] for run in sequence)
         busy = sum(run["seconds"] * run["shares"]["busy"] for run in sequence) / seconds
-        rows.append({"jobs": count, "how": "one after the other", "seconds": seconds, "busy": busy, "times_as_fast": 1.0})
+        rows.append(
+            {"jobs": count, "how": "one after the other", "seconds": seconds, "busy": busy, "times_as_fast": 1.0}
+        )
         for how, runs in (("in turns", together), ("each on slots of its own", apart)):
             if count not in runs:
                 continue
@@ -240,7 +244,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> Table:
             row["how"],
             f"{row['seconds']:.0f}",
             *(f"{row[name]:.1%}" if name in row else "" for name in ("busy", "busy_while_all_work", "switching")),
-            f"{row['times_as_fast']:.2f}",
+            f"{row.get('times_as_fast', 1.0):.2f}",
             f"{row['longest_against_alone']:.2f}" if "longest_against_alone" in row else "",
         )
     return table
@@ -250,20 +254,22 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="Jobs that take turns on slots.")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="how many jobs at a time")
-    parser.add_argument("--scenario", default="paper-3b-gsm8k-grpo", help="of the simulator: model, GPU, lengths, batch")
+    parser.add_argument(
+        "--scenario", default="paper-3b-gsm8k-grpo", help="of the simulator: model, GPU, lengths, batch"
+    )
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--learner-gpus", type=int, default=4, help="GPUs of a learner, and of a group of slots")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--startup", type=float, default=30.0, help="emulated seconds in which a pod starts")
     parser.add_argument("--time-scale", type=float, default=0.2, help="seconds here for each emulated second")
-    parser.add_argument("--only", choices=["alone", "together", "apart"], nargs="+", default=["alone", "together", "apart"])
+    parser.add_argument(
+        "--only", choices=["alone", "together", "apart"], nargs="+", default=["alone", "together", "apart"]
+    )
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     given = parser.parse_args()
     if not HAS_API_SERVER:
         raise SystemExit("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver; see setup-envtest")
-    setting = Setting(
-        given.scenario, given.slots, given.learner_gpus, given.steps, given.startup, given.time_scale
-    )
+    setting = Setting(given.scenario, given.slots, given.learner_gpus, given.steps, given.startup, given.time_scale)
     with tempfile.TemporaryDirectory(prefix="slots-") as name, job_server(Path(name)) as server:
         os.environ["KUBECONFIG"] = str(server.kubeconfig)
         result = asyncio.run(_measure(server, Path(name), setting, given.jobs, given.only))

@@ -63,9 +63,7 @@ async def rehearsing_functions(log: Path) -> AsyncIterator[Launch]:
         }
         await forks.fork(options)
         await process.listens
-        return RunningFunction(
-            host, PORT, lambda: process.end(signal.SIGTERM), lambda: process.end(signal.SIGKILL)
-        )
+        return RunningFunction(host, PORT, lambda: process.end(signal.SIGTERM), lambda: process.end(signal.SIGKILL))
 
     forks = ForkServer(log, emulated=True, on_report=heard, on_end=all_ended)
     try:

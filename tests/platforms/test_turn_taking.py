@@ -96,7 +96,8 @@ async def test_three_stages_take_turns_on_one_gpu_and_each_pod_starts_once(clust
             ]
             assert spec["containers"][0]["resources"]["claims"] == [{"name": "rlhfless-default-0-0"}]
             states = job.states(name)
-            assert states[:4] == ["starting", "asleep", "switching", "busy"]
+            assert states[:3] == ["starting", "asleep", "busy"], "what it loads first is part of its first task"
+            assert states.count("busy") == 3
             assert "draining" not in states
         # The last one stays awake until somebody needs the GPU.
         assert len(cluster.awake()) == 1
@@ -200,7 +201,7 @@ async def test_a_pod_that_cannot_sleep_is_replaced(cluster: SlottedCluster, monk
         assert running is not None and running.function is not None
         running.function.sleep_seconds = 600
         assert isinstance((await job.run("work=0", "learning"))[-1], Done)
-        assert stuck not in await job.pods()
+        await until(lambda: stuck in job.now("ended"))
 
 
 async def test_a_claim_that_is_deleted_under_its_pods_is_made_again(
