@@ -56,35 +56,44 @@ def test_a_learner_keeps_the_slots_that_it_can_have_until_it_has_them_all():
     assert take_turns(waiting, use(TWO_GROUPS, awake=("actor-a",))).granted == {3: "actor-c"}
 
 
-def test_actors_leave_a_group_to_a_learner_where_they_can():
+def test_actors_leave_a_group_to_other_jobs_learners_where_they_can():
     homes = {**TWO_GROUPS, "other": ("c", "d")}
     turns = take_turns([task(1, "actor-b", "actor-d")], use(homes, awake=("actor-c",)))
     assert turns.granted == {1: "actor-d"}, "a learner could have a and b, and c is at work"
+    turns = take_turns([task(1, "actor-a", "actor-c")], use(homes, jobs={"other": "job"}))
+    assert turns.granted == {1: "actor-c"}, "the job's own learner comes after its actors"
 
 
-def test_the_higher_priority_comes_first_then_the_job_with_fewer_slots_then_with_less_use():
+def test_the_higher_priority_comes_first_then_the_job_that_had_less():
     waiting = [task(1, "actor-a", job="low"), task(2, "actor-a", job="high", priority=1)]
     assert take_turns(waiting, use(TWO_GROUPS)).granted == {2: "actor-a"}
     waiting = [task(1, "actor-a", job="one"), task(2, "actor-a", job="other")]
     assert take_turns(waiting, use(TWO_GROUPS)).granted == {1: "actor-a"}
-    assert take_turns(waiting, use(TWO_GROUPS, held={"one": 1})).granted == {2: "actor-a"}
     assert take_turns(waiting, use(TWO_GROUPS, used={"one": 9.0, "other": 1.0})).granted == {2: "actor-a"}
 
 
-def test_equals_get_equal_parts():
+def test_what_is_nearer_to_the_end_of_its_step_comes_first():
+    waiting = [task(1, "actor-a", job="one"), task(2, "actor-a", job="other", place=1)]
+    assert take_turns(waiting, use(TWO_GROUPS, used={"other": 100.0})).granted == {2: "actor-a"}
+
+
+def test_the_tasks_of_a_stage_go_together():
+    """Or the jobs would all end their generation at the same time, and leave slots free at the same time."""
     waiting = [task(number, *(f"one-{slot}" for slot in "abcd"), job="one") for number in range(4)]
     waiting += [task(number, *(f"other-{slot}" for slot in "abcd"), job="other") for number in range(4, 8)]
     homes = {f"{job}-{slot}": (slot,) for job in ("one", "other") for slot in "abcd"}
     granted = take_turns(waiting, use(homes)).granted
-    assert Counter(name.split("-")[0] for name in granted.values()) == {"one": 2, "other": 2}
+    assert Counter(name.split("-")[0] for name in granted.values()) == {"one": 4}
+    granted = take_turns(waiting, use(homes, used={"one": 100.0, "other": 10.0})).granted
+    assert Counter(name.split("-")[0] for name in granted.values()) == {"other": 4}
 
 
 def test_a_task_that_many_have_passed_comes_before_all_of_its_priority():
     patient = task(1, "actor-a", job="greedy", passed=MOST_PASSED)
     fresh, urgent = task(2, "actor-a", job="modest"), task(3, "actor-a", job="urgent", priority=1)
-    held = {"greedy": 3}
-    assert take_turns([patient, fresh], use(TWO_GROUPS, held=held)).granted == {1: "actor-a"}
-    assert take_turns([patient, fresh, urgent], use(TWO_GROUPS, held=held)).granted == {3: "actor-a"}
+    used = {"greedy": 3.0}
+    assert take_turns([patient, fresh], use(TWO_GROUPS, used=used)).granted == {1: "actor-a"}
+    assert take_turns([patient, fresh, urgent], use(TWO_GROUPS, used=used)).granted == {3: "actor-a"}
 
 
 def test_nobody_wakes_where_somebody_may_be_awake_unseen():
@@ -108,6 +117,7 @@ class PoolInSteps:
     waiting: dict[int, WaitingTask] = field(default_factory=dict)
     leaving: set[str] = field(default_factory=set)
     served: list[int] = field(default_factory=list)
+    used: Counter[str] = field(default_factory=Counter)
 
     def awake(self) -> set[str]:
         return {holder for holder in self.holders.values() if holder is not None}
@@ -119,14 +129,18 @@ class PoolInSteps:
                 each.job,
                 [name for name in each.instances if name not in self.busy and name not in self.leaving],
                 each.priority,
+                each.place,
                 each.passed,
             )
             for number, each in self.waiting.items()
         }
         before = set(self.busy)
-        held = Counter(name.split("-")[0] for name in self.busy for _ in self.homes[name])
+        for name in self.busy:
+            self.used[name.split("-")[0]] += len(self.homes[name])
         idle = self.awake() - before - self.leaving
-        turns = take_turns(list(able.values()), SlotUse(self.homes, self.holders, idle, self.leaving, (), held))
+        turns = take_turns(
+            list(able.values()), SlotUse(self.homes, self.holders, {}, idle, self.leaving, (), self.used)
+        )
         assert set(turns.sleeps) <= idle, "nobody who works is disturbed"
         assert len(turns.sleeps) == len(set(turns.sleeps))
         self.leaving |= set(turns.sleeps)
@@ -146,7 +160,7 @@ class PoolInSteps:
 
     @staticmethod
     def _of(each: WaitingTask):
-        return each.number, each.job, each.instances, each.priority
+        return each.number, each.job, each.instances, each.priority, each.place
 
     def fall_asleep(self, name: str) -> None:
         self.leaving.discard(name)
@@ -179,7 +193,8 @@ def test_every_task_gets_its_turn_and_no_slot_has_two(pool: PoolInSteps, data: s
             instances = [name for name in pool.homes if name.rsplit("-", 1)[0] == kind]
             number += 1
             priority = data.draw(st.integers(0, 1))
-            pool.waiting[number] = WaitingTask(number, kind.split("-")[0], instances, priority)
+            place = ("actor", "prep", "learner").index(kind.split("-")[1])
+            pool.waiting[number] = WaitingTask(number, kind.split("-")[0], instances, priority, place)
         pool.turn()
         if pool.busy and data.draw(st.booleans()):
             del pool.busy[data.draw(st.sampled_from(sorted(pool.busy)))]

@@ -3,7 +3,6 @@
 A slot is a share of GPUs that instances use in turns, one awake at a time. An instance has the same slots all its life.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,8 @@ class WaitingTask:
     """Those without a task that could take it, awake or asleep, in order of preference."""
     priority: int = 0
     """The higher comes first."""
+    place: int = 0
+    """Of its stage in the step: what is nearer to the step's end has the higher one."""
     passed: int = 0
     """Tasks of its priority that came later and went before it."""
 
@@ -35,14 +36,14 @@ class SlotUse:
     """The slots of each instance."""
     holders: Mapping[str, str | None]
     """The instance that is awake on each slot."""
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    """The job of each instance."""
     idle: Collection[str] = ()
     """Instances that are awake without a task: they may be put to sleep."""
     leaving: Collection[str] = ()
     """Instances that give their slots back already."""
     closed: Collection[str] = ()
     """Slots of which nobody knows who is awake on them."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """Slots on which each job has a task."""
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU-seconds that each job has had lately."""
 
@@ -62,10 +63,12 @@ class Turns:
 def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
     """Decide who goes next on slots that are free, or whose instance has no task. Nobody at work is disturbed.
 
-    One task after the other is given an instance: of the highest priority first, among equals those of the job with the
-    fewest slots (max-min fairness), then of the job that had the fewest GPU-seconds lately, then in their order. A task
-    that too many have passed comes before them. A task that can't have all of its slots yet keeps those that it can
-    have, or tasks that need fewer would take them for ever; the others go past it.
+    One task after the other is given an instance: of the highest priority first, among equals what is nearest to the
+    end of its step, then what is of the job that had the fewest GPU-seconds lately, then in their order. So one job's
+    stages follow each other while another's wait. To give each job the same number of slots would have all of them end
+    their stages at the same time, and leave slots free at the same time. A task that too many have passed comes before
+    them. A task that can't have all of its slots yet keeps those that it can have, or tasks that need fewer would take
+    them for ever; the others go past it.
     """
     return _Round(tasks, use).turns()
 
@@ -74,13 +77,11 @@ class _Round:
     def __init__(self, tasks: Sequence[WaitingTask], use: SlotUse) -> None:
         self._use = use
         self._waiting = list(tasks)
-        self._held: dict[str, int] = defaultdict(int, use.held)
         yielding = {*use.idle, *use.leaving}
         free = {slot for slot, holder in use.holders.items() if holder is None or holder in yielding}
         self._open = free - set(use.closed)
         self._taken: set[str] = set()
         """Instances that have been given a task."""
-        self._company = self._companies()
         self._turns = Turns()
 
     def turns(self) -> Turns:
@@ -91,7 +92,7 @@ class _Round:
             instances = [name for name in task.instances if name not in self._taken]
             able = [name for name in instances if self._open.issuperset(self._use.homes[name])]
             if able:
-                self._give(task, min(able, key=lambda name: (self._rank(name), instances.index(name))))
+                self._give(task, min(able, key=lambda name: (self._rank(task, name), instances.index(name))))
                 continue
             blocked.append(task)
             if instances:
@@ -104,14 +105,19 @@ class _Round:
     def _key(self, task: WaitingTask) -> tuple[int, bool, int, float, int]:
         if task.passed >= MOST_PASSED:
             return -task.priority, False, 0, 0.0, task.number
-        return -task.priority, True, self._held[task.job], self._use.used.get(task.job, 0.0), task.number
+        return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
-    def _rank(self, name: str) -> tuple[bool, int, int]:
-        """Whoever is awake comes first, then who is in nobody's way, then those on slots that no large instance could
-        have now anyway."""
-        home = self._use.homes[name]
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int]:
+        """Whoever is awake comes first, then who has nobody to put to sleep, then who is on slots that the fewest large
+        instances of other jobs could have now: a job's own stages come one after the other."""
+        home = set(self._use.homes[name])
         others = {self._use.holders[slot] for slot in home} - {None, name}
-        return name not in self._use.idle, len(others), -min(self._company[slot] for slot in home)
+        large = sum(
+            len(each) > len(home) and not home.isdisjoint(each) and self._open.issuperset(each)
+            for other, each in self._use.homes.items()
+            if self._use.jobs.get(other) != task.job
+        )
+        return name not in self._use.idle, len(others), large
 
     def _give(self, task: WaitingTask, name: str) -> None:
         home = self._use.homes[name]
@@ -123,13 +129,3 @@ class _Round:
         # Whoever is put to sleep takes no task in this round.
         self._taken |= others
         self._open -= set(home)
-        self._held[task.job] += len(home)
-
-    def _companies(self) -> dict[str, int]:
-        """By slot, the most slots at work beside it in the home of an instance that has several."""
-        company: dict[str, int] = defaultdict(int)
-        for home in self._use.homes.values():
-            busy = len(set(home) - self._open)
-            for slot in home if len(home) > 1 else ():
-                company[slot] = max(company[slot], busy)
-        return company

@@ -9,10 +9,11 @@ class RecentUse:
 
     Args:
         now: monotonic seconds.
+        seconds: GPU-seconds that it begins with.
     """
 
-    def __init__(self, now: float) -> None:
-        self._seconds = 0.0
+    def __init__(self, now: float, seconds: float = 0.0) -> None:
+        self._seconds = seconds
         self._at = now
 
     def charge(self, gpus: int, now: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import ApiError, ConflictError, InvalidError, KnativeClient, NotFoundError
 from rlhfless_operator.planner.turns import SlotUse, Turns, WaitingTask, take_turns
 from rlhfless_operator.planner.usage import RecentUse
@@ -146,7 +146,9 @@ class SlotPool:
             raise PlatformUnavailableError(
                 f"namespace {self._namespace} has no GPUs of pool {self._name}; have it named in the pool's namespaces"
             )
-        self._users[user.job] = _Member(user, share, RecentUse(time.monotonic()))
+        # Whoever comes later has no claim to what the others had before.
+        used = min(self._use().used.values(), default=0.0)
+        self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
         try:
             await self._make_claims()
         except ApiError as error:
@@ -211,7 +213,7 @@ class SlotPool:
         """
         number = next(self._numbers)
         priority = self._users[user.job].share.priority if user.job in self._users else 0
-        self._waiting[number] = _Waiting(user, stage, WaitingTask(number, user.job, (), priority))
+        self._waiting[number] = _Waiting(user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage)))
         self._turns = None
         try:
             while (pod := self._decided().granted.get(number)) is None:
@@ -268,10 +270,10 @@ class SlotPool:
         return SlotUse(
             homes=self._account.homes,
             holders=self._account.holders,
+            jobs={pod: owner.job for pod, owner in self._owners.items()},
             idle=idle,
             leaving=leaving,
             closed={slot for pod in self._unsettled for slot in self._account.of(pod)},
-            held=held,
             used={job: member.use.charge(held[job], now) for job, member in self._users.items()},
         )
 
