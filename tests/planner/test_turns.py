@@ -64,6 +64,12 @@ def test_actors_leave_a_group_to_other_jobs_learners_where_they_can():
     assert turns.granted == {1: "actor-c"}, "the job's own learner comes after its actors"
 
 
+def test_actors_leave_the_slots_of_their_own_preparation_alone_where_they_can():
+    homes = {**TWO_GROUPS, "preparation": ("c",)}
+    jobs = dict.fromkeys(homes, "job")
+    assert take_turns([task(1, "actor-c", "actor-d")], use(homes, jobs=jobs)).granted == {1: "actor-d"}
+
+
 def test_the_higher_priority_comes_first_then_the_job_that_had_less():
     waiting = [task(1, "actor-a", job="low"), task(2, "actor-a", job="high", priority=1)]
     assert take_turns(waiting, use(TWO_GROUPS)).granted == {2: "actor-a"}

@@ -107,17 +107,22 @@ class _Round:
             return -task.priority, False, 0, 0.0, task.number
         return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
-    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int]:
-        """Whoever is awake comes first, then who has nobody to put to sleep, then who is on slots that the fewest large
-        instances of other jobs could have now: a job's own stages come one after the other."""
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int, int]:
+        """Whoever is awake comes first, and then who has nobody to put to sleep. Of the others, first who is not where
+        another stage of its job has an instance of its size, which may have a task before this one ends: preparation
+        works while others generate. Then who is on slots that the fewest large instances of other jobs could have now;
+        a job's own learner comes after its other stages."""
         home = set(self._use.homes[name])
-        others = {self._use.holders[slot] for slot in home} - {None, name}
+        holders = {self._use.holders[slot] for slot in home} - {None, name}
+        neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
+        mine = {other for other in neighbours if self._use.jobs.get(other) == task.job} - set(task.instances)
+        small = sum(len(self._use.homes[other]) <= len(home) for other in mine)
         large = sum(
-            len(each) > len(home) and not home.isdisjoint(each) and self._open.issuperset(each)
-            for other, each in self._use.homes.items()
+            len(self._use.homes[other]) > len(home) and self._open.issuperset(self._use.homes[other])
+            for other in neighbours
             if self._use.jobs.get(other) != task.job
         )
-        return name not in self._use.idle, len(others), large
+        return name not in self._use.idle, len(holders), small, large
 
     def _give(self, task: WaitingTask, name: str) -> None:
         home = self._use.homes[name]
