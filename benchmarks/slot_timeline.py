@@ -54,12 +54,16 @@ class Timeline:
         """When a stage of a job worked for the first time."""
         return min(each.start for each in self.spans if (each.job, each.stage, each.state) == (job, stage, "busy"))
 
-    def shares(self, slots: int, start: float, end: float) -> dict[str, float]:
-        """Parts of all slots' time between two moments: at work, changing hands, awake without work, and free."""
+    def shares(self, slots: int, start: float, end: float, *, job: str | None = None) -> dict[str, float]:
+        """Parts of all slots' time between two moments: at work, changing hands, awake without work, and free.
+
+        Args:
+            job: the only one that counts; all if left out.
+        """
         seconds: dict[str, float] = defaultdict(float)
         for each in self.spans:
             held = max(0.0, min(end, each.end) - max(start, each.start))
-            if each.state in _AWAKE:
+            if each.state in _AWAKE and job in (None, each.job):
                 seconds[each.state] += held * len(self._homes.get(each.pod, ()))
         whole = slots * (end - start)
         shares = {state: seconds[state] / whole for state in _AWAKE}

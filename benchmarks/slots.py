@@ -1,6 +1,6 @@
 """Jobs that take turns on slots: time to the end of all, and how busy the slots are.
 
-    KUBEBUILDER_ASSETS=... python benchmarks/slots.py [--jobs 1 2 4] [--steps 6] [--time-scale 0.2] [--json FILE]
+    KUBEBUILDER_ASSETS=... python benchmarks/slots.py [--jobs 1 2 4] [--steps 5] [--time-scale 0.2] [--json FILE]
 
 Whole jobs go through the operator: driver, pool, slots, Knative's Services, webhook, ledger. The API server is real
 (from KUBEBUILDER_ASSETS, the convention of envtest), Knative is emulated, and each pod is a process that rehearses on
@@ -8,7 +8,7 @@ an emulated GPU. The jobs have the lengths of a scenario of the simulator, each 
 
 - one after the other, each with all slots to itself;
 - in turns: all at once on all slots;
-- on slots of their own: all at once, each on an equal part of the slots, which it shares with nobody.
+- apart: all at once, each on an equal part of the slots, which it shares with nobody.
 
 All seconds in the results are emulated ones. What this machine itself takes is in them, divided by the time scale.
 """
@@ -56,7 +56,7 @@ from tests.controller.operator_harness import Jobs, fresh_namespace, job_server 
 from tests.prerequisites import HAS_API_SERVER  # noqa: E402
 
 _POLL_SECONDS = 0.1
-_HOW = ("alone", "together", "apart")
+_HOW = ("alone", "in turns", "apart")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def observed(timeline: Timeline) -> OpenPlatforms:
 
 @asynccontextmanager
 async def cluster_with_operator(
-    server: ApiServer, folder: Path, setting: Setting, pools: dict[str, PoolSettings], timeline: Timeline
+    server: ApiServer, folder: Path, pools: dict[str, PoolSettings], timeline: Timeline
 ) -> AsyncIterator[Jobs]:
     """A namespace whose jobs an operator runs, on pods that rehearse."""
     async with api_client(server) as api, rehearsing_functions(folder / "functions.log") as launch:
@@ -175,75 +175,84 @@ async def cluster_with_operator(
                 await operating
 
 
-async def run_jobs(
-    server: ApiServer, folder: Path, setting: Setting, numbers: Sequence[int], *, apart: bool = False
-) -> dict[str, Any]:
-    """Run some jobs at once to their ends, on all slots or each on its own part. All seconds are emulated ones."""
-    part = setting.part(len(numbers)) if apart else setting
-    pools = {f"own-{number}": part.pool() for number in numbers} if apart else {"default": setting.pool()}
-    timeline, ends = Timeline(), {}
-    async with cluster_with_operator(server, folder, setting, pools, timeline) as jobs:
+async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int, how: str) -> dict[str, Any]:
+    """Run so many jobs at once to their ends; all seconds are emulated ones.
+
+    Args:
+        how: on the same slots (`in turns`), each on its part of them (`apart`), or each on as many slots of its own as
+            there are (`alone`): emulated GPUs cost nothing.
+    """
+    part = setting.part(count) if how == "apart" else setting
+    names = [f"job-{number}" for number in range(count)]
+    pools = {name: part.pool() for name in names} if how != "in turns" else {"default": setting.pool()}
+    timeline, ends = Timeline(), dict[str, float]()
+    async with cluster_with_operator(server, folder, pools, timeline) as jobs:
         begun = time.monotonic()
-        for number in numbers:
-            pool = f"own-{number}" if apart else "default"
-            await asyncio.to_thread(jobs.apply, job_of(number, part, folder, pool, f"job-{number}"))
-        waiting = set(numbers)
-        while waiting:
-            for number in sorted(waiting):
-                status = await asyncio.to_thread(jobs.status, f"job-{number}")
+        for number, name in enumerate(names):
+            pool = "default" if how == "in turns" else name
+            await asyncio.to_thread(jobs.apply, job_of(number, part, folder, pool, name))
+        while len(ends) < count:
+            for name in [name for name in names if name not in ends]:
+                status = await asyncio.to_thread(jobs.status, name)
                 if status.get("phase") == "Failed":
-                    raise SystemExit(f"job-{number} failed: {status}")
+                    raise SystemExit(f"{name} failed: {status}")
                 if status.get("phase") == "Succeeded":
-                    ends[number] = time.monotonic() - begun
-                    waiting.discard(number)
+                    ends[name] = time.monotonic()
             await asyncio.sleep(_POLL_SECONDS)
-        ended = time.monotonic()
     scale = setting.time_scale
-    # All jobs are past their pods' starts, and none has ended.
-    all_work = (max(timeline.first_work(f"job-{number}", "learning") for number in numbers), begun + min(ends.values()))
+    seconds = {name: (end - begun) / scale for name, end in ends.items()}
+    if how == "alone":
+        shares = {name: timeline.shares(setting.slots, begun, end, job=name) for name, end in ends.items()}
+        return {"seconds": seconds, "shares": shares}
+    # From when all jobs are past their first batch until the first one has ended.
+    middle = max(timeline.first_work(name, "learning") for name in names), min(ends.values())
     return {
-        "jobs": len(numbers),
-        "seconds": (ended - begun) / scale,
-        "ends": {f"job-{number}": seconds / scale for number, seconds in ends.items()},
-        "shares": timeline.shares(setting.slots, begun, ended),
-        "shares_while_all_work": timeline.shares(setting.slots, *all_work),
+        "seconds": seconds,
+        "shares": timeline.shares(setting.slots, begun, max(ends.values())),
+        "shares_while_all_work": timeline.shares(setting.slots, *middle),
         "changes_of_hands": timeline.changes_of_hands(scale),
         "pods": timeline.pods,
     }
 
 
-def summary(alone: dict[int, dict[str, Any]], together: dict[int, Any], apart: dict[int, Any]) -> list[dict[str, Any]]:
+def summary(runs: dict[str, Any], counts: Sequence[int]) -> list[dict[str, Any]]:
     """The rows of the table."""
-    rows = []
-    for count in sorted(together):
-        sequence = [alone[number] for number in range(count)]
-        seconds = sum(run["seconds"] for run in sequence)
-        busy = sum(run["seconds"] * run["shares"]["busy"] for run in sequence) / seconds
-        rows.append(
-            {"jobs": count, "how": "one after the other", "seconds": seconds, "busy": busy, "times_as_fast": 1.0}
-        )
-        for how, runs in (("in turns", together), ("each on slots of its own", apart)):
-            if count not in runs:
+    alone, rows = runs["alone"], []
+    for count in counts:
+        names = [f"job-{number}" for number in range(count)]
+        sequence = sum(alone["seconds"][name] for name in names)
+        busy = sum(alone["seconds"][name] * alone["shares"][name]["busy"] for name in names) / sequence
+        rows.append({"jobs": count, "how": "one after the other", "seconds": sequence, "busy": busy})
+        for how in ("in turns", "apart"):
+            if (run := runs.get(f"{count} {how}")) is None:
                 continue
-            run = runs[count]
-            longest = max(run["ends"][f"job-{n}"] / alone[n]["ends"][f"job-{n}"] for n in range(count))
-            rows.append({
-                "jobs": count, "how": how, "seconds": run["seconds"], "busy": run["shares"]["busy"],
-                "switching": run["shares"]["switching"], "busy_while_all_work": run["shares_while_all_work"]["busy"],
-                "times_as_fast": seconds / run["seconds"], "longest_against_alone": longest,
-            })  # fmt: skip
+            seconds = max(run["seconds"].values())
+            rows.append(
+                {
+                    "jobs": count,
+                    "how": how,
+                    "seconds": seconds,
+                    "busy": run["shares"]["busy"],
+                    "switching": run["shares"]["switching"],
+                    "busy_while_all_work": run["shares_while_all_work"]["busy"],
+                    "switching_while_all_work": run["shares_while_all_work"]["switching"],
+                    "times_as_fast": sequence / seconds,
+                    "longest_against_alone": max(run["seconds"][name] / alone["seconds"][name] for name in names),
+                }
+            )
     return rows
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows for the terminal."""
-    table = Table("jobs", "how", "seconds", "busy", "while all work", "switching", "times as fast", "longest / alone")
+    columns = ("busy", "switching", "busy_while_all_work", "switching_while_all_work")
+    table = Table("jobs", "how", "seconds", *(each.replace("_", " ") for each in columns), "times as fast", "/ alone")
     for row in rows:
         table.add_row(
             str(row["jobs"]),
             row["how"],
             f"{row['seconds']:.0f}",
-            *(f"{row[name]:.1%}" if name in row else "" for name in ("busy", "busy_while_all_work", "switching")),
+            *(f"{row[name]:.1%}" if name in row else "" for name in columns),
             f"{row.get('times_as_fast', 1.0):.2f}",
             f"{row['longest_against_alone']:.2f}" if "longest_against_alone" in row else "",
         )
@@ -254,54 +263,37 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="Jobs that take turns on slots.")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="how many jobs at a time")
-    parser.add_argument(
-        "--scenario", default="paper-3b-gsm8k-grpo", help="of the simulator: model, GPU, lengths, batch"
-    )
+    parser.add_argument("--scenario", default="paper-3b-gsm8k-grpo", help="of the simulator: model, GPU, lengths")
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--learner-gpus", type=int, default=4, help="GPUs of a learner, and of a group of slots")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--startup", type=float, default=30.0, help="emulated seconds in which a pod starts")
+    parser.add_argument("--learner-gpus", type=int, default=2, help="GPUs of a learner, and of a group of slots")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--startup", type=float, default=10.0, help="emulated seconds in which a pod starts")
     parser.add_argument("--time-scale", type=float, default=0.2, help="seconds here for each emulated second")
-    parser.add_argument(
-        "--only", choices=["alone", "together", "apart"], nargs="+", default=["alone", "together", "apart"]
-    )
+    parser.add_argument("--only", choices=_HOW, nargs="+", default=_HOW, help="leaves the others out")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     given = parser.parse_args()
     if not HAS_API_SERVER:
         raise SystemExit("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver; see setup-envtest")
     setting = Setting(given.scenario, given.slots, given.learner_gpus, given.steps, given.startup, given.time_scale)
+    runs: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="slots-") as name, job_server(Path(name)) as server:
         os.environ["KUBECONFIG"] = str(server.kubeconfig)
-        result = asyncio.run(_measure(server, Path(name), setting, given.jobs, given.only))
-    if given.json is not None:
-        document = {"command": " ".join(["python", *sys.argv]), "setting": vars(setting), **result}
-        document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
-        given.json.write_text(json.dumps(document, indent=2) + "\n")
+        for what, count, how in _runs(given.jobs, given.only):
+            runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how))
+            print(what, json.dumps(runs[what]), file=sys.stderr, flush=True)
+            rows = summary(runs, given.jobs) if "alone" in runs else []
+            if given.json is not None:
+                document = {"command": " ".join(["python", *sys.argv]), "setting": vars(setting)}
+                document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
+                given.json.write_text(json.dumps({**document, "summary": rows, "runs": runs}, indent=2) + "\n")
+    Console().print(table_of(rows))
 
 
-async def _measure(
-    server: ApiServer, folder: Path, setting: Setting, counts: Sequence[int], only: Sequence[str]
-) -> dict[str, Any]:
-    console = Console()
-    alone: dict[int, Any] = {}
-    together: dict[int, Any] = {}
-    apart: dict[int, Any] = {}
-
-    async def note(what: str, runs: dict[int, Any], key: int, numbers: Sequence[int], **options: Any) -> None:
-        runs[key] = await run_jobs(server, folder, setting, numbers, **options)
-        console.print(what, key, json.dumps(runs[key]))
-
-    if "alone" in only:
-        for number in range(max(counts)):
-            await note("alone", alone, number, [number])
-    for count in counts:
-        if "together" in only:
-            await note("in turns", together, count, range(count))
-        if "apart" in only and count > 1:
-            await note("apart", apart, count, range(count), apart=True)
-    rows = summary(alone, together, apart) if alone and together else []
-    console.print(table_of(rows))
-    return {"summary": rows, "alone": alone, "in_turns": together, "on_slots_of_their_own": apart}
+def _runs(counts: Sequence[int], only: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Name, number of jobs and how they are carried out."""
+    runs = [("alone", max(counts), "alone")]
+    runs += [(f"{count} {how}", count, how) for count in counts if count > 1 for how in ("in turns", "apart")]
+    return [run for run in runs if run[2] in only]
 
 
 if __name__ == "__main__":
