@@ -50,6 +50,10 @@ class Timeline:
         """Pods that were ever made."""
         return len(self._homes)
 
+    def work_on(self, slot: str) -> list[Span]:
+        """What pods did on a slot."""
+        return [each for each in self.spans if each.state == "busy" and slot in self._homes.get(each.pod, ())]
+
     def first_work(self, job: str, stage: str) -> float:
         """When a stage of a job worked for the first time."""
         return min(each.start for each in self.spans if (each.job, each.stage, each.state) == (job, stage, "busy"))
@@ -72,15 +76,14 @@ class Timeline:
     def changes_of_hands(self, scale: float) -> dict[str, Any]:
         """How often a slot went from one pod to another that follows at once, and what is between their work: putting
         one to sleep and waking the other. In emulated seconds."""
-        by_slot: dict[str, list[Span]] = defaultdict(list)
-        for each in self.spans:
-            for slot in self._homes.get(each.pod, ()):
-                by_slot[slot].append(each)
         found: list[float] = []
-        for spans in by_slot.values():
-            work = sorted((each for each in spans if each.state == "busy"), key=lambda each: each.start)
+        for slot in {slot for home in self._homes.values() for slot in home}:
+            switches = [
+                each for each in self.spans if each.state == "switching" and slot in self._homes.get(each.pod, ())
+            ]
+            work = sorted(self.work_on(slot), key=lambda each: each.start)
             for first, then in pairwise(work):
-                between = [each for each in spans if each.state == "switching" and first.end <= each.start < then.start]
+                between = [each for each in switches if first.end <= each.start < then.start]
                 if first.pod != then.pod and between:
                     found.append(sum(each.end - each.start for each in between) / scale)
         if not found:

@@ -219,9 +219,11 @@ class SlotPool:
             while (pod := self._decided().granted.get(number)) is None:
                 if (problem := still_hoped_for()) is not None:
                     raise InstanceLostError(problem)
-                with contextlib.suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(_TICK_SECONDS), self._changed:
                         await self._changed.wait()
+                except TimeoutError:
+                    self._turns = None
             self._account.wake(pod)
             user.take(pod)
             self._pass(number, priority)
