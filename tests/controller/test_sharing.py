@@ -94,6 +94,20 @@ async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None
     await b.close()
 
 
+async def test_jobs_whose_pods_take_turns_are_held_up_by_nothing_but_their_slots(job: Callable[..., RLHFJob]) -> None:
+    cluster = Cluster()
+    settings = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, device_class="gpu.test")})
+    make = sharing(cluster, settings)
+    a, b = (make(resource(uid), job(), "root", lambda change: None, tell) for uid in "ab")
+    for shared in (a, b):
+        await shared.open()
+        await shared.hold("generation", 2)
+    assert [platform.held for platform in cluster.platforms.values()] == [{"generation": 2}, {"generation": 2}]
+    for shared in (a, b):
+        await shared.close()
+    assert cluster.platforms["a"].calls == ["open", "close"]
+
+
 async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster()
     shared = sharing(cluster, SETTINGS)(

@@ -70,8 +70,23 @@ def test_learners_of_two_jobs_do_not_meet() -> None:
     assert set(first).isdisjoint(second)
 
 
+def test_a_learner_is_in_the_group_of_its_own_preparation() -> None:
+    """It never works while that does; that of another job may."""
+    residents: list[Resident] = []
+    for job in ("a", "b"):
+        chosen = choose_slots(slots(2, together=2), residents, job, "preparation", 1)
+        assert chosen is not None
+        residents.append(Resident(job, "preparation", chosen))
+    homes = {each.job: each.slots[0].rsplit("-", 1)[0] for each in residents}
+    assert homes["a"] != homes["b"]
+    for job in ("b", "a"):
+        chosen = choose_slots(slots(2, together=2), residents, job, "learning", 2)
+        assert chosen == (f"{homes[job]}-0", f"{homes[job]}-1")
+        residents.append(Resident(job, "learning", chosen))
+
+
 def test_what_a_pod_needs_at_once_is_of_one_group() -> None:
-    residents = [Resident("a", "generation", ("s-0-0",))]
+    residents = [Resident("b", "generation", ("s-0-0",))]
     assert choose_slots(slots(2, together=2), residents, "a", "learning", 2) == ("s-1-0", "s-1-1")
     assert choose_slots(slots(4), [], "a", "learning", 2) is None
     assert choose_slots([], [], "a", "learning", 1) is None

@@ -237,3 +237,19 @@ def test_another_drivers_book_ends_this_one(book: StagePods, told: list[StateCha
     book.forget()
     book.gone(pod(ready=True))
     assert states(told) == ["starting", "idle", "ended"]
+
+
+def test_what_a_fresh_pod_loads_is_part_of_its_first_task_and_a_wake_is_not(told: list[StateChange]) -> None:
+    book = StagePods("learning", told.append, lambda: None, begin_asleep=True)
+    book.changed(pod(), first=False)
+    book.changed(pod(ready=True), first=False)
+    for _ in range(2):
+        book.taken("p")
+        book.works("p")
+        book.left("p")
+        book.falls_asleep("p")
+        book.sleeps("p")
+    assert states(told) == [
+        *("starting", "asleep", "busy", "idle", "switching", "asleep"),
+        *("switching", "busy", "idle", "switching", "asleep"),
+    ]

@@ -98,7 +98,8 @@ async def test_three_stages_take_turns_on_one_gpu_and_each_pod_starts_once(clust
             ]
             assert spec["containers"][0]["resources"]["claims"] == [{"name": "rlhfless-default-0-0"}]
             states = job.states(name)
-            assert states[:4] == ["starting", "asleep", "switching", "busy"]
+            assert states[:3] == ["starting", "asleep", "busy"], "what it loads first is part of its first task"
+            assert states.count("busy") == 3
             assert "draining" not in states
         # The last one stays awake until somebody needs the GPU.
         assert len(cluster.awake()) == 1
@@ -132,6 +133,27 @@ async def test_jobs_of_a_namespace_take_turns(cluster: SlottedCluster) -> None:
         pods = [pod.name for pod in cluster.knative.pods]
         assert len(pods) == 2
         assert cluster.most_awake(pods) == 1
+
+
+async def test_a_stage_whose_task_waits_while_slots_are_free_gets_one_more_pod(cluster: SlottedCluster) -> None:
+    """The convoy: generation is on the slot of the preparation's only pod, and nobody works on the other."""
+    async with cluster.job(stages=("generation", "preparation"), slots=cluster.slots(2)) as job:
+        await job.platform.hold("preparation", 1)
+        (preparer,) = await job.until(1, "asleep")
+        await job.platform.hold("generation", 2)
+        await job.until(3, "asleep")
+        homes = {name: pod.metadata.annotations["rlhfless.io/slots"] for name, pod in (await job.pods()).items()}
+        actors = [job.running("work=600"), job.running("work=600")]
+        names = [(await actor.__aenter__())[0] for actor in actors]
+        preparing = asyncio.ensure_future(job.run("work=0", "preparation"))
+        await asyncio.sleep(0.3)
+        assert set(await job.pods()) == set(homes), "no slot is free for one more"
+        for name, actor in sorted(zip(names, actors, strict=True), key=lambda each: homes[each[0]] == homes[preparer]):
+            await actor.__aexit__(None, None, None)
+            if homes[name] != homes[preparer]:
+                assert isinstance((await preparing)[-1], Done)
+                (fresh,) = set(await job.pods()) - set(homes)
+                assert fresh in cluster.awake()
 
 
 async def test_a_task_waits_until_the_one_before_it_has_ended(cluster: SlottedCluster) -> None:

@@ -107,8 +107,25 @@ def test_what_is_emulated_is_what_the_job_names(rehearsal_job: MakeJob) -> None:
     # GRPO as written here has no reference policy and takes one update a step: nothing is asked of models.
     assert emulation.preparation_token_seconds == 0
     assert emulation.learning_token_seconds == pytest.approx(6 * QWEN_3B.parameters / (GPUS["L40S"].flops * 0.35))
+    assert emulation.preparation_load_seconds == 0
+    assert emulation.learning_move_seconds == pytest.approx(12 * QWEN_3B.parameters / (0.8 * 32e9))
     assert other.step_seconds < emulation.step_seconds
     assert (other.weight_load_seconds, other.startup_seconds) == (1.5, 5.0)
+
+
+def test_a_learner_has_the_gpus_that_learning_names(rehearsal_job: MakeJob) -> None:
+    one, four = (emulation_of(load_job(rehearsal_job(spec={"learning": {"processes": count}}))) for count in (1, 4))
+    assert one is not None and four is not None
+    assert one.learning_token_seconds == pytest.approx(4 * four.learning_token_seconds)
+    assert one.learning_move_seconds == pytest.approx(4 * four.learning_move_seconds)
+    assert one.step_seconds == four.step_seconds
+
+
+def test_preparation_reads_each_model_that_it_asks(rehearsal_job: MakeJob) -> None:
+    algorithm = {"name": "grpo", "kl": {"coefficient": 0.01}}
+    emulation = emulation_of(load_job(rehearsal_job(spec={"algorithm": algorithm}, weightLoad="1.5s")))
+    assert emulation is not None
+    assert emulation.preparation_load_seconds == 1.5
 
 
 def test_a_job_without_the_field_emulates_nothing(tiny_job: MakeJob) -> None:

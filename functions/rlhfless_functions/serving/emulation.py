@@ -55,7 +55,7 @@ class _Emulated:
         """Nothing is held."""
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Nothing takes time to give back."""
 
     def _trace(self) -> TraceLengths:
         self._lengths = self._lengths or read_lengths(self._emulation)
@@ -70,12 +70,15 @@ class _Emulated:
         )
 
     def _take(self, seconds: float, context: TaskContext) -> None:
-        """Let emulated seconds pass.
+        """Let emulated seconds of work pass.
 
         Raises:
             TaskError: `drained`, if the task is told to stop.
         """
         context.awake()
+        self._wait(seconds, context)
+
+    def _wait(self, seconds: float, context: TaskContext) -> None:
         until = time.monotonic() + seconds * self._emulation.time_scale
         while (left := until - time.monotonic()) > 0:
             if context.stop_reason is not None:
@@ -84,7 +87,15 @@ class _Emulated:
 
 
 class EmulatedPreparer(_Emulated):
-    """Preparation: data that fits the trace, and groups without rewards."""
+    """Preparation: data that fits the trace, and groups without rewards. A sleep forgets the models."""
+
+    def __init__(self, emulation: EmulationSettings) -> None:
+        super().__init__(emulation)
+        self._loaded = False
+
+    def sleep(self) -> None:
+        """The models are read again for the next task."""
+        self._loaded = False
 
     def run(
         self, request: MaterializeRequest | PrepareRequest, context: TaskContext
@@ -93,6 +104,9 @@ class EmulatedPreparer(_Emulated):
         if isinstance(request, MaterializeRequest):
             return self._materialize(request)
         tokens = self._tokens(request.key.step, request.samples, request.sampling.max_response_tokens)
+        if not self._loaded:
+            self._wait(self._emulation.preparation_load_seconds, context)
+            self._loaded = True
         self._take(tokens * self._emulation.preparation_token_seconds, context)
         # Every group counts as one that teaches something, so that dynamic sampling draws no other.
         prompts = dict.fromkeys(sample.prompt for sample in request.samples)
@@ -114,7 +128,11 @@ class EmulatedPreparer(_Emulated):
 
 
 class EmulatedLearner(_Emulated):
-    """Learning: names of weights that nobody made."""
+    """Learning: names of weights that nobody made. Its state moves to the host's memory and back."""
+
+    def sleep(self) -> None:
+        """Take as long as moving the state to the host's memory does."""
+        time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
 
     def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
         """Take as long as a training step does."""
@@ -124,6 +142,8 @@ class EmulatedLearner(_Emulated):
         emulation = self._emulation
         begun = time.monotonic()
         tokens = self._tokens(step, request.batch.samples, request.sampling.max_response_tokens)
+        if context.asleep:
+            self._wait(emulation.learning_move_seconds, context)
         self._take(tokens * emulation.learning_token_seconds + emulation.update_seconds, context)
         critic = request.publish_critic
         return LearnResult(

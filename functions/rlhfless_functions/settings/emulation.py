@@ -34,6 +34,10 @@ class EmulationSettings(Settings):
     """Seconds of preparation for each token of a sample, its prompt included."""
     learning_token_seconds: float = Field(default=0.0, ge=0)
     """Seconds of learning for each token of a sample, its prompt included."""
+    preparation_load_seconds: float = Field(default=0.0, ge=0)
+    """Reading the models that preparation asks, before its first task and after each sleep."""
+    learning_move_seconds: float = Field(default=0.0, ge=0)
+    """Moving the learner's state between its GPUs and the host's memory, one way: when it falls asleep and wakes."""
     update_seconds: float = Field(default=0.0, ge=0)
     """The optimizer's step and the publication of the weights."""
     time_scale: float = Field(default=1.0, gt=0)

@@ -7,7 +7,7 @@ from rlhfless_operator.controller.context import ClusterPlatform, MakePlatform, 
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.sharing import Pool
-from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
+from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
@@ -39,7 +39,10 @@ def takes_turns(job: RLHFJob, settings: ClusterSettings) -> bool:
 
 
 class PooledPlatform:
-    """A job's platform in its pool, which it joins when it is opened and leaves when it is closed."""
+    """A job's platform in its pool, which it joins when it is opened and leaves when it is closed.
+
+    Where its pods take turns the slots of its namespace are its part of the pool, and they say whose turn it is.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class PooledPlatform:
                 f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or have it added"
             )
         await self._platform.open()
+        if takes_turns(self._job, self._settings):
+            return
         spec = self._job.spec
         try:
             self._shared = self._pool.join(
@@ -79,30 +84,29 @@ class PooledPlatform:
                 priority=spec.priority,
                 gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
                 keep_alive=spec.keep_alive_seconds(),
-                sleeps=takes_turns(self._job, self._settings),
             )
         except ValueError as error:
             raise PlatformUnavailableError(f"pool {self._name}: {error}") from error
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         """As the pool allows."""
-        await self._opened().hold(stage, count, preload)
+        await self._joined.hold(stage, count, preload)
 
     def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """As the pool allows."""
-        return self._opened().run(request)
+        return self._joined.run(request)
 
     async def close(self) -> None:
         """Leave the pool."""
-        await (self._shared or self._platform).close()
+        await self._joined.close()
 
     async def remove(self) -> None:
         """As the platform does."""
         await self._platform.remove()
 
-    def _opened(self) -> SharedPlatform:
-        assert self._shared is not None, "open() comes first"
-        return self._shared
+    @property
+    def _joined(self) -> Platform:
+        return self._shared or self._platform
 
 
 def _keeping_nothing(job: RLHFJob) -> RLHFJob:

@@ -48,4 +48,5 @@ class SlotPools:
         actors = job.spec.generation.instances.max or room_in_pool(job, self._settings, namespace) or 1
         instances: Mapping[Stage, int] = {"generation": max(actors, job.spec.generation.instances.min)}
         at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())
-        return SlotShare(self._pools[key], at_once, max(each.gpus for each in wanted.values()))
+        largest = max(each.gpus for each in wanted.values())
+        return SlotShare(self._pools[key], at_once, largest, job.spec.priority)

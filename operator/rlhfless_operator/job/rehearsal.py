@@ -19,7 +19,8 @@ class RehearsalSpec(Settings):
     gpu: Literal["A100", "H100", "H200", "L40S"]
     """GPU to emulate: measured latencies where there are some, else computed from its data sheet."""
     gpus: int = Field(default=1, ge=1)
-    """GPUs of an instance, with tensor parallelism."""
+    """GPUs of an instance, with tensor parallelism; a learner has `learning.processes` of them where that is given, and
+    is so many times as fast as one."""
     model: str | None = None
     """Folder of the model whose speed is emulated, or a name that is known, such as `Qwen2.5-7B`; `model.source` if
     left out."""

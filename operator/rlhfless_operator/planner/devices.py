@@ -5,12 +5,15 @@ from typing import Any
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.measured import MEASURED
-from rlhfless_operator.planner.roofline import GPUS, ModelShape, profile
+from rlhfless_operator.planner.roofline import GPUS, HOST_UTILISATION, ModelShape, profile
 
 LEARNING_UTILISATION = 0.35
 """Part of the peak arithmetic that forward and backward passes reach. Assumed."""
 PREPARATION_UTILISATION = 0.5
 """Part of the peak arithmetic that forward passes over whole sequences reach. Assumed."""
+
+STATE_BYTES = 12
+"""Bytes of the learner's state for each trained parameter: weights and AdamW's moments in float32."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -76,3 +79,8 @@ def preparation_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: in
 def learning_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: float) -> float:
     """Seconds of so many forward and backward passes for each token; a forward pass alone is a third of one."""
     return passes * 6 * model.parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)
+
+
+def state_move_seconds(model: ModelShape, gpu: str, gpus: int) -> float:
+    """Seconds in which the learner's state goes from its GPUs to the host's memory, or back."""
+    return STATE_BYTES * model.parameters / (gpus * GPUS[gpu].host_bandwidth * HOST_UTILISATION)

@@ -23,6 +23,8 @@ RESERVED = 0.12
 """Part of a GPU's memory that is neither weights nor KV cache."""
 LOAD_BYTES_PER_SECOND = 4e9
 """Weights from the store or a relay into one GPU."""
+HOST_UTILISATION = 0.8
+"""Part of the link's peak that copies between a GPU and pinned memory of its host reach."""
 
 _BATCHES = (1, 8, 32, 64, 128, 256)
 _CONTEXTS = (128, 512, 2048, 8192)
@@ -39,6 +41,8 @@ class Gpu:
     """Bytes of memory read per second."""
     memory: float
     """Bytes."""
+    host_bandwidth: float
+    """Bytes per second between its memory and its host's, one way."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,10 @@ class ModelShape:
         return 2 * self.parameters
 
 
-L40S = Gpu("L40S", 362e12, 864e9, 48e9)
-A100 = Gpu("A100", 312e12, 2039e9, 80e9)
-H100 = Gpu("H100", 989e12, 3350e9, 80e9)
-H200 = Gpu("H200", 989e12, 4800e9, 141e9)
+L40S = Gpu("L40S", 362e12, 864e9, 48e9, 32e9)
+A100 = Gpu("A100", 312e12, 2039e9, 80e9, 32e9)
+H100 = Gpu("H100", 989e12, 3350e9, 80e9, 64e9)
+H200 = Gpu("H200", 989e12, 4800e9, 141e9, 64e9)
 GPUS = {gpu.name: gpu for gpu in (L40S, A100, H100, H200)}
 
 QWEN_3B = ModelShape("Qwen2.5-3B", 3.09e9, 36_864, 36)

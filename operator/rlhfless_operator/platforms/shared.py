@@ -9,10 +9,8 @@ from typing import Any
 
 from rlhfless_functions.api import STAGES, Event, RunRequest, Stage
 from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
+from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.platforms.base import Platform, Preload
-
-_HALF_LIFE_SECONDS = 1800.0
-"""Use of the pool counts half after this time."""
 
 Clock = Callable[[], float]
 
@@ -39,7 +37,6 @@ class GpuPool:
         priority: int,
         gpus: Mapping[Stage, int],
         keep_alive: Mapping[Stage, float],
-        sleeps: bool = False,
     ) -> "SharedPlatform":
         """Let a job in.
 
@@ -48,14 +45,13 @@ class GpuPool:
             job: its unique id.
             gpus: GPUs of an instance of each stage.
             keep_alive: seconds that an instance without work is kept, as long as the pool allows it.
-            sleeps: whether an instance without work sleeps, so that the pool need not allow it.
 
         Raises:
             ValueError: an instance of it is larger than the pool, or than its namespace's quota.
         """
         for stage, count in gpus.items():
             check_feasible(Claim(job, stage, namespace, count, working=0, wanted=1), self._pool)
-        joined = SharedPlatform(self, platform, job, namespace, priority, gpus, keep_alive, self._clock, sleeps)
+        joined = SharedPlatform(self, platform, job, namespace, priority, gpus, keep_alive, self._clock)
         self._jobs[job] = joined
         return joined
 
@@ -84,7 +80,6 @@ class SharedPlatform:
         gpus: Mapping[Stage, int],
         keep_alive: Mapping[Stage, float],
         clock: Clock,
-        sleeps: bool,
     ) -> None:
         self.name = job
         self._pool = pool
@@ -94,7 +89,6 @@ class SharedPlatform:
         self._gpus = gpus
         self._keep_alive = keep_alive
         self._clock = clock
-        self._sleeps = sleeps
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
         self._running: Counter[Stage] = Counter()
@@ -105,16 +99,13 @@ class SharedPlatform:
         self._applying = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        self._use = RecentUse(clock())
         self._used = 0.0
-        self._used_at = clock()
 
     # --- what the training loop calls ---
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` instances; as many are held as the pool allows, unless those without work sleep."""
-        if self._sleeps:
-            await self._platform.hold(stage, count, preload)
-            return
+        """Want `count` instances; as many are held as the pool allows."""
         holds = self._held.setdefault(stage, deque())
         if holds:
             # The one before counts until now.
@@ -203,16 +194,14 @@ class SharedPlatform:
 
     async def _apply(self) -> None:
         async with self._applying:
-            for stage, count in () if self._sleeps else list(self._granted.items()):
+            for stage, count in list(self._granted.items()):
                 if self._applied.get(stage) != count:
                     self._applied[stage] = count
                     await self._platform.hold(stage, count, self._preloads.get(stage))
 
     def _charge(self) -> None:
-        now = self._clock()
-        elapsed, self._used_at = now - self._used_at, now
-        self._used *= 0.5 ** (elapsed / _HALF_LIFE_SECONDS)
-        self._used += elapsed * sum(count * self._gpus.get(stage, 0) for stage, count in self._running.items())
+        gpus = sum(count * self._gpus.get(stage, 0) for stage, count in self._running.items())
+        self._used = self._use.charge(gpus, self._clock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

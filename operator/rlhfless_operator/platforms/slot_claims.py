@@ -117,8 +117,9 @@ def resident_of(pod: KubernetesObject) -> Resident | None:
 def choose_slots(
     slots: Sequence[Slot], residents: Sequence[Resident], job: str, stage: str, gpus: int
 ) -> tuple[str, ...] | None:
-    """The slots of a new pod, all of one group: those with the fewest pods of its own stage, then of the same stage of
-    other jobs, whose work comes at the same time, and then of any.
+    """The slots of a new pod, all of one group: those with the fewest pods of its own stage, then where fewest pods of
+    the same stage of other jobs are in the whole group, whose work comes at the same time, and then where fewest pods
+    of other jobs are: a job's learner and its preparation do not work at the same time, so they are good neighbours.
 
     Args:
         slots: that there are.
@@ -128,20 +129,25 @@ def choose_slots(
     Returns:
         Their names; None where no group has as many.
     """
-
-    def crowd(slot: str) -> tuple[int, int, int, str]:
-        here = [resident for resident in residents if slot in resident.slots]
-        same = [resident for resident in here if resident.stage == stage]
-        return sum(resident.job == job for resident in same), len(same), len(here), slot
-
     groups: dict[str, list[str]] = {}
     for slot in slots:
         groups.setdefault(slot.group, []).append(slot.name)
-    choices = [sorted(names, key=crowd)[:gpus] for names in groups.values() if len(names) >= gpus]
-    if not choices:
-        return None
-    best = min(choices, key=lambda names: sorted(map(crowd, names), reverse=True))
-    return tuple(sorted(best))
+    here = {slot.name: [each for each in residents if slot.name in each.slots] for slot in slots}
+
+    def own(slot: str) -> int:
+        return sum(each.job == job and each.stage == stage for each in here[slot])
+
+    def crowd(slot: str) -> tuple[int, int, int, str]:
+        same = sum(each.stage == stage for each in here[slot])
+        return own(slot), same, sum(each.job != job for each in here[slot]), slot
+
+    def key(group: str) -> tuple[list[int], int, list[tuple[int, int, int, str]]]:
+        chosen = sorted(map(crowd, choices[group]), reverse=True)
+        around = sum(each.stage == stage for name in groups[group] for each in here[name])
+        return sorted(map(own, choices[group]), reverse=True), around, chosen
+
+    choices = {group: sorted(names, key=crowd)[:gpus] for group, names in groups.items() if len(names) >= gpus}
+    return tuple(sorted(choices[min(choices, key=key)])) if choices else None
 
 
 def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence[str]) -> list[dict[str, Any]]:

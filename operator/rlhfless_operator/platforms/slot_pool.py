@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import (
     ApiError,
     ConflictError,
@@ -16,6 +18,8 @@ from rlhfless_operator.knative import (
     NotFoundError,
     UnavailableError,
 )
+from rlhfless_operator.planner.turns import SlotUse, Turns, WaitingTask, take_turns
+from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, claim, claim_selector
@@ -56,6 +60,9 @@ class SlotUser(Protocol):
     def put_to_sleep(self, pod: str) -> None:
         """Another pod needs its slots."""
 
+    def lacks(self, stage: Stage) -> None:
+        """A task of a stage waits for its pods' slots, while there are slots that nobody wants."""
+
     def reviewed(self, claims: "ClaimsReview") -> None:
         """The claims were looked at."""
 
@@ -90,14 +97,26 @@ class SlotShare:
     """Most GPUs that it can use at a time."""
     largest: int
     """GPUs of its largest instance."""
+    priority: int = 0
+    """The higher comes first."""
 
 
-@dataclass(frozen=True)
+@dataclass
+class _Member:
+    """A job that has joined."""
+
+    user: SlotUser
+    share: SlotShare
+    use: RecentUse
+
+
+@dataclass
 class _Waiting:
     """A task whose turn has not come."""
 
     user: SlotUser
     stage: Stage
+    task: WaitingTask
 
 
 class SlotPool:
@@ -118,11 +137,14 @@ class SlotPool:
         self._together = settings.gpus_per_group
         self._most = settings.share_of(namespace) // self._together
         self._account = SlotAccount()
-        self._users: dict[str, tuple[SlotUser, int]] = {}
+        self._users: dict[str, _Member] = {}
         self._owners: dict[str, SlotUser] = {}
         self._unsettled: set[str] = set()
         """Pods that an earlier driver may have left awake."""
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[int, _Waiting] = {}
+        self._numbers = itertools.count(1)
+        self._turns: Turns | None = None
+        """What was decided since something last changed."""
         self._changed = asyncio.Condition()
         self._making = asyncio.Lock()
         self._review: asyncio.Task[None] | None = None
@@ -134,7 +156,7 @@ class SlotPool:
     @property
     def size(self) -> int:
         """Slots that there are for the jobs that have joined."""
-        wanted = sum(-(-gpus // self._together) for _, gpus in self._users.values())
+        wanted = sum(-(-member.share.gpus // self._together) for member in self._users.values())
         return min(wanted, self._most) * self._together
 
     async def join(self, user: SlotUser, share: SlotShare) -> None:
@@ -143,17 +165,18 @@ class SlotPool:
         Raises:
             PlatformUnavailableError: it can never run here, or the cluster has no claims, or refuses them.
         """
-        gpus, largest = share.gpus, share.largest
-        if largest > self._together:
+        if share.largest > self._together:
             raise PlatformUnavailableError(
-                f"an instance asks for {largest} GPUs, and pool {self._name} allocates {self._together} together on a"
-                f" node; ask for fewer, or have gpusPerGroup of the pool raised"
+                f"an instance asks for {share.largest} GPUs, and pool {self._name} allocates {self._together} together"
+                f" on a node; ask for fewer, or have gpusPerGroup of the pool raised"
             )
         if self._most == 0:
             raise PlatformUnavailableError(
                 f"namespace {self._namespace} has no GPUs of pool {self._name}; have it named in the pool's namespaces"
             )
-        self._users[user.job] = (user, gpus)
+        # Whoever comes later has no claim to what the others had before.
+        used = min(self._use().used.values(), default=0.0)
+        self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
         try:
             await self._make_claims()
         except ApiError as error:
@@ -167,7 +190,8 @@ class SlotPool:
 
     def leave(self, user: SlotUser) -> None:
         """Let a job go. Slots that no job has needed for a while are given back."""
-        if self._users.get(user.job, (None, 0))[0] is user:
+        member = self._users.get(user.job)
+        if member is not None and member.user is user:
             del self._users[user.job]
         if self._users:
             return
@@ -215,23 +239,30 @@ class SlotPool:
         Raises:
             InstanceLostError: there is nothing to wait for.
         """
-        waiting = _Waiting(user, stage)
-        self._waiting.append(waiting)
+        number = next(self._numbers)
+        priority = self._users[user.job].share.priority if user.job in self._users else 0
+        self._waiting[number] = _Waiting(user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage)))
+        self._turns = None
         try:
-            while (pod := self._next(waiting)) is None:
+            while (pod := self._decided().granted.get(number)) is None:
                 if (problem := still_hoped_for()) is not None:
                     raise InstanceLostError(problem)
-                with contextlib.suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(_TICK_SECONDS), self._changed:
                         await self._changed.wait()
+                except TimeoutError:
+                    self._turns = None
+            self._account.wake(pod)
             user.take(pod)
+            self._pass(number, priority)
             return pod
         finally:
-            self._waiting.remove(waiting)
+            del self._waiting[number]
             self.notify()
 
     def notify(self) -> None:
         """Something has changed: tasks that wait look again."""
+        self._turns = None
         task = asyncio.get_running_loop().create_task(self._tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -240,31 +271,47 @@ class SlotPool:
         async with self._changed:
             self._changed.notify_all()
 
-    def _next(self, waiting: _Waiting) -> str | None:
-        """The pod that a task gets now; else whoever is in its way is asked to sleep."""
-        user, stage = waiting.user, waiting.stage
-        reserved = self._reserved(waiting)
-        free = [pod for pod in user.free(stage) if not reserved & set(self._account.of(pod))]
-        if free:
-            return free[0]
-        asleep = [pod for pod in user.asleep(stage) if not reserved & set(self._account.of(pod))]
-        if (pod := self._account.wake_one(asleep)) is not None:
-            return pod
-        idle = [pod for each, _ in self._users.values() for pod in each.idle()]
-        leaving = [pod for each, _ in self._users.values() for pod in each.leaving()]
-        for pod in self._account.displaced_by_waking(asleep, idle, leaving) or ():
-            self._owners[pod].put_to_sleep(pod)
-        return None
+    def _decided(self) -> Turns:
+        """Whose turn it is now. Whoever is in the way is asked to sleep, once."""
+        turns = self._turns
+        if turns is None:
+            waiting = [replace(each.task, instances=self._able(each)) for each in self._waiting.values()]
+            turns = self._turns = take_turns(waiting, self._use())
+            for pod in turns.sleeps:
+                self._owners[pod].put_to_sleep(pod)
+            for each in [self._waiting[number] for number in turns.lacking]:
+                each.user.lacks(each.stage)
+        return turns
 
-    def _reserved(self, waiting: _Waiting) -> set[str]:
-        """Slots that are for others: those of which nothing is known, and those that a task which waits for longer has
-        to have, since its stage has one pod."""
-        reserved = {slot for pod in self._unsettled for slot in self._account.of(pod)}
-        for earlier in self._waiting[: self._waiting.index(waiting)]:
-            pods = [*earlier.user.free(earlier.stage), *earlier.user.asleep(earlier.stage)]
-            if len(pods) == 1:
-                reserved |= set(self._account.of(pods[0]))
-        return reserved
+    def _able(self, waiting: _Waiting) -> list[str]:
+        pods = [*waiting.user.free(waiting.stage), *waiting.user.asleep(waiting.stage)]
+        return [pod for pod in pods if pod in self._account]
+
+    def _use(self) -> SlotUse:
+        users = [member.user for member in self._users.values()]
+        idle = {pod for user in users for pod in user.idle()}
+        leaving = {pod for user in users for pod in user.leaving()}
+        held = dict.fromkeys(self._users, 0)
+        for holder in self._account.holders.values():
+            if holder is not None and holder not in idle and holder not in leaving:
+                job = self._owners[holder].job
+                held[job] = held.get(job, 0) + 1
+        now = time.monotonic()
+        return SlotUse(
+            homes=self._account.homes,
+            holders=self._account.holders,
+            jobs={pod: owner.job for pod, owner in self._owners.items()},
+            idle=idle,
+            leaving=leaving,
+            closed={slot for pod in self._unsettled for slot in self._account.of(pod)},
+            used={job: member.use.charge(held[job], now) for job, member in self._users.items()},
+        )
+
+    def _pass(self, number: int, priority: int) -> None:
+        """A task's turn has come: those of its priority that came before it were passed."""
+        for each in self._waiting.values():
+            if each.task.number < number and each.task.priority == priority:
+                each.task = replace(each.task, passed=each.task.passed + 1)
 
     # --- claims ---
 
@@ -284,8 +331,8 @@ class SlotPool:
         groups = {each.labels.get(GROUP_LABEL) for each in ending}
         condemned = frozenset(each.metadata.name for each in found if each.metadata.labels.get(GROUP_LABEL) in groups)
         review = ClaimsReview(frozenset(there | made), frozenset(each.name for each in ending), condemned)
-        for user, _ in list(self._users.values()):
-            user.reviewed(review)
+        for member in list(self._users.values()):
+            member.user.reviewed(review)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(_KEPT_SECONDS)
@@ -306,8 +353,8 @@ class SlotPool:
             except UnavailableError as error:
                 _logger.warning("slots of %s: %s", self._namespace, self._explained(error))
             except ApiError as error:
-                for user, _ in list(self._users.values()):
-                    user.trouble(self._explained(error))
+                for member in list(self._users.values()):
+                    member.user.trouble(self._explained(error))
 
     def _explained(self, error: ApiError) -> str:
         match error:

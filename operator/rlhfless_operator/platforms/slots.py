@@ -3,7 +3,7 @@
 On one machine a slot is a GPU, on a cluster a ResourceClaim. The decisions are the same, and are made here.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 class SlotAccount:
@@ -19,6 +19,16 @@ class SlotAccount:
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._homes
+
+    @property
+    def homes(self) -> Mapping[str, tuple[str, ...]]:
+        """The slots of every instance, in use or not."""
+        return self._homes
+
+    @property
+    def holders(self) -> Mapping[str, str | None]:
+        """Who uses each slot."""
+        return self._holders
 
     @property
     def any(self) -> bool:

@@ -35,6 +35,8 @@ class _Pod:
     """What keeps it from starting, though Kubernetes says nothing of it."""
     proven: bool = False
     """Whether it has worked before its readiness was told: news of that is on its way."""
+    fresh: bool = False
+    """Whether it has had no task since it started: it has nothing to wake, and what it loads is part of its task."""
 
     @property
     def kept(self) -> bool:
@@ -130,6 +132,8 @@ class StagePods:
         pod = self._pods.setdefault(instance, _Pod())
         pod.busy = True
         pod.proven = pod.view is None or not pod.view.ready
+        if pod.fresh:
+            pod.fresh = pod.asleep = False
         self._settle(instance, pod)
         self.on_change()
 
@@ -143,7 +147,7 @@ class StagePods:
     def falls_asleep(self, instance: str) -> None:
         """An instance was asked to give its slots' memory back."""
         if (pod := self._pods.get(instance)) is not None:
-            pod.falling_asleep = True
+            pod.falling_asleep, pod.fresh = True, False
             self._settle(instance, pod)
 
     def sleeps(self, instance: str) -> None:
@@ -221,6 +225,11 @@ class StagePods:
         return list(self._pods)
 
     @property
+    def starting(self) -> bool:
+        """Whether a pod is on its way."""
+        return any(pod.state == "starting" for pod in self._pods.values())
+
+    @property
     def there(self) -> int:
         """Pods that are not on their way out."""
         return sum(pod.kept for pod in self._pods.values())
@@ -266,7 +275,7 @@ class StagePods:
         view = pod.view
         state: InstanceState
         if self.begin_asleep and pod.state == "starting" and view is not None and view.ready:
-            pod.asleep = True
+            pod.asleep = pod.fresh = True
         if pod.busy:
             # What it does in the time that it is given before it ends is work too.
             state = "switching" if pod.asleep else "busy"

@@ -193,6 +193,16 @@ class TurnTaking:
         book.falls_asleep(pod)
         self._spawn(self._sleep(book, pod))
 
+    def lacks(self, stage: Stage) -> None:
+        """A task waits for its pods' slots, while others are free: one more pod is made where a stage may have it. A
+        learner's state is in its one pod."""
+        book = self._books[stage]
+        if stage == "learning" or book.most is None or book.starting or book.there < book.wanted:
+            return
+        if book.wanted < book.most:
+            book.wanted += 1
+            book.on_change()
+
     def reviewed(self, claims: ClaimsReview) -> None:
         """The claims were looked at: pods of those that take no new ones have to go, and pods that wait without a word
         of the scheduler's since the look before are told of."""

@@ -6,6 +6,7 @@ from rlhfless_operator.planner.devices import (
     find_profile,
     learning_token_seconds,
     preparation_token_seconds,
+    state_move_seconds,
 )
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.model_shape import find_shape
@@ -26,6 +27,8 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
     profile = find_profile(shape, rehearsal.gpu, rehearsal.gpus, startup_seconds=rehearsal.startup)
     requests = RequestBuilder(job, JobFolder(""), "")
     latency = profile.latency
+    weight_load_seconds = profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load
+    learner_gpus = job.spec.learning.processes or rehearsal.gpus
     return EmulationSettings(
         trace=rehearsal.trace,
         prompts_per_step=job.spec.batch.prompts_per_step,
@@ -37,11 +40,13 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         max_batch=rehearsal.max_batch,
         prefix_cache=rehearsal.prefix_cache,
         startup_seconds=rehearsal.startup,
-        weight_load_seconds=(profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load),
+        weight_load_seconds=weight_load_seconds,
         preparation_token_seconds=preparation_token_seconds(
             shape, rehearsal.gpu, rehearsal.gpus, requests.preparation_passes
         ),
-        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, rehearsal.gpus, requests.learning_passes),
+        preparation_load_seconds=requests.preparation_passes * weight_load_seconds,
+        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, learner_gpus, requests.learning_passes),
+        learning_move_seconds=state_move_seconds(shape, rehearsal.gpu, learner_gpus),
         update_seconds=rehearsal.update,
         time_scale=rehearsal.time_scale,
     )

@@ -1,0 +1,136 @@
+"""Whose turn it is on which slots: a pure function of the tasks that wait and of the instances that sleep.
+
+A slot is a share of GPUs that instances use in turns, one awake at a time. An instance has the same slots all its life.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST_PASSED = 32
+"""How many tasks of its priority may go before one that waits for longer; then it is the first."""
+
+
+@dataclass(frozen=True)
+class WaitingTask:
+    """A task whose turn has not come."""
+
+    number: int
+    """Tasks that came earlier have lower ones."""
+    job: str
+    """Unique id of its job."""
+    instances: Sequence[str]
+    """Those without a task that could take it, awake or asleep, in order of preference."""
+    priority: int = 0
+    """The higher comes first."""
+    place: int = 0
+    """Of its stage in the step: what is nearer to the step's end has the higher one."""
+    passed: int = 0
+    """Tasks of its priority that came later and went before it."""
+
+
+@dataclass(frozen=True)
+class SlotUse:
+    """Who has which slots."""
+
+    homes: Mapping[str, Sequence[str]]
+    """The slots of each instance."""
+    holders: Mapping[str, str | None]
+    """The instance that is awake on each slot."""
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    """The job of each instance."""
+    idle: Collection[str] = ()
+    """Instances that are awake without a task: they may be put to sleep."""
+    leaving: Collection[str] = ()
+    """Instances that give their slots back already."""
+    closed: Collection[str] = ()
+    """Slots of which nobody knows who is awake on them."""
+    used: Mapping[str, float] = field(default_factory=dict)
+    """GPU-seconds that each job has had lately."""
+
+
+@dataclass
+class Turns:
+    """What is to happen now."""
+
+    granted: dict[int, str] = field(default_factory=dict)
+    """By the task's number, the instance that takes it: its slots are its own, or free."""
+    sleeps: list[str] = field(default_factory=list)
+    """Idle instances in the way of a task whose turn it is."""
+    lacking: list[int] = field(default_factory=list)
+    """Tasks that wait though there are slots that nobody wants: their jobs have no instance there."""
+
+
+def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
+    """Decide who goes next on slots that are free, or whose instance has no task. Nobody at work is disturbed.
+
+    One task after the other is given an instance: of the highest priority first, among equals what is nearest to the
+    end of its step, then what is of the job that had the fewest GPU-seconds lately, then in their order. So one job's
+    stages follow each other while another's wait. To give each job the same number of slots would have all of them end
+    their stages at the same time, and leave slots free at the same time. A task that too many have passed comes before
+    them. A task that can't have all of its slots yet keeps those that it can have, or tasks that need fewer would take
+    them for ever; the others go past it.
+    """
+    return _Round(tasks, use).turns()
+
+
+class _Round:
+    def __init__(self, tasks: Sequence[WaitingTask], use: SlotUse) -> None:
+        self._use = use
+        self._waiting = list(tasks)
+        yielding = {*use.idle, *use.leaving}
+        free = {slot for slot, holder in use.holders.items() if holder is None or holder in yielding}
+        self._open = free - set(use.closed)
+        self._taken: set[str] = set()
+        """Instances that have been given a task."""
+        self._turns = Turns()
+
+    def turns(self) -> Turns:
+        blocked = []
+        while self._waiting:
+            task = min(self._waiting, key=self._key)
+            self._waiting.remove(task)
+            instances = [name for name in task.instances if name not in self._taken]
+            able = [name for name in instances if self._open.issuperset(self._use.homes[name])]
+            if able:
+                self._give(task, min(able, key=lambda name: (self._rank(task, name), instances.index(name))))
+                continue
+            blocked.append(task)
+            if instances:
+                # It keeps what it can have of the slots that lack the least.
+                nearest = min(instances, key=lambda name: len(set(self._use.homes[name]) - self._open))
+                self._open -= set(self._use.homes[nearest])
+        self._turns.lacking = [task.number for task, _ in zip(blocked, self._open, strict=False)]
+        return self._turns
+
+    def _key(self, task: WaitingTask) -> tuple[int, bool, int, float, int]:
+        if task.passed >= MOST_PASSED:
+            return -task.priority, False, 0, 0.0, task.number
+        return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
+
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int, int]:
+        """Whoever is awake comes first, and then who has nobody to put to sleep. Of the others, first who is not where
+        another stage of its job has an instance of its size, which may have a task before this one ends: preparation
+        works while others generate. Then who is on slots that the fewest large instances of other jobs could have now;
+        a job's own learner comes after its other stages."""
+        home = set(self._use.homes[name])
+        holders = {self._use.holders[slot] for slot in home} - {None, name}
+        neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
+        mine = {other for other in neighbours if self._use.jobs.get(other) == task.job} - set(task.instances)
+        small = sum(len(self._use.homes[other]) <= len(home) for other in mine)
+        large = sum(
+            len(self._use.homes[other]) > len(home) and self._open.issuperset(self._use.homes[other])
+            for other in neighbours
+            if self._use.jobs.get(other) != task.job
+        )
+        return name not in self._use.idle, len(holders), small, large
+
+    def _give(self, task: WaitingTask, name: str) -> None:
+        home = self._use.homes[name]
+        others = {holder for slot in home if (holder := self._use.holders[slot]) is not None and holder != name}
+        if not others:
+            self._turns.granted[task.number] = name
+        self._turns.sleeps += sorted(others - set(self._use.leaving) - set(self._turns.sleeps))
+        self._taken.add(name)
+        # Whoever is put to sleep takes no task in this round.
+        self._taken |= others
+        self._open -= set(home)

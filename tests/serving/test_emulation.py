@@ -1,0 +1,115 @@
+"""What the functions of a rehearsal charge for sleeping and waking."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlhfless_functions.api import (
+    BatchReference,
+    Event,
+    LearnRequest,
+    PrepareRequest,
+    SampleTask,
+    TaskKey,
+)
+from rlhfless_functions.data.traces import TraceRows, write_trace_rows
+from rlhfless_functions.runtime.task import TaskContext
+from rlhfless_functions.serving.emulation import EmulatedLearner, EmulatedPreparer
+from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
+
+TOKENS = 30
+"""Of the one sample, its prompt's among them."""
+SAMPLES = [SampleTask(prompt=0, index=0)]
+
+
+class Clock:
+    """Time that passes while somebody sleeps, and not otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    return made
+
+
+@pytest.fixture
+def emulation(tmp_path: Path) -> EmulationSettings:
+    column = np.array([0])
+    trace = TraceRows(column, column, column, np.array([10]), np.array([TOKENS - 10]))
+    write_trace_rows(str(tmp_path / "trace.parquet"), trace)
+    return EmulationSettings(
+        trace=str(tmp_path / "trace.parquet"),
+        prompts_per_step=1,
+        step_seconds=0.0,
+        sequence_seconds=0.0,
+        context_seconds=0.0,
+        prefill_token_seconds=0.0,
+        kv_tokens=1000,
+        preparation_token_seconds=0.1,
+        preparation_load_seconds=2.0,
+        learning_token_seconds=1.0,
+        learning_move_seconds=4.0,
+        time_scale=0.5,
+    )
+
+
+def prepare() -> PrepareRequest:
+    sampling = SamplingSettings(max_prompt_tokens=100, max_response_tokens=100)
+    key = TaskKey(job_uid="u", step=1, stage="preparation", part="p", attempt=0)
+    return PrepareRequest.model_construct(key=key, samples=SAMPLES, sampling=sampling, sink="s")
+
+
+def learn() -> LearnRequest:
+    sampling = SamplingSettings(max_prompt_tokens=100, max_response_tokens=100)
+    batch = BatchReference(step=1, parts=[], samples=SAMPLES)
+    return LearnRequest.model_construct(batch=batch, sampling=sampling, publish="w")
+
+
+def seconds_of(clock: Clock, task: Callable[[TaskContext], object], *, asleep: bool) -> tuple[float, list[float]]:
+    """How long a task took, and when it told that it was awake."""
+    begun, told = clock.now, list[float]()
+
+    def emit(event: Event) -> None:
+        told.append(clock.now - begun)
+
+    task(TaskContext(emit=emit, asleep=asleep))
+    return clock.now - begun, told
+
+
+def test_preparation_reads_its_models_before_its_first_task_and_after_each_sleep(
+    clock: Clock, emulation: EmulationSettings
+) -> None:
+    preparer = EmulatedPreparer(emulation)
+
+    def run(context: TaskContext) -> None:
+        preparer.run(prepare(), context)
+
+    work, load = 0.5 * 0.1 * TOKENS, 0.5 * 2.0
+    assert seconds_of(clock, run, asleep=False) == (pytest.approx(work + load), [])
+    assert seconds_of(clock, run, asleep=False) == (pytest.approx(work), [])
+    preparer.sleep()
+    assert seconds_of(clock, run, asleep=True) == (pytest.approx(work + load), [pytest.approx(load)])
+
+
+def test_a_learners_state_goes_to_the_hosts_memory_and_comes_back(clock: Clock, emulation: EmulationSettings) -> None:
+    learner = EmulatedLearner(emulation)
+
+    def run(context: TaskContext) -> None:
+        learner.run(learn(), context)
+
+    work, move = 0.5 * TOKENS, 0.5 * 4.0
+    assert seconds_of(clock, run, asleep=False) == (pytest.approx(work), [])
+    assert seconds_of(clock, lambda context: learner.sleep(), asleep=False) == (pytest.approx(move), [])
+    assert seconds_of(clock, run, asleep=True) == (pytest.approx(work + move), [pytest.approx(move)])
