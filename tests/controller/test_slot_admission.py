@@ -144,7 +144,7 @@ async def test_an_api_server_makes_no_pod_without_its_claims(
                 await asyncio.sleep(0.1)
         await client.resource(CLAIMS).create(claim(namespace, "default", "gpu.test", 0, 0))
         created = (await pods.create(slotted_pod(namespace))).model_dump(by_alias=True)
-        assert created["spec"]["resourceClaims"] == [
+        assert list(created["spec"]["resourceClaims"]) == [
             {"name": "rlhfless-default-0-0", "resourceClaimName": "rlhfless-default-0-0"}
         ]
         assert created["spec"]["containers"][0]["resources"]["claims"] == [{"name": "rlhfless-default-0-0"}]

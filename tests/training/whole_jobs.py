@@ -83,7 +83,10 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     weights = status["weights"]
     if adapter := weights.get("adapter"):
         return load_file(Path(adapter) / "adapter_model.safetensors")
-    return load_file(Path(weights["uri"]) / "model.safetensors")
+    # Several ranks write a file each.
+    files = sorted(Path(weights["uri"]).glob("model*.safetensors"))
+    assert files, weights
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
