@@ -8,7 +8,7 @@ an emulated GPU. The jobs have the lengths of a scenario of the simulator, each 
 
 - one after the other, each with all slots to itself;
 - in turns: all at once on all slots;
-- apart: all at once, each on an equal part of the slots, which it shares with nobody.
+- apart: all at once, each on an equal part of the slots, which no other job uses.
 
 All seconds in the results are emulated ones. What this machine itself takes is in them, divided by the time scale.
 """
@@ -83,7 +83,7 @@ class Setting:
 
 
 def job_of(number: int, setting: Setting, folder: Path, pool: str, name: str) -> dict[str, Any]:
-    """A rehearsal of GRPO with a penalty on the distance to the reference, so that preparation asks a model."""
+    """A rehearsal of GRPO. Preparation asks a reference model, for the penalty on the distance to it."""
     scenario = find_scenario(setting.scenario)
     trace = folder / f"trace-{number}.parquet"
     if not trace.exists():

@@ -16,6 +16,7 @@ from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.quickstart import Applied, apply, run_here
 from harness.storage import Storage
+from tests import prerequisites
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +97,12 @@ def laptop(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
 def applied(laptop: Path, chart: Chart, kubectl: Kubectl) -> Applied:
     """The quickstart on the cluster, beside nothing else."""
     return apply(kubectl)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that lacks what RLHFLESS_TESTS_REQUIRE names."""
+    prerequisites.fail_if_lacking(item)
 
 
 @pytest.hookimpl(hookwrapper=True)

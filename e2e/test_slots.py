@@ -20,6 +20,9 @@ from harness.kubectl import Kubectl, is_ready
 from harness.options import Options
 from harness.storage import Storage
 from rlhfless_functions.api import STAGES
+from tests.prerequisites import needs_claims
+
+pytestmark = needs_claims("no GPU is used in turns")
 
 ONE_GPU: dict[str, Any] = {
     "pods": {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
@@ -32,8 +35,6 @@ CHARGED = ("starting", "busy", "idle", "switching", "draining")
 @pytest.fixture(scope="module")
 def jobs(chart: Chart, kubectl: Kubectl, options: Options) -> Iterator[Jobs]:
     """Jobs of a pool with one slot."""
-    if options.device_class is None:
-        pytest.skip("RLHFLESS_E2E_DEVICE_CLASS names no DeviceClass of the cluster: no GPU is used in turns")
     chart.install(pools={"default": {"gpus": 1, "deviceClass": options.device_class}})
     yield Jobs(kubectl)
     kubectl("delete", "rlhfjobs", "--all", "--timeout=120s")

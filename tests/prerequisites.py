@@ -26,6 +26,11 @@ PREREQUISITES = {
         "KUBEBUILDER_ASSETS names no etcd, kube-apiserver and kubectl",
         "set it to a folder that has them, such as setup-envtest makes",
     ),
+    "claims": Prerequisite(
+        bool(os.environ.get("RLHFLESS_E2E_DEVICE_CLASS")),
+        "RLHFLESS_E2E_DEVICE_CLASS names no DeviceClass of the cluster",
+        "set it to one whose devices pods may use in turns",
+    ),
     "cluster": Prerequisite(
         bool(os.environ.get("KUBECONFIG")),
         "KUBECONFIG names no cluster",
@@ -49,6 +54,11 @@ HAS_API_SERVER = PREREQUISITES["api-server"].there
 def needs_api_server(untested: str) -> pytest.MarkDecorator:
     """For tests with a control plane of their own, `control_plane`."""
     return _needs("api-server", untested)
+
+
+def needs_claims(untested: str) -> pytest.MarkDecorator:
+    """For tests on a cluster with GPUs that pods use in turns."""
+    return _needs("claims", untested)
 
 
 def needs_cluster(untested: str) -> pytest.MarkDecorator:

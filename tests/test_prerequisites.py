@@ -11,7 +11,7 @@ TESTS = Path(__file__).parent
 PROGRAM = """
 import pytest
 
-from tests.prerequisites import needs_api_server, needs_cluster, needs_helm, needs_prometheus
+from tests.prerequisites import needs_api_server, needs_claims, needs_cluster, needs_helm, needs_prometheus
 
 
 @pytest.fixture
@@ -21,6 +21,11 @@ def begun():
 
 @needs_api_server("no server is asked")
 def test_api_server(begun) -> None:
+    pass
+
+
+@needs_claims("no GPU is used in turns")
+def test_claims(begun) -> None:
     pass
 
 
@@ -50,12 +55,14 @@ def test_that_needs_nothing() -> None:
 """
 LACKING = {
     "api-server": "no server is asked: KUBEBUILDER_ASSETS names no etcd, kube-apiserver and kubectl",
+    "claims": "no GPU is used in turns: RLHFLESS_E2E_DEVICE_CLASS names no DeviceClass of the cluster",
     "cluster": "no cluster is asked: KUBECONFIG names no cluster",
     "helm": "nothing is rendered: there is no helm",
     "prometheus": "no metric is read: there is no prometheus with promtool",
 }
 REMEDIES = {
     "api-server": "set it to a folder that has them, such as setup-envtest makes",
+    "claims": "set it to one whose devices pods may use in turns",
     "cluster": "set it to the configuration of a cluster with Knative Serving",
     "helm": "put helm into the PATH",
     "prometheus": "install Debian's package prometheus",
@@ -66,7 +73,13 @@ def run(folder: Path, **machine: str) -> subprocess.CompletedProcess[str]:
     """pytest on the program, on a machine that has only what its environment says."""
     file = folder / "test_program.py"
     file.write_text(PROGRAM)
-    hidden = ("KUBEBUILDER_ASSETS", "KUBECONFIG", "RLHFLESS_TESTS_REQUIRE", "PYTEST_ADDOPTS")
+    hidden = (
+        "KUBEBUILDER_ASSETS",
+        "KUBECONFIG",
+        "RLHFLESS_E2E_DEVICE_CLASS",
+        "RLHFLESS_TESTS_REQUIRE",
+        "PYTEST_ADDOPTS",
+    )
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
     environment = inherited | {"PATH": "", "PYTHONPATH": str(TESTS.parent)} | machine
     # The suite's configuration and its hooks, of which pytest finds neither from a folder elsewhere.
@@ -87,15 +100,15 @@ def run(folder: Path, **machine: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_not_required_skips_the_tests_that_lack_it(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "1 passed, 5 skipped" in done.stdout
+    assert "1 passed, 6 skipped" in done.stdout
     for lacking in LACKING.values():
         assert lacking in done.stdout
 
 
 def test_what_is_required_fails_the_tests_that_lack_it_before_they_begin(tmp_path: Path) -> None:
-    done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="api-server cluster  helm prometheus")
+    done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="api-server claims cluster  helm prometheus")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert "1 passed, 5 errors" in done.stdout
+    assert "1 passed, 6 errors" in done.stdout
     assert "a test has begun" not in done.stdout
     for name, lacking in LACKING.items():
         assert f"{lacking}, and RLHFLESS_TESTS_REQUIRE names {name}: {REMEDIES[name]}" in done.stdout
@@ -104,22 +117,28 @@ def test_what_is_required_fails_the_tests_that_lack_it_before_they_begin(tmp_pat
 def test_only_what_is_required_fails_also_where_something_else_is_lacking(tmp_path: Path) -> None:
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="cluster")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert "1 passed, 3 skipped, 2 errors" in done.stdout
+    assert "1 passed, 4 skipped, 2 errors" in done.stdout
     assert "no cluster is given what is rendered: KUBECONFIG names no cluster, and" in done.stdout
 
 
 def test_what_is_required_and_there_is_used(tmp_path: Path) -> None:
     for program in ("helm", "prometheus", "promtool"):
         (tmp_path / program).touch(mode=0o755)
-    there = {"KUBEBUILDER_ASSETS": str(tmp_path), "KUBECONFIG": str(tmp_path / "config"), "PATH": str(tmp_path)}
+    there = {
+        "KUBEBUILDER_ASSETS": str(tmp_path),
+        "KUBECONFIG": str(tmp_path / "config"),
+        "PATH": str(tmp_path),
+        "RLHFLESS_E2E_DEVICE_CLASS": "gpu.test",
+    }
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE=" ".join(LACKING), **there)
     assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    assert "7 passed" in done.stdout
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="helm promethius")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
-    assert "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, cluster, helm, prometheus" in (
-        done.stderr
+    assert (
+        "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, prometheus"
+        in (done.stderr)
     )

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Images:
-    """The two images' full names. The functions' has no vLLM, so that what it generates has the bits of a laptop."""
+    """The two images' full names. The functions' has no vLLM: what it generates has the bits of a laptop."""
 
     operator: str
     functions: str

@@ -229,7 +229,7 @@ class KnativeEmulation:
                 "annotations": dict(template["metadata"]["annotations"]),
             },
             "spec": {
-                # On a node, so that its deletion takes its time.
+                # On a node: its deletion takes its time.
                 "nodeName": "node",
                 "terminationGracePeriodSeconds": template["spec"]["timeoutSeconds"],
                 "containers": [{"name": "function", "image": "none"}],

@@ -128,7 +128,7 @@ def cheapest(uses, start, drain):
     def choose(number, kept, cost):
         nonlocal best
         if number == len(uses):
-            # Every instance that nobody takes over is let go.
+            # Every instance that has no further work is let go.
             best = min(best, cost + drain * (len(uses) - len(kept)))
             return
         begin, end = uses[number]

@@ -45,7 +45,7 @@ def test_who_leaves_already_is_not_told_twice():
     assert (turns.granted, turns.sleeps) == ({}, [])
 
 
-def test_a_task_whose_slots_are_busy_holds_nobody_else_up():
+def test_a_task_whose_slots_are_busy_lets_others_pass():
     """The convoy: another job's generation is on the slot of one job's preparation, while other slots are free."""
     waiting = [task(1, "actor-a", job="first"), task(2, "actor-c", job="other")]
     assert take_turns(waiting, use(TWO_GROUPS, awake=("learner",))).granted == {2: "actor-c"}
@@ -102,7 +102,7 @@ def test_a_task_that_many_have_passed_comes_before_all_of_its_priority():
     assert take_turns([patient, fresh, urgent], use(TWO_GROUPS, used=used)).granted == {3: "actor-a"}
 
 
-def test_nobody_wakes_where_somebody_may_be_awake_unseen():
+def test_no_instance_wakes_where_another_may_be_awake_unseen():
     assert take_turns([task(1, "actor-a", "actor-b")], use(TWO_GROUPS, closed=["a"])).granted == {1: "actor-b"}
 
 
@@ -147,7 +147,7 @@ class PoolInSteps:
         turns = take_turns(
             list(able.values()), SlotUse(self.homes, self.holders, {}, idle, self.leaving, (), self.used)
         )
-        assert set(turns.sleeps) <= idle, "nobody who works is disturbed"
+        assert set(turns.sleeps) <= idle, "no instance at work is disturbed"
         assert len(turns.sleeps) == len(set(turns.sleeps))
         self.leaving |= set(turns.sleeps)
         for number, name in turns.granted.items():
@@ -217,7 +217,7 @@ def test_every_task_gets_its_turn_and_no_slot_has_two(pool: PoolInSteps, data: s
 
 
 @pytest.mark.parametrize("learner", [("a",), ("a", "b")])
-def test_nobody_waits_for_ever_however_many_come_after(learner: tuple[str, ...]) -> None:
+def test_no_task_waits_for_ever_however_many_come_after(learner: tuple[str, ...]) -> None:
     """A job whose other tasks never leave it without slots, and one whose short tasks always come with none."""
     homes = {"greedy-learner": learner, "greedy-actor": ("c",), "modest-1": ("a",), "modest-2": ("b",)}
     pool = PoolInSteps(homes, dict.fromkeys("abc"))

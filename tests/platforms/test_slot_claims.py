@@ -138,7 +138,7 @@ def test_a_pod_says_what_it_needs(annotations: dict[str, str], wanted: tuple[str
     assert gpus_of(pod(**annotations)) == wanted
 
 
-def test_a_pod_that_is_on_its_way_out_takes_nobodys_place() -> None:
+def test_a_pod_that_is_on_its_way_out_has_no_place() -> None:
     metadata: dict[str, Any] = {
         "name": "p",
         "annotations": {"rlhfless.io/slots": "s-0-0,s-0-1"},

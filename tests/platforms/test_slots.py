@@ -1,4 +1,4 @@
-"""Whose turn it is on which slots: never two at a time, and nobody is displaced without need."""
+"""Whose turn it is on which slots: never two at a time, and none is displaced without need."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def test_who_has_left_holds_nothing() -> None:
     account.wake_one(["one"])
     assert account.residents("a") == 2
     account.leave("one")
-    account.leave("nobody")
+    account.leave("unknown")
     assert account.residents("a") == 1
     assert account.wake_one(["other"]) == "other"
 

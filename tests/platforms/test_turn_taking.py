@@ -136,7 +136,7 @@ async def test_jobs_of_a_namespace_take_turns(cluster: SlottedCluster) -> None:
 
 
 async def test_a_stage_whose_task_waits_while_slots_are_free_gets_one_more_pod(cluster: SlottedCluster) -> None:
-    """The convoy: generation is on the slot of the preparation's only pod, and nobody works on the other."""
+    """The convoy: generation is on the slot of the preparation's only pod, and the other is free."""
     async with cluster.job(stages=("generation", "preparation"), slots=cluster.slots(2)) as job:
         await job.platform.hold("preparation", 1)
         (preparer,) = await job.until(1, "asleep")
@@ -181,7 +181,7 @@ async def test_a_pod_whose_process_dies_frees_its_turn(cluster: SlottedCluster) 
         assert isinstance((await job.run("work=0", "learning"))[-1], Done)
 
 
-async def test_a_pod_that_terminates_slowly_holds_nobody_up(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_pod_that_terminates_slowly_holds_up_no_other(server: ApiServer, tmp_path: Path) -> None:
     async with slotted(server, tmp_path, terminating_seconds=0.3, lingering_seconds=10.0) as cluster:
         slots = cluster.slots()
         owner = await cluster.owner("next")
@@ -359,7 +359,7 @@ async def test_a_pod_of_which_the_scheduler_says_nothing_is_told_of(
     monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.2)
     claims = cluster.client.resource(CLAIMS)
     one = cluster.slots(1)
-    # Nobody makes this one again: the pool of the test has one slot.
+    # This one is not made again: the pool of the test has one slot.
     other = claim(cluster.namespace, "default", "gpu.test", 1, 0)
     cluster.knative.pod_status = {"phase": "Pending"}
     async with cluster.job(slots=one) as job:

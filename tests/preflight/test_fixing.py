@@ -127,7 +127,7 @@ def test_a_script_fixes_all_and_a_second_time_nothing(knative: Knative) -> None:
     assert knative.versions() == versions
 
 
-def test_nobody_is_asked_where_nobody_can_answer(knative: Knative) -> None:
+def test_without_a_terminal_nothing_is_asked_and_nothing_changed(knative: Knative) -> None:
     versions = knative.versions()
     ended = command(knative, "--fix")
     assert ended.returncode == 1 and "say --yes to have this done" in ended.stderr
@@ -152,7 +152,7 @@ def test_a_job_has_what_it_needs_set_too(knative: Knative, tiny_job: Any) -> Non
 
 
 async def fix(knative: Knative, agrees: Any = lambda: True) -> list[str]:
-    """Fix it as whoever KUBECONFIG names; what was said."""
+    """Fix it with the rights that KUBECONFIG gives; what was said."""
     said: list[str] = []
     async with connect() as client:
         await preflight.fix(client, knative.settings, job=None, say=said.append, agrees=agrees)

@@ -190,7 +190,7 @@ def test_a_bad_trace_is_named(job: Path, tmp_path: Path, responses: list[int], m
     assert message in refusal(job, "--gpu", "L40S", "--trace", str(tmp_path / "t.parquet"))
 
 
-# --- GPUs that nobody names ---
+# --- GPUs that are not named ---
 
 UNBOUND = "spec.generation.instances.max=null"
 

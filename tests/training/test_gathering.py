@@ -124,7 +124,7 @@ async def test_who_goes_on_reads_what_has_not_been_heard_of_and_the_newest_snaps
     assert len(gathered.samples) == 4
 
 
-async def test_nobody_is_cut_again_before_it_goes_on() -> None:
+async def test_no_actor_is_cut_again_before_it_goes_on() -> None:
     early = 0
 
     class Watching(UnreliablePlatform):

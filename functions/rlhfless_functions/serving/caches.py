@@ -17,7 +17,7 @@ FOLDERS = {
     "XDG_CACHE_HOME": "other",
 }
 """By the variable that says it: the folder of the hub's models, of vLLM's compiled code, and so on. vLLM, torch, Triton
-and the hub's library lock or replace their files whole, so that instances may share them."""
+and the hub's library lock their files or replace them whole. So instances may share them."""
 
 
 def keep_caches(folder: str, environment: MutableMapping[str, str]) -> None:
@@ -34,7 +34,7 @@ def keep_caches(folder: str, environment: MutableMapping[str, str]) -> None:
             raise PermissionError(f"user {os.geteuid()} may not write to it")
     except OSError as error:
         logger.warning(
-            "RLHFLESS_CACHE: nothing is kept in %s (%s), so that each start downloads and compiles anew: give this user"
+            "RLHFLESS_CACHE: nothing is kept in %s (%s): each start downloads and compiles anew. Give this user"
             " permission to write to it, or name another folder",
             folder,
             error,

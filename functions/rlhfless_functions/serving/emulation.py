@@ -128,7 +128,7 @@ class EmulatedPreparer(_Emulated):
 
 
 class EmulatedLearner(_Emulated):
-    """Learning: names of weights that nobody made. Its state moves to the host's memory and back."""
+    """Learning: names of weights that are never made. Its state moves to the host's memory and back."""
 
     def sleep(self) -> None:
         """Take as long as moving the state to the host's memory does."""

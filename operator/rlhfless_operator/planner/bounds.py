@@ -1,4 +1,4 @@
-"""What nobody can beat: the least instance-seconds for given lengths and a given time, and for given work."""
+"""Lower bounds: the least instance-seconds for given lengths and a given time, and for given work."""
 
 import math
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def least_held(uses: Sequence[tuple[float, float]], *, start_seconds: float, dra
         Instance-seconds; 0 without work.
     """
     switch = start_seconds + drain_seconds
-    # Whoever is freed at the moment that other work begins may do it.
+    # An instance that is freed at the moment that other work begins may do it.
     moments = sorted([(begin, 1) for begin, _ in uses] + [(end, 0) for _, end in uses])
     free: list[float] = []
     cost = 0.0

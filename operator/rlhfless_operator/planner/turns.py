@@ -43,7 +43,7 @@ class SlotUse:
     leaving: Collection[str] = ()
     """Instances that give their slots back already."""
     closed: Collection[str] = ()
-    """Slots of which nobody knows who is awake on them."""
+    """Slots on which an instance may be awake that is not known of."""
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU-seconds that each job has had lately."""
 
@@ -57,11 +57,11 @@ class Turns:
     sleeps: list[str] = field(default_factory=list)
     """Idle instances in the way of a task whose turn it is."""
     lacking: list[int] = field(default_factory=list)
-    """Tasks that wait though there are slots that nobody wants: their jobs have no instance there."""
+    """Tasks that wait though there are slots that no task wants: their jobs have no instance there."""
 
 
 def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
-    """Decide who goes next on slots that are free, or whose instance has no task. Nobody at work is disturbed.
+    """Decide who goes next on slots that are free, or whose instance has no task. No instance at work is disturbed.
 
     One task after the other is given an instance: of the highest priority first, among equals what is nearest to the
     end of its step, then what is of the job that had the fewest GPU-seconds lately, then in their order. So one job's
@@ -108,9 +108,9 @@ class _Round:
         return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
     def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int, int]:
-        """Whoever is awake comes first, and then who has nobody to put to sleep. Of the others, first who is not where
-        another stage of its job has an instance of its size, which may have a task before this one ends: preparation
-        works while others generate. Then who is on slots that the fewest large instances of other jobs could have now;
+        """An instance that is awake comes first, then one that displaces none. Of the others, first one that is not
+        where another stage of its job has an instance of its size, which may have a task before this one ends:
+        preparation works while others generate. Then one on slots that the fewest large instances of other jobs could have now;
         a job's own learner comes after its other stages."""
         home = set(self._use.homes[name])
         holders = {self._use.holders[slot] for slot in home} - {None, name}
@@ -131,6 +131,6 @@ class _Round:
             self._turns.granted[task.number] = name
         self._turns.sleeps += sorted(others - set(self._use.leaving) - set(self._turns.sleeps))
         self._taken.add(name)
-        # Whoever is put to sleep takes no task in this round.
+        # An instance that is put to sleep takes no task in this round.
         self._taken |= others
         self._open -= set(home)

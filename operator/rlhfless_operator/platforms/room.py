@@ -38,7 +38,7 @@ def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
     """Instances of generation that the job's pool has GPUs for, or that part of it which the namespace may have.
 
-    The stages of a job take turns in a pool, so that generation may have all of it.
+    The stages of a job take turns in a pool: generation may have all of it.
 
     Returns:
         None where there is no such pool, or generation asks for none of its GPUs.

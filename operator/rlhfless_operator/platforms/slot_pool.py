@@ -61,7 +61,7 @@ class SlotUser(Protocol):
         """Another pod needs its slots."""
 
     def lacks(self, stage: Stage) -> None:
-        """A task of a stage waits for its pods' slots, while there are slots that nobody wants."""
+        """A task of a stage waits for its pods' slots, while there are slots that no task wants."""
 
     def reviewed(self, claims: "ClaimsReview") -> None:
         """The claims were looked at."""
@@ -174,7 +174,7 @@ class SlotPool:
             raise PlatformUnavailableError(
                 f"namespace {self._namespace} has no GPUs of pool {self._name}; have it named in the pool's namespaces"
             )
-        # Whoever comes later has no claim to what the others had before.
+        # A job that comes later has no claim to what the others had before.
         used = min(self._use().used.values(), default=0.0)
         self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
         try:
@@ -204,7 +204,7 @@ class SlotPool:
     # --- pods ---
 
     def arrived(self, user: SlotUser, pod: str, slots: Sequence[str], *, asleep: bool) -> None:
-        """A pod is there. Unless it is known to be `asleep`, nobody wakes on its slots before it has slept."""
+        """A pod is there. Unless it is known to be `asleep`, no pod wakes on its slots before it has slept."""
         self._owners[pod] = user
         self._account.place(pod, slots)
         if not asleep:
@@ -231,7 +231,7 @@ class SlotPool:
     # --- turns ---
 
     async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: "Hope") -> str:
-        """A pod of a stage whose turn it is, once there is one; whoever is awake on its slots was put to sleep.
+        """A pod of a stage whose turn it is, once there is one. The pods that were awake on its slots sleep by then.
 
         Args:
             still_hoped_for: asked about once a second.
@@ -272,7 +272,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def _decided(self) -> Turns:
-        """Whose turn it is now. Whoever is in the way is asked to sleep, once."""
+        """Whose turn it is now. Pods in the way are asked to sleep, once."""
         turns = self._turns
         if turns is None:
             waiting = [replace(each.task, instances=self._able(each)) for each in self._waiting.values()]

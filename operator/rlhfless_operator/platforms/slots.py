@@ -1,6 +1,7 @@
-"""Slots: GPUs that instances use in turns. Which instance has which, who is awake, and who makes room for whom.
+"""Slots: GPUs that instances use in turns. Which instance has which slots, and which one is awake on each.
 
-On one machine a slot is a GPU, on a cluster a ResourceClaim. The decisions are the same, and are made here.
+On one machine a slot is a GPU, on a cluster a ResourceClaim. Among the jobs of a cluster `planner/turns.py` decides
+whose turn it is; among the stages of one job on one machine `displaced_by_waking` does.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -65,7 +66,7 @@ class SlotAccount:
         self._homes.pop(instance, None)
 
     def free(self) -> list[str]:
-        """Slots that nobody uses."""
+        """Slots that no instance uses."""
         return [slot for slot, holder in self._holders.items() if holder is None]
 
     def held_by(self, instance: str) -> list[str]:
@@ -77,7 +78,7 @@ class SlotAccount:
         return sum(slot in home for home in self._homes.values())
 
     def wake_one(self, asleep: Sequence[str]) -> str | None:
-        """Wake the first of some sleeping instances whose slots nobody uses; None if there is none."""
+        """Wake the first of some sleeping instances whose slots are free; None if there is none."""
         return next((instance for instance in asleep if self.wake(instance)), None)
 
     def displaced_by_waking(

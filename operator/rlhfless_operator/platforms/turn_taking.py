@@ -1,4 +1,4 @@
-"""One job's pods on the slots of its namespace: who is awake, who is put to sleep, and where a task is sent."""
+"""One job's pods on the slots of its namespace: which are awake, which are put to sleep, and where a task is sent."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class TurnTaking:
         pool: the slots of its namespace.
         job: unique id of the job.
         books: of the stages whose pods take turns.
-        session: for requests to pods; whoever made it closes it.
+        session: for requests to pods; its maker closes it.
         token: the job's own.
         remove: deletes a pod that does not answer.
         problem: what is wrong with a stage's pods; empty if nothing is known.

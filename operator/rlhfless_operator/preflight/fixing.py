@@ -35,7 +35,7 @@ async def fix(
 ) -> None:
     """Set what jobs need in Knative's ConfigMaps and for its activator. What is right already is not touched.
 
-    Every patch is tried first, by the API server and by Knative's own admission, so that a refusal changes nothing.
+    Every patch is tried first, by the API server and by Knative's own admission: a refusal changes nothing.
 
     Args:
         api: the official client, with the cluster's configuration and the caller's rights.
@@ -71,10 +71,10 @@ def agrees(yes: bool) -> bool:
     """Whether to change what was shown: asked of the person at the terminal, unless `yes` answers.
 
     Raises:
-        NotFixedError: nobody can be asked.
+        NotFixedError: standard input is no terminal to ask at.
     """
     if not yes and not sys.stdin.isatty():
-        raise NotFixedError("nothing was changed: nobody can be asked here; say --yes to have this done")
+        raise NotFixedError("nothing was changed: there is no terminal to ask at; say --yes to have this done")
     return yes or typer.confirm("Change this?")
 
 

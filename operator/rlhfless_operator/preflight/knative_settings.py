@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from rlhfless_operator.preflight.features import missing_features
 
 LONGEST_REQUEST_SECONDS = 43200
-"""What requests may take where nobody has set it: half a day is longer than a learning step, or an actor's share of
+"""What requests may take where it is not set: half a day is longer than a learning step, or an actor's share of
 one. The operator's own limit is `knative.requestTimeout` of the chart."""
 _KNATIVE_REQUEST_SECONDS = 600.0
 """Knative's own default."""

@@ -18,7 +18,7 @@ _YES = ("1", "on", "yes", "true")
 
 
 class HubUnavailableError(Exception):
-    """The hub does not answer, or has no such model for whoever asks; the message says which."""
+    """The hub does not answer, or does not give this user such a model; the message says which."""
 
 
 def cached_config(
