@@ -110,8 +110,8 @@ class _Round:
     def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int, int]:
         """An instance that is awake comes first, then one that displaces none. Of the others, first one that is not
         where another stage of its job has an instance of its size, which may have a task before this one ends:
-        preparation works while others generate. Then one on slots that the fewest large instances of other jobs could have now;
-        a job's own learner comes after its other stages."""
+        preparation works while others generate. Then one on slots that the fewest large instances of other jobs could
+        have now; a job's own learner comes after its other stages."""
         home = set(self._use.homes[name])
         holders = {self._use.holders[slot] for slot in home} - {None, name}
         neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
