@@ -13,8 +13,6 @@ from rlhfless_functions.learning.state import initial_state
 from rlhfless_functions.learning.step import train_step
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import (
-    AlgorithmSettings,
-    KlSettings,
     LoraSettings,
     ModelSettings,
     OptimizerSettings,
@@ -22,16 +20,6 @@ from rlhfless_functions.settings import (
 from tests.learning.jobs import Job, context
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture
-def model(tiny_model: Path) -> ModelSettings:
-    return ModelSettings(source=str(tiny_model), dtype="float32")
-
-
-@pytest.fixture
-def job(tmp_path: Path, model: ModelSettings) -> Job:
-    return Job(tmp_path, model, AlgorithmSettings(kl=KlSettings(coefficient=0.01)))
 
 
 def test_a_checkpoint_of_another_job_is_refused(job: Job, model: ModelSettings) -> None:

@@ -19,7 +19,6 @@ from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
     ImportanceSamplingSettings,
-    KlSettings,
     LoraSettings,
     ModelSettings,
     OptimizerSettings,
@@ -28,16 +27,6 @@ from rlhfless_functions.weights import load_policy
 from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture
-def model(tiny_model: Path) -> ModelSettings:
-    return ModelSettings(source=str(tiny_model), dtype="float32")
-
-
-@pytest.fixture
-def job(tmp_path: Path, model: ModelSettings) -> Job:
-    return Job(tmp_path, model, AlgorithmSettings(kl=KlSettings(coefficient=0.01)))
 
 
 JOBS: dict[str, dict[str, Any]] = {
