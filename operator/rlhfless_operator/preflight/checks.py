@@ -269,10 +269,6 @@ def _unsaid(hard: Mapping[str, str], pods: PodsSpec) -> list[str]:
     return unsaid
 
 
-def _fields_of(version: Mapping[str, Any]) -> Iterator[str]:
-    return _fields(version["schema"]["openAPIV3Schema"])
-
-
 def _fields(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     for name, inner in schema.get("properties", {}).items():
         yield f"{path}{name}"
