@@ -4,11 +4,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clusters.emulated_functions import Emulation, Held
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import recorded_steps
 from tests.controller.api_server_jobs import server as server
 from tests.controller.operator_harness import Jobs, condition, running_operator, small_job, wait_for
+from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
 
 SECONDS = 0.1
 """Of each task. Three instances are held all the time, and an instance-second costs 1."""
@@ -23,6 +26,7 @@ def generated(emulation: Emulation) -> list[int]:
     return [request.key.step for request in emulation.requests if request.task == "generate"]
 
 
+@pytest.mark.usefixtures("steady_costs")
 def test_half_of_the_forecast_suspends_the_job_before_it_is_passed_and_raised_it_goes_on(
     jobs: Jobs, tmp_path: Path
 ) -> None:
@@ -38,8 +42,7 @@ def test_half_of_the_forecast_suspends_the_job_before_it_is_passed_and_raised_it
         status = jobs.wait_phase("job", "Suspended", "Succeeded", "Failed")
         assert status["phase"] == "Suspended", status
         assert 1 <= status["step"] < 8
-        # By the forecast; what the last step then took is another matter.
-        assert Decimal(status["cost"]) < forecast * 3 / 4
+        assert Decimal(status["cost"]) <= half
         assert Decimal(status["forecast"]) > half
         assert status["budget"] == f"{Decimal(status['cost']) / half:.0%}"
         assert status["reason"] == "BudgetExhausted"
@@ -53,7 +56,7 @@ def test_half_of_the_forecast_suspends_the_job_before_it_is_passed_and_raised_it
         wait_for(lambda: "finalizers" not in (jobs.get("job") or {})["metadata"], lambda: str(jobs.get("job")))
         stopped_after = status["step"]
         exposition = operator.get(operator.operator.metrics_port, "/metrics")
-        assert f'rlhfless_budget_used_ratio{{job="job",namespace="{jobs.namespace}"}} 0.' in exposition
+        assert f'rlhfless_budget_used_ratio{{job="job",namespace="{jobs.namespace}"}} 1.0' in exposition
 
         jobs.patch("job", {"spec": {"budget": {"money": str(10 * forecast)}}})
         status = jobs.wait_phase("job", "Succeeded", "Failed")

@@ -23,6 +23,7 @@ from rlhfless_operator.platforms.local import LocalPlatform
 from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
 from tests.prerequisites import needs_api_server
 from tests.training.rounds import rounds_job
+from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
 from tests.training.whole_jobs import MakeJob, assert_equal_weights, weights_in
 
 pytestmark = needs_api_server("no job is trained through a real API server")
@@ -60,7 +61,7 @@ def _dapo_job(make: MakeJob) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("warm_start")
+@pytest.mark.usefixtures("warm_start", "steady_costs")
 def test_a_job_that_its_budget_suspended_comes_to_the_weights_of_one_that_never_stopped(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.training.budget import BudgetExhaustedError
 from tests.command_line import run_command
+from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
@@ -35,6 +36,7 @@ def with_budget(file: Path, **budget: object) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("steady_costs")
 def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_raised_it_ends_the_same(
     tiny_job: MakeJob,
 ) -> None:
