@@ -26,6 +26,9 @@ class Started(Message):
     cold_start: ColdStart | None = None
     engine: str | None = None
     """What generates here and why, once that has been chosen."""
+    place: list[str] = Field(default=[])
+    """Name of the instance's node, then the domains of the network that this is in, the nearest first; empty where it
+    is not known. An instance does not say it: the platform adds it."""
 
 
 class Awake(Message):

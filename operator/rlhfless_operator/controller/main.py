@@ -92,6 +92,7 @@ class Operator:
                     Path(self.settings.admission_certificate),
                     self.settings.admission_grace_seconds,
                     SlotAdmission(knative) if self.settings.has_slots else None,
+                    topology_keys=self.settings.topology_keys,
                 ) as self.admission_port,
                 # Afterwards: a replica that has metrics is ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,

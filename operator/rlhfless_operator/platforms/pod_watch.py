@@ -63,6 +63,7 @@ class PodClaim(KubernetesModel):
 class PodSpec(KubernetesModel):
     """What a pod asks for."""
 
+    node_name: str = ""
     resource_claims: tuple[PodClaim, ...] = ()
 
 
@@ -101,6 +102,8 @@ class PodView:
     """Names of all ResourceClaims that have to be there for it to start."""
     overlooked: bool = False
     """Whether it waits for a node, and the scheduler has not said anything of it yet."""
+    node: str = ""
+    """Name of the node that it is on; empty until it has one."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -139,6 +142,7 @@ def view_of(pod: Pod) -> PodView | None:
         deletion_cost=pod.metadata.annotations.get(DELETION_COST),
         problem=problem,
         fatal=fatal,
+        node=pod.spec.node_name,
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),

@@ -17,6 +17,16 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/prefixes/bytes_fetched": Metric("bytes", "Keys and values that were fetched."),
     "generation/prefixes/seconds_sent": Metric("seconds", "Time of sending, all instances together."),
     "generation/prefixes/seconds_fetched": Metric("seconds", "Time of fetching, all instances together."),
+    "weights/bytes_same_node": Metric(
+        "bytes",
+        "On a cluster: bytes of new weights that generation instances on the learner's node read, since the step before"
+        " was learnt. Each instance counts a version once.",
+    ),
+    "weights/bytes_same_zone": Metric(
+        "bytes", "The same of instances on other nodes of its zone, or of another domain of `placement.topologyKeys`."
+    ),
+    "weights/bytes_across_zones": Metric("bytes", "The same of instances in other zones."),
+    "weights/bytes_other_node": Metric("bytes", "The same of instances on other nodes, where zones are not known."),
     "weights/seconds": Metric("seconds", "Until the last actor of the step had its weights."),
     "learning/beyond_preparation": Metric(
         "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."

@@ -30,6 +30,8 @@ class Learning:
         self._asked = False
         """Whether a learner has been asked."""
         self._heard = asyncio.Event()
+        self._place: list[str] = []
+        """Of the learner; see `Started.place`."""
         self._prepared_at: float | None = None
         """When preparation ended, where the learner began before."""
 
@@ -70,9 +72,12 @@ class Learning:
         assert self._task is not None
         learned = await self._task
         run, journal = self._run, self._journal
+        more = run.weights_traffic.take()
         if self._prepared_at is not None:
-            beyond = {"learning/beyond_preparation": time.monotonic() - self._prepared_at}
-            learned = learned.model_copy(update={"metrics": {**learned.metrics, **beyond}})
+            more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
+        learned = learned.model_copy(update={"metrics": {**learned.metrics, **more}})
+        size = int(learned.metrics.get("weights/bytes", 0))
+        run.weights_traffic.published(learned.weights.version, size, self._place)
         # Unless it is kept, its successor takes the steps since the newest checkpoint again.
         again = 0 if learned.checkpoint is not None else self._step - journal.checkpoint_step
         run.cost_model.learned(learned)
@@ -101,6 +106,7 @@ class Learning:
         await run.capacity.use("learning", 1, run.learner_preload)
         replay = journal.batches_since_checkpoint(batch.step)
         total_steps = run.prompts.total_steps
+        listener = _Listener(self._heard, journal)
         result = await run_to_end(
             run.platform,
             lambda attempt: run.requests.learn(
@@ -114,8 +120,9 @@ class Learning:
                 following=following,
             ),
             retries=run.spec.limits.retries,
-            on_event=_Listener(self._heard, journal),
+            on_event=listener,
         )
+        self._place = listener.place
         return LearnResult.model_validate(result)
 
 
@@ -126,10 +133,12 @@ class _Listener:
         self._heard = heard
         self._ledger = journal.ledger
         self._instance = ""
+        self.place: list[str] = []
+        """Of the learner; see `Started.place`."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._instance = event.instance
+            self._instance, self.place = event.instance, event.place
         elif isinstance(event, Waiting):
             # It holds its GPU for nothing, and that is what the ledger shall say.
             state: InstanceState = "idle" if event.waiting else "busy"

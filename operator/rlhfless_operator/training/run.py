@@ -1,7 +1,7 @@
 """What a driver trains a job with: everything that does not change while it does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Stage
@@ -18,6 +18,7 @@ from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
 from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.weights_traffic import WeightsTraffic
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class TrainingRun:
     """What the terminal view looks at."""
     driver: int
     """Number of this driver's lease."""
+    weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
+    """How far new weights went."""
 
     @property
     def spec(self) -> RLHFJobSpec:
