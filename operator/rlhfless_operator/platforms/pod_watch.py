@@ -101,6 +101,8 @@ class PodView:
     """Names of all ResourceClaims that have to be there for it to start."""
     overlooked: bool = False
     """Whether it waits for a node, and the scheduler has not said anything of it yet."""
+    lacks_memory: bool = False
+    """Whether it waits for a node with enough memory."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -139,6 +141,7 @@ def view_of(pod: Pod) -> PodView | None:
         deletion_cost=pod.metadata.annotations.get(DELETION_COST),
         problem=problem,
         fatal=fatal,
+        lacks_memory=not deleting and problem.startswith("Unschedulable: ") and "Insufficient memory" in problem,
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),
