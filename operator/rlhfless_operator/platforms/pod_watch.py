@@ -104,6 +104,8 @@ class PodView:
     """Whether it waits for a node, and the scheduler has not said anything of it yet."""
     node: str = ""
     """Name of the node that it is on; empty until it has one."""
+    lacks_memory: bool = False
+    """Whether it waits for a node with enough memory."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -143,6 +145,7 @@ def view_of(pod: Pod) -> PodView | None:
         problem=problem,
         fatal=fatal,
         node=pod.spec.node_name,
+        lacks_memory=not deleting and problem.startswith("Unschedulable: ") and "Insufficient memory" in problem,
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),

@@ -239,6 +239,10 @@ class StagePods:
         pod = self._pods.get(instance)
         return pod.view if pod is not None else None
 
+    def resting_since(self, instance: str) -> float:
+        """When a pod had a task last, monotonic seconds; 0 if it never had one."""
+        return self._pods[instance].idle_since
+
     def idle_for(self, at: float) -> float:
         """How long the pod that is idle for longest has been so, in seconds; 0 if none is."""
         return max((at - pod.idle_since for pod in self._pods.values() if pod.state == "idle"), default=0.0)

@@ -1,7 +1,7 @@
 """What a job has learnt of its lengths, its instances and its stages, and the plans that rest on it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.calibration import Calibration
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
@@ -34,11 +35,15 @@ class CostModel:
     Args:
         spec: the job's.
         actors: how many generation instances a step may use.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
     """
 
-    def __init__(self, spec: RLHFJobSpec, actors: ActorRange) -> None:
+    def __init__(
+        self, spec: RLHFJobSpec, actors: ActorRange, contention: Callable[[], Contention] = lambda: ALONE
+    ) -> None:
         self._spec = spec
         self._actors = actors
+        self._contention = contention
         longest = spec.sampling.max_response_tokens
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
@@ -76,6 +81,7 @@ class CostModel:
             self.calibration.latency,
             self.history,
             follows=follows,
+            contention=self._contention(),
         )
 
     def share_prefixes(

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfless_functions.api import SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
@@ -35,6 +36,8 @@ class GenerationPlan:
     learning_begins: float = math.inf
     """Seconds into the step when a learner that follows preparation begins, so that it has no group to wait for;
     infinite for one that waits for the whole batch."""
+    wanted_by_others: float = 0.0
+    """The share of the pool's GPU time that other jobs wanted when the step was planned."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -83,6 +86,7 @@ def plan_generation(
     history: History,
     *,
     follows: bool = False,
+    contention: Contention = ALONE,
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
@@ -93,6 +97,7 @@ def plan_generation(
         prompt_tokens: tokens of every prompt of the dataset, by row.
         history: what the stages have taken so far.
         follows: whether learning may begin before the batch is complete.
+        contention: what other jobs leave of the GPUs.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
     longest = spec.sampling.max_response_tokens
@@ -104,9 +109,12 @@ def plan_generation(
     limits = Limits(actors.least, actors.most, kv_tokens=spec.generation.kv_budget_tokens)
     start_seconds = history.mean("startup/generation")
     begins = math.inf
+    cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
     if spec.planning.policy == "cost":
+        can_work = actors if contention.actors is None else actors.at_most(contention.actors)
+        limits = replace(limits, max_instances=can_work.most)
         step = plan_step(
             loads,
             InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, 0.0),
@@ -122,7 +130,7 @@ def plan_generation(
                 afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
                 accumulation_token_seconds=accumulation,
             ),
-            cost_weight=spec.planning.cost_weight,
+            cost_weight=cost_weight,
             # Instances are awaited where they are not warm yet, but most are.
             ready_seconds=0.0,
             tail_tokens=longest if surprise else 0.0,
@@ -133,8 +141,9 @@ def plan_generation(
     else:
         made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
         seconds = made.expected_seconds + history.mean("learning")
-        weight = max(spec.planning.cost_weight, 1e-3)
+        weight = max(cost_weight, 1e-3)
         price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    return GenerationPlan(made, tasks, estimates, price, made.expected_seconds - start_seconds, seconds, begins)
+    generation_seconds = made.expected_seconds - start_seconds
+    return GenerationPlan(made, tasks, estimates, price, generation_seconds, seconds, begins, contention.wanted)

@@ -48,6 +48,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "generation/seconds": rollout.seconds["generation"],
         "planning/expected_seconds": rollout.plan.expected_generation_seconds,
         "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
+        "planning/contention": rollout.plan.wanted_by_others,
         **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
@@ -77,6 +78,7 @@ def open_run(
     actors: ActorRange,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
+    contention: Callable[[], Contention] = lambda: ALONE,
 ) -> tuple[TrainingRun, StepJournal]:
     """A driver's run of a job, and its journal.
 
@@ -87,9 +89,10 @@ def open_run(
         actors: how many generation instances a step may use.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, actors)
+    cost_model = CostModel(job.spec, actors, contention)
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)
