@@ -10,6 +10,7 @@ import pytest
 from rlhfless_functions.api import LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
@@ -119,3 +120,34 @@ def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
         cost_model.history.add("startup/generation", startup)
         numbers.append(len(cost_model.plan(list(range(12)), 8, PROMPT_TOKENS, known=True).shares))
     assert numbers[0] > numbers[1] == 1
+
+
+def test_a_plan_leaves_the_gpus_to_others_that_others_want(tiny_job: MakeJob) -> None:
+    spec = load_job(
+        tiny_job(generation={"instances": {"min": 1, "max": 8}}, planning={"policy": "cost", "lambda": 0.0})
+    ).spec
+    contention = [ALONE]
+    cost_model = CostModel(spec, actor_range(spec), lambda: contention[0])
+
+    def actors() -> int:
+        plan = cost_model.plan(list(range(12)), 4, PROMPT_TOKENS, known=True)
+        assert sorted((each.prompt, each.index) for share in plan.shares for each in share) == [
+            (prompt, index) for prompt in range(12) for index in range(4)
+        ]
+        assert plan.wanted_by_others == contention[0].wanted
+        return len(plan.shares)
+
+    alone = actors()
+    assert alone > 3
+    contention[0] = Contention(0.2, 3)
+    assert 1 < actors() <= 3
+    contention[0] = Contention(1.0, 8)
+    assert actors() == 1, "where all GPUs are always wanted, GPU-seconds count"
+    contention[0] = ALONE
+    assert actors() == alone
+
+
+def test_the_least_that_a_job_asks_for_is_not_taken_from_it(tiny_job: MakeJob) -> None:
+    spec = load_job(tiny_job(generation={"instances": {"min": 3, "max": 8}}, planning={"policy": "cost"})).spec
+    cost_model = CostModel(spec, actor_range(spec), lambda: Contention(1.0, 1))
+    assert len(cost_model.plan(list(range(12)), 4, PROMPT_TOKENS, known=True).shares) == 3
