@@ -13,7 +13,7 @@ from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import JobMeter
 from rlhfless_operator.controller.publisher import Publisher
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import takes_turns
+from rlhfless_operator.controller.sharing import PooledPlatform, takes_turns
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -56,19 +56,25 @@ async def run_driver(
         Exception: whatever `drive` raises.
     """
 
+    pooled: PooledPlatform | None = None
+
     def make_platform(on_state: StateListener) -> WantingPlatform:
         def both(change: StateChange) -> None:
             on_state(change)
             meter.observe(change)
 
         tell = partial(publisher.tell, generation=resource.generation)
+        nonlocal pooled
         platform = context.make_platform(resource, job, folder.root, both, tell)
+        pooled = platform if isinstance(platform, PooledPlatform) else None
         on_platform(platform)
         metered = MeteredPlatform(platform, meter, lambda: publisher.found_services(resource.generation))
         return WantingPlatform(metered, member)
 
     def on_open(run: TrainingRun, journal: StepJournal) -> None:
         meter.attach(run, journal)
+        if pooled is not None:
+            pooled.costs = run.capacity.switch_cost
 
         def show(status: RLHFJobStatus) -> None:
             publisher.mirror(status)
