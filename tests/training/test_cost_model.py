@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.api import LearnResult, SampleTask, WeightsReference
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.migration_rules import Saving
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.cost_model import CostModel
@@ -62,6 +63,7 @@ def test_what_an_instance_takes_to_go_is_timed_from_being_let_go_until_it_is_gon
 def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     first = cost_model_of(tiny_job())
     outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])
+    outcome.has_room(EngineRoom(sequences=3, kv_tokens=900))
     outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
     first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
     first.measured({0: [8, 24]})
@@ -76,6 +78,41 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     plans = [each.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True) for each in (first, second)]
     assert plans[0].shares == plans[1].shares
     assert plans[0].estimates[0].runaways > 0, "a truncated response is a runaway"
+
+
+def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob) -> None:
+    planning = {"policy": "cost", "migration": {"policy": "benefit"}}
+    cost_model = cost_model_of(tiny_job(planning=planning, generation={"instances": {"min": 1, "max": 1}}))
+    seconds = []
+    for room in (None, EngineRoom(sequences=48, kv_tokens=10**6), EngineRoom(sequences=12, kv_tokens=10**6)):
+        cost_model.room = room
+        plan = cost_model.plan(range(12), 4, PROMPT_TOKENS, known=True)
+        seconds.append(plan.expected_generation_seconds)
+    rule = cost_model.open_migration(plan)._rule
+    assert isinstance(rule, Saving) and (rule.slots, rule.kv_tokens) == (12, 10**6)
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert seconds[2] > 1.5 * seconds[1], "48 samples are four batches of 12"
+
+
+def test_the_least_room_of_all_instances_counts() -> None:
+    outcome = GenerationOutcome(sinks=[])
+    outcome.has_room(EngineRoom(sequences=8, kv_tokens=100))
+    outcome.has_room(EngineRoom(sequences=16, kv_tokens=50))
+    assert outcome.room == EngineRoom(sequences=8, kv_tokens=50)
+
+
+def test_steps_in_which_samples_waited_are_counted(tiny_job: MakeJob) -> None:
+    """As if all had run at once, the instance would seem four times as slow as it is."""
+    cost_models = [cost_model_of(tiny_job()) for _ in range(2)]
+    tokens = {(prompt, 0): 100 for prompt in range(12)}
+    for cost_model, batch, seconds in zip(cost_models, (12, 3), (1.0, 4.0), strict=True):
+        for _ in range(20):
+            outcome = GenerationOutcome(sinks=[], lengths=tokens, tokens=1200)
+            outcome.has_room(EngineRoom(sequences=batch, kv_tokens=10**6))
+            outcome.stretches.append(Stretch(dict.fromkeys(tokens, 0), tokens, seconds))
+            cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+    whole, waited = (each.calibration.latency.decode_seconds(3, 50) for each in cost_models)
+    assert waited == pytest.approx(whole, rel=0.2)
 
 
 def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:

@@ -149,7 +149,7 @@ class _Share:
         """Step until the share is done or the task is told to stop, publishing on the way."""
         run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
         # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
-        self._context.emit(self._progress(run))
+        self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
         now = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_functions.api import LearnResult, SampleTask, Stage
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.bounds import lower_bound
@@ -48,6 +48,8 @@ class CostModel:
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.history = History()
+        self.room: EngineRoom | None = None
+        """What the instances of the newest step have said to have room for."""
         self._starting: dict[str, float] = {}
         self._draining: dict[str, float] = {}
 
@@ -82,6 +84,7 @@ class CostModel:
             self.history,
             follows=follows,
             contention=self._contention(),
+            room=self.room,
         )
 
     def share_prefixes(
@@ -95,7 +98,7 @@ class CostModel:
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
-        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause)
+        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause, room=self.room)
 
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
@@ -115,6 +118,7 @@ class CostModel:
             seconds + self.history.mean(startup("generation")),
             prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
             start_seconds=self.history.mean(startup("generation")),
+            max_batch=self.room.sequences if self.room is not None else None,
         )
         return bound if math.isfinite(bound) else None
 
@@ -134,7 +138,8 @@ class CostModel:
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
     ) -> None:
-        """Learn the speed of the instances from what a step's did."""
+        """Learn the speed of the instances, and what they have room for, from what a step's did."""
+        self.room = generation.room or self.room
         observe(self.calibration, generation, prompt_tokens)
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
@@ -170,6 +175,7 @@ class CostModel:
             "predictor": self.predictor.state(),
             "calibration": self.calibration.state(),
             "history": self.history.state(),
+            "room": self.room.model_dump() if self.room is not None else None,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -177,6 +183,8 @@ class CostModel:
         self.predictor = LengthPredictor.from_state(state["predictor"])
         self.calibration = Calibration.from_state(state["calibration"])
         self.history.restore(state.get("history", {}))
+        if (room := state.get("room")) is not None:
+            self.room = EngineRoom(**room)
 
 
 def startup(stage: Stage) -> str:

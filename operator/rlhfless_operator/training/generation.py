@@ -192,6 +192,8 @@ class _Stage:
         if isinstance(event, Progress):
             lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
             heard.now(lengths)
+            if event.room is not None:
+                self._outcome.has_room(event.room)
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
             heard.finished += len(event.samples)

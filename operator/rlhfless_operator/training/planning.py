@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlhfless_functions.api import SampleTask, Stage
+from rlhfless_functions.api import EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
@@ -46,11 +46,12 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
     """
-    seen = [_observation(stretch, prompt_tokens) for stretch in outcome.stretches]
+    batch = outcome.room.sequences if outcome.room is not None else None
+    seen = [_observation(stretch, prompt_tokens, batch) for stretch in outcome.stretches]
     calibration.observe(*(each for each in seen if each is not None))
 
 
-def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation | None:
+def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | None) -> Observation | None:
     """What a request did, in the terms of the latency model; None if it generated nothing."""
     made = {key: max(0, tokens - stretch.begun[key]) for key, tokens in stretch.tokens.items()}
     total = sum(made.values())
@@ -58,7 +59,8 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation 
         return None
     prompts = {prompt for prompt, _ in stretch.tokens}
     return Observation(
-        steps=max(made.values()),
+        # Where some had to wait there were more steps than the longest response has tokens.
+        steps=max(max(made.values()), total / batch if batch else 0),
         sequence_steps=total,
         context_tokens=sum(
             count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items()
@@ -87,6 +89,7 @@ def plan_generation(
     *,
     follows: bool = False,
     contention: Contention = ALONE,
+    room: EngineRoom | None = None,
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
@@ -98,6 +101,7 @@ def plan_generation(
         history: what the stages have taken so far.
         follows: whether learning may begin before the batch is complete.
         contention: what other jobs leave of the GPUs.
+        room: what the instances have said to have room for; without it, only `generation.kvBudgetTokens` is known.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
     longest = spec.sampling.max_response_tokens
@@ -106,7 +110,10 @@ def plan_generation(
         for prompt in prompts
         for index, tokens in enumerate(estimates[prompt].group(samples_per_prompt, longest))
     ]
-    limits = Limits(actors.least, actors.most, kv_tokens=spec.generation.kv_budget_tokens)
+    kv_tokens, max_batch = spec.generation.kv_budget_tokens, None
+    if room is not None:
+        kv_tokens, max_batch = min(room.kv_tokens, kv_tokens or room.kv_tokens), room.sequences
+    limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
     start_seconds = history.mean("startup/generation")
     begins = math.inf
     cost_weight = contention.cost_weight(spec.planning.cost_weight)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlhfless_functions.api import FinishReason, WeightsReference
+from rlhfless_functions.api import EngineRoom, FinishReason, WeightsReference
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
@@ -99,9 +99,11 @@ class EngineRun(ABC):
 
     Args:
         tasks: in the order of admission.
+        room: what the engine has room for; a share of a few sequences needs less.
     """
 
-    def __init__(self, tasks: Sequence[SequenceTask]) -> None:
+    def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:
+        self.room = room
         self._waiting = deque(tasks)
         self._computed = ComputedTokens()
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rlhfless_functions.api import FinishReason
+from rlhfless_functions.api import EngineRoom, FinishReason
 from rlhfless_functions.generation.engines.attention import Masks
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -57,7 +57,8 @@ class ContinuousBatch(EngineRun):
         sampling: temperature and longest response.
         eos_token_ids: tokens that end a response.
         stop_strings: strings that end a response, if any.
-        slots: most sequences at a time.
+        slots: most sequences of this share at a time.
+        room: what the engine has room for.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class ContinuousBatch(EngineRun):
         eos_token_ids: Collection[int],
         stop_strings: StopStrings | None,
         slots: int,
+        room: EngineRoom,
     ) -> None:
-        super().__init__(tasks)
+        super().__init__(tasks, room)
         self._model = model
         self._cache = cache
         self._masks = masks

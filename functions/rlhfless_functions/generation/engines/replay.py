@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -167,7 +167,7 @@ class EmulatedBatch(EngineRun):
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        super().__init__(tasks)
+        super().__init__(tasks, EngineRoom(sequences=emulation.max_batch, kv_tokens=kv_tokens))
         self._emulation = emulation
         self._lengths = lengths
         self._longest = longest

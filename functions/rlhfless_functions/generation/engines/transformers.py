@@ -9,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhfless_functions import weights as stored
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch, padded_rows
@@ -94,11 +94,12 @@ class TransformersEngine:
         check_room(longest, budget)
         capacity = padded(longest)
         most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
-        slots = min(len(tasks), most_rows, max(1, budget // capacity))
+        room = EngineRoom(sequences=min(most_rows, max(1, budget // capacity)), kv_tokens=budget)
+        slots = min(len(tasks), room.sequences)
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
         cache = self._reserve(padded_rows(slots, self._device), capacity)
         eos = eos_token_ids(model, tokenizer)
-        return ContinuousBatch(model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots)
+        return ContinuousBatch(model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots, room)
 
     def _reserve(self, slots: int, capacity: int) -> SlotCache:
         """The cache of the last run where it is large enough and not far too large, else a new one."""
