@@ -147,6 +147,7 @@ class _Share:
 
     def generate(self, engine: Engine) -> None:
         """Step until the share is done or the task is told to stop, publishing on the way."""
+        began = self._clock()
         run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
         # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
         self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
@@ -155,9 +156,14 @@ class _Share:
         told = now
         # What was gathered from many sinks is in one from now on, for whoever goes on from here.
         self._publish(partials=True)
+        first = True
         while (run.running or run.waiting) and self._context.stop_reason is None:
             self._take(self._step(run), schedule)
             now = self._clock()
+            if first:
+                first = False
+                seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
+                logger.info("first tokens sampled", extra={"fields": seconds})
             self._publisher.check()
             due = schedule.due(now, len(self._pending))
             if due != "nothing" and self._publisher.idle:

@@ -170,6 +170,8 @@ class Learner:
             with _timed(seconds, "seconds/wake"):
                 move(state, self._ranks.device)
         context.awake()
+        parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
+        logger.info("learning begins", extra={"fields": {"step": step, **parts}})
         with _timed(seconds, "seconds/train"):
             report, batch = _take_step(state, given, request, step, check)
         if isinstance(given, FollowedBatch):

@@ -50,6 +50,10 @@ _REMEDIES = (
         "ResourceClaims (that )?are being deleted",
         "a claim goes with its last pod, and is made again: kubectl describe resourceclaim says which pods it has",
     ),
+    (
+        "its node has not prepared it",
+        "read why: kubectl describe pod POD; its GPUs' driver may not run on the node, or a volume can't be mounted",
+    ),
     ("the scheduler has not looked at it", "see that kube-scheduler runs: kubectl get pods --namespace kube-system"),
     ('cannot \\w+ resource "resourceclaims"', "grant it, as the chart does with rbac.create: true"),
     (

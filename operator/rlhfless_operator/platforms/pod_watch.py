@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -32,6 +32,8 @@ _FATAL_REASONS = frozenset(
     }
 )  # fmt: skip
 """Reasons of a container that waits which more waiting does not mend."""
+_PREPARED = "PodReadyToStartContainers"
+"""Condition of a pod whose claims, volumes and network are there. Images are pulled after that."""
 
 
 class ContainerStatus(KubernetesModel):
@@ -106,6 +108,8 @@ class PodView:
     """Name of the node that it is on; empty until it has one."""
     lacks_memory: bool = False
     """Whether it waits for a node with enough memory."""
+    unprepared: bool = False
+    """Whether its node has not yet given it what its containers need: claims, volumes and a network."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -132,6 +136,7 @@ def view_of(pod: Pod) -> PodView | None:
     ready = conditions.get("Ready")
     deleting = pod.metadata.deletion_timestamp is not None
     problem, fatal = _problem(pod.status, conditions.get("PodScheduled"), deleting)
+    waits = pod.status.phase == "Pending" and not deleting
     return PodView(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
@@ -149,8 +154,13 @@ def view_of(pod: Pod) -> PodView | None:
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),
-        overlooked=pod.status.phase == "Pending" and "PodScheduled" not in conditions and not deleting,
+        overlooked=waits and "PodScheduled" not in conditions,
+        unprepared=waits and _is(conditions, "PodScheduled", "True") and _is(conditions, _PREPARED, "False"),
     )
+
+
+def _is(conditions: Mapping[str, Condition], kind: str, status: str) -> bool:
+    return kind in conditions and conditions[kind].status == status
 
 
 def _process(status: PodStatus) -> str | None:

@@ -16,7 +16,7 @@ from rlhfless_functions.generation.engines.continuous_batch import ContinuousBat
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.memory import free_kv_tokens
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
-from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.device_memory import empty, give_back
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
@@ -36,12 +36,16 @@ class _Loaded:
 
 
 class TransformersEngine:
-    """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`."""
+    """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`.
+
+    All versions of a model have one tokenizer, which stays over a sleep.
+    """
 
     def __init__(self) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._loaded: _Loaded | None = None
         self._cache: SlotCache | None = None
+        self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
 
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
@@ -63,12 +67,17 @@ class TransformersEngine:
         policy = stored.load_policy(model, weights)
         use_grouped_attention(_backbone(policy))
         masks = Masks(policy.config.get_text_config())
-        tokenizer = stored.load_tokenizer(model, weights)
+        if self._tokenizer is None or self._tokenizer[0] != model:
+            self._tokenizer = model, stored.load_tokenizer(model, weights)
         torch.nn.Module.to(policy, self._device)
-        return _Loaded(model, weights, policy, tokenizer, masks)
+        return _Loaded(model, weights, policy, self._tokenizer[1], masks)
 
     def sleep(self) -> None:
         """Give the memory of model and KV cache back: the files that the model is read from again are in the host's."""
+        if self._loaded is not None:
+            empty(self._loaded.policy)
+        if self._cache is not None:
+            self._cache.reset()
         self._loaded = self._cache = None
         give_back()
 
