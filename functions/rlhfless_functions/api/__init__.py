@@ -26,6 +26,7 @@ from rlhfless_functions.api.events import (
 from rlhfless_functions.api.messages import (
     PROTOCOL,
     STAGES,
+    DecodeCounts,
     FinishReason,
     Message,
     Purpose,
@@ -70,6 +71,7 @@ __all__ = [
     "BatchReference",
     "ColdStart",
     "DataCounts",
+    "DecodeCounts",
     "Done",
     "Event",
     "ExampleSample",
