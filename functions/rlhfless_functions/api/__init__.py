@@ -27,6 +27,7 @@ from rlhfless_functions.api.events import (
 from rlhfless_functions.api.messages import (
     PROTOCOL,
     STAGES,
+    DecodeCounts,
     FinishReason,
     Message,
     Purpose,
@@ -71,6 +72,7 @@ __all__ = [
     "BatchReference",
     "ColdStart",
     "DataCounts",
+    "DecodeCounts",
     "Done",
     "EngineRoom",
     "Event",

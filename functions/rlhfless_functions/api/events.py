@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlhfless_functions.api.messages import PROTOCOL, FinishReason, Message, check_protocol
+from rlhfless_functions.api.messages import PROTOCOL, DecodeCounts, FinishReason, Message, check_protocol
 
 
 class ColdStart(Message):
@@ -59,6 +59,8 @@ class Progress(Message):
     """(prompt, index, response tokens) of the running samples."""
     room: EngineRoom | None = None
     """What the engine has room for, whatever this request asks of it; in a request's first progress only."""
+    decoding: DecodeCounts = DecodeCounts()
+    """How its tokens came about."""
 
 
 class FinishedSample(Message):

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
+from rlhfless_functions.api import (
+    DecodeCounts,
+    GenerationRequest,
+    GenerationResult,
+    Progress,
+    Samples,
+    WeightsReference,
+)
 from rlhfless_functions.data.prompts import Prompt, read_prompts
 from rlhfless_functions.data.rollouts import Rollout, VersionSpan
 from rlhfless_functions.generation.engines.base import (
@@ -148,7 +155,8 @@ class _Share:
     def generate(self, engine: Engine) -> None:
         """Step until the share is done or the task is told to stop, publishing on the way."""
         began = self._clock()
-        run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
+        request = self._request
+        run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
         self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
         now = self._clock()
@@ -184,6 +192,7 @@ class _Share:
             response_tokens=self._run.response_tokens if self._run else 0,
             weights_seconds=self.weights_seconds,
             shared_prefixes=self._run.prefix_traffic() if self._run else {},
+            decoding=self._run.decoding() if self._run else DecodeCounts(),
         )
 
     def _step(self, run: EngineRun) -> list[SequenceResult]:
@@ -234,6 +243,7 @@ class _Share:
             waiting=run.waiting,
             tokens=run.response_tokens,
             lengths=run.lengths(),
+            decoding=run.decoding(),
         )
 
 

@@ -11,6 +11,14 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/lost_instances": Metric("instances", "Instances that were lost while they generated."),
     "generation/cuts": Metric("requests", "Requests that were cut; their samples went on elsewhere."),
     "generation/moved_samples": Metric("samples", "Samples that were moved to another actor by choice."),
+    "generation/passes": Metric("number", "Decode passes, all instances together, where transformers generates."),
+    "generation/tokens_per_pass": Metric(
+        "tokens", "Tokens that a sequence got from a decode pass, mean: 1 without drafts, where transformers generates."
+    ),
+    "generation/drafts/tried": Metric("tokens", "Tokens that were drafted, and computed in passes to see."),
+    "generation/drafts/accepted": Metric("tokens", "Those of them that would have been sampled anyway."),
+    "generation/drafts/seconds": Metric("seconds", "Time of looking for drafts, all instances together."),
+    "generation/drafts/unreadable": Metric("number", "Times that responses of an earlier step could not be read."),
     "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
     "generation/prefixes/tokens_fetched": Metric("tokens", "Of shared prefixes: whose keys and values were fetched."),
     "generation/prefixes/bytes_sent": Metric("bytes", "Keys and values that were sent."),

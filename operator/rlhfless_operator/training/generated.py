@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Done, EngineRoom, Samples, SampleTask
+from rlhfless_functions.api import DecodeCounts, Done, EngineRoom, Samples, SampleTask
 from rlhfless_operator.planner.migration import Key
 
 
@@ -53,6 +53,8 @@ class GenerationOutcome:
     """Longest that an engine took until it had the step's weights."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    decoding: Counter[str] = field(default_factory=Counter)
+    """How tokens came about, of all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request went on with them."""
     room: EngineRoom | None = None
@@ -66,6 +68,10 @@ class GenerationOutcome:
     def has_room(self, room: EngineRoom) -> None:
         """An instance has said what it has room for."""
         self.room = room if self.room is None else least_room(self.room, room)
+
+    def decoded(self, counts: DecodeCounts) -> None:
+        """A request has come to an end, with these counts as it told last."""
+        self.decoding.update(counts.model_dump())
 
     def done(self, event: Done) -> None:
         """A request has come to its end."""

@@ -194,7 +194,9 @@ def _generation_settings(run: TrainingRun, task: RolloutTask, plan: GenerationPl
         driver=run.driver,
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
-        make_request=partial(run.requests.generate, task.step, task.purpose, task.policy, sharing),
+        make_request=partial(
+            run.requests.generate, task.step, task.purpose, task.policy, sharing, run.draft_history.steps_for
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
+from rlhfless_operator.training.draft_history import DraftHistory
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
@@ -46,6 +47,8 @@ class TrainingRun:
     """Number of this driver's lease."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
     """How far new weights went."""
+    draft_history: DraftHistory = field(default_factory=DraftHistory)
+    """Whose responses are there to draft from."""
 
     @property
     def spec(self) -> RLHFJobSpec:
@@ -59,12 +62,17 @@ class TrainingRun:
 
     def position(self) -> dict[str, Any]:
         """What a later driver needs besides the status: where the data is, and what was learnt to plan with."""
-        return {"cursor": self.prompts.cursor.state(), **self.cost_model.state()}
+        return {
+            "cursor": self.prompts.cursor.state(),
+            **self.cost_model.state(),
+            "drafts": self.draft_history.state(),
+        }
 
     def restore(self, position: dict[str, Any]) -> None:
         """Go on from a `position`."""
         self.prompts.go_to(position["cursor"])
         self.cost_model.restore(position)
+        self.draft_history.restore(position.get("drafts", {}))
 
 
 def open_run(

@@ -89,9 +89,13 @@ class ReplayEngine:
         self._cached, self._cached_prompts = {}, set()
 
     def start(
-        self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
     ) -> "EmulatedBatch":
-        """Open a run.
+        """Open a run. Nothing is drafted: a decode step is a token a sequence.
 
         Raises:
             TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt

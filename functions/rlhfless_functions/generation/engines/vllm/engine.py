@@ -253,7 +253,13 @@ class VllmEngine:
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def start(self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None) -> VllmRun:
+    def start(
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
+    ) -> VllmRun:
         """Open a run.
 
         Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
