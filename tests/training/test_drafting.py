@@ -22,7 +22,7 @@ def part_names(folder: Path) -> list[str]:
 
 
 def test_drafting_changes_no_weights_and_says_what_it_did(tiny_job: MakeJob) -> None:
-    plain = tiny_job(generation={"engine": "transformers", "drafting": "never", "instances": {"min": 2, "max": 2}})
+    plain = tiny_job(generation={"engine": "transformers", "instances": {"min": 2, "max": 2}})
     run_job(plain)
     wanted = final_weights(plain)
     assert not (folder_of(plain) / "drafts").exists()
@@ -30,7 +30,7 @@ def test_drafting_changes_no_weights_and_says_what_it_did(tiny_job: MakeJob) -> 
     assert all(record["metrics"]["generation/drafts/tried"] == 0 for record in records_of(plain)[-3:])
     shutil.rmtree(folder_of(plain))
 
-    drafted = tiny_job(generation={"engine": "transformers", "instances": {"min": 2, "max": 2}})
+    drafted = tiny_job(generation={"engine": "transformers", "drafting": "auto", "instances": {"min": 2, "max": 2}})
     run_job(drafted)
     assert_equal_weights(final_weights(drafted), wanted)
     assert part_names(folder_of(drafted))
@@ -42,10 +42,14 @@ def test_drafting_changes_no_weights_and_says_what_it_did(tiny_job: MakeJob) -> 
 
 
 def test_a_damaged_history_costs_a_job_nothing_but_drafts(tiny_job: MakeJob) -> None:
-    file = tiny_job(generation={"engine": "transformers", "instances": {"min": 2, "max": 2}}, steps=2)
+    file = tiny_job(
+        generation={"engine": "transformers", "drafting": "auto", "instances": {"min": 2, "max": 2}}, steps=2
+    )
     run_job(file)
     for part in (folder_of(file) / "drafts").glob("step-*/*.parquet"):
         part.write_bytes(b"no responses")
-    longer = tiny_job(generation={"engine": "transformers", "instances": {"min": 2, "max": 2}}, steps=3)
+    longer = tiny_job(
+        generation={"engine": "transformers", "drafting": "auto", "instances": {"min": 2, "max": 2}}, steps=3
+    )
     run_job(longer)
     assert records_of(longer)[-1]["metrics"]["generation/drafts/unreadable"] > 0

@@ -34,8 +34,8 @@ def test_drafts_are_made_from_the_newest_visits_of_the_shares_prompts_unless_the
     history.generated(2, {4: [5]})
     history.generated(3, {5: [5]})
     for generation, wanted in (
-        ({}, ["runs/job/drafts/step-000001", "runs/job/drafts/step-000003"]),
-        ({"drafting": "never"}, None),
+        ({"drafting": "auto"}, ["runs/job/drafts/step-000001", "runs/job/drafts/step-000003"]),
+        ({}, None),
     ):
         requests = RequestBuilder(job(generation=generation), JobFolder("runs/job"), "uid")
         made = requests.generate(4, "training", requests.initial, None, history.steps_for, attempt_of(samples))
