@@ -41,5 +41,7 @@ class EngineSettings(Settings):
     """Tokens that the KV cache holds; from the free memory if left out."""
     share_prefixes: bool = False
     """Whether keys and values of shared prefixes may be read from other instances, where vLLM generates."""
+    drafting: Literal["auto", "never"] = "never"
+    """Whether tokens may be drafted, for which vLLM has to start as such."""
     sleeps: bool = False
     """Whether the instance gives its GPU's memory back between requests, so that vLLM starts with what that takes."""

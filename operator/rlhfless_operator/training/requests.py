@@ -79,6 +79,7 @@ class RequestBuilder:
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
             share_prefixes=generation.share_prefixes,
+            drafting=generation.drafting,
             sleeps=self._sleeps,
         )
 

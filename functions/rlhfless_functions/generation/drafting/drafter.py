@@ -122,7 +122,8 @@ class Drafter:
             np.zeros(rows, dtype=np.int64), np.ones(rows),
         )  # fmt: skip
         self._stale = np.ones(rows, dtype=bool)
-        self._expected: NDArray[np.float64] = np.zeros(0)
+        self._expected: NDArray[np.float64] = np.zeros(rows)
+        """[rows] how many of the tokens proposed for each sequence are expected to be right."""
         self._looked = 0.0
         self.counts = DraftCounts()
         experience.acceptance.forget_prompts()
@@ -233,7 +234,7 @@ class Drafter:
         if not len(chosen):
             return None
         which, position = np.divmod(chosen, width)
-        self._expected = np.bincount(which, flat[chosen], len(slots))[np.unique(which)]
+        self._expected[slots] = np.bincount(which, flat[chosen], len(slots))
         return Drafts(slots[which], position + 1, tokens.ravel()[chosen].astype(np.int64))
 
     def sampled(
@@ -290,7 +291,7 @@ class Drafter:
         right = np.minimum(counts[order] - 1, tried)
         acceptance, row = self._experience.acceptance, self._rows
         acceptance.learn(matches[order], tried, right)
-        for slot, number, expected in zip(slots.tolist(), right.tolist(), self._expected.tolist(), strict=True):
+        for slot, number, expected in zip(slots.tolist(), right.tolist(), self._expected[slots].tolist(), strict=True):
             prompt = int(row.prompts[slot])
             acceptance.learn_prompt(prompt, number, expected)
             row.factors[slot] = acceptance.factor(prompt)

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 @pytest.fixture(scope="package")
 def new_engine(name: EngineName) -> NewEngine:
-    return lambda: make_engine(EngineChoice(name, "the test says so"), EngineSettings())
+    return lambda: make_engine(EngineChoice(name, "the test says so"), EngineSettings(drafting="auto"))
 
 
 @pytest.fixture(scope="package")

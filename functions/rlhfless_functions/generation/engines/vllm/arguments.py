@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from rlhfless_functions.generation.engines.memory import free_kv_tokens, kv_bytes_per_token
 from rlhfless_functions.generation.engines.vllm.adapters import adapter_arguments
+from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, Proposer
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.weights.policy import torch_dtype
@@ -52,13 +53,17 @@ _OURS = {
     "kv_cache_memory_bytes": "generation.kvBudgetTokens",
     "num_gpu_blocks_override": "generation.kvBudgetTokens",
     "kv_transfer_config": "generation.sharePrefixes",
+    "speculative_config": "generation.drafting",
+    "spec_method": "generation.drafting",
+    "spec_model": "generation.drafting",
+    "spec_tokens": "generation.drafting",
 }
 """Arguments that the job says elsewhere."""
 _FIXED = frozenset(
     {
         "async_scheduling", "data_parallel_size", "disable_log_stats", "enable_prefix_caching", "logits_processors",
-        "logprobs_mode", "pipeline_parallel_size", "skip_tokenizer_init", "speculative_config", "spec_method",
-        "spec_model", "spec_tokens", "stream_interval", "use_tqdm_on_load", "worker_cls", "worker_extension_cls",
+        "logprobs_mode", "pipeline_parallel_size", "skip_tokenizer_init", "stream_interval", "use_tqdm_on_load",
+        "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
 """Arguments without which samples or their log-probabilities would not be what they are said to be."""
@@ -122,7 +127,37 @@ def engine_arguments(
     extra = {name.lstrip("-").replace("-", "_"): value for name, value in given.extra_args.items()}
     _check(extra, known)
     arguments |= extra
+    if drafts(settings, device):
+        arguments |= _drafting(arguments, adapter=model.lora is not None)
     return arguments | _kv_cache(config, model, settings, device, arguments)
+
+
+def drafts(settings: EngineSettings, device: torch.device) -> bool:
+    """Whether vLLM starts with drafting. On a GPU it does not yet: its CUDA graphs of whole passes are for passes
+    without drafts, or with equally many for each request, and what that costs has not been measured. Neither with
+    tensor parallelism, where each rank would draft for itself, nor where prefixes are shared, which is not tested."""
+    return (
+        settings.drafting == "auto"
+        and device.type == "cpu"
+        and settings.vllm.tensor_parallel_size == 1
+        and not settings.share_prefixes
+    )
+
+
+def _drafting(arguments: dict[str, Any], *, adapter: bool) -> dict[str, Any]:
+    """vLLM's speculative decoding with our proposer. With adapters it asks for passes that have room for the longest
+    drafts of a full batch."""
+    longest, batch = LONGEST_DRAFT, arguments["max_num_seqs"]
+    room = {}
+    if adapter and "max_num_batched_tokens" in arguments:
+        longest = min(longest, arguments["max_num_batched_tokens"] // batch - 1)
+    elif adapter:
+        room = {"max_num_batched_tokens": batch * (longest + 1)}
+    if longest < 1:
+        return {}
+    proposer = f"{Proposer.__module__}.{Proposer.__name__}"
+    speculation = {"method": "custom_class", "model": proposer, "num_speculative_tokens": longest}
+    return {**room, "speculative_config": speculation}
 
 
 def _check(extra: dict[str, Any], known: frozenset[str]) -> None:

@@ -14,10 +14,14 @@ import torch
 from transformers import GenerationConfig, PretrainedConfig
 
 from rlhfless_functions.api import EngineRoom, WeightsReference
+from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
+from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
+from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
+from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
@@ -69,6 +73,8 @@ class VllmEngine:
         self._loaded: _Loaded | None = None
         self._usable = False
         self._run: VllmRun | None = None
+        self._experience = DraftExperience(self._device.type)
+        self._history = HistoryCache()
 
     # --- weights -------------------------------------------------------------------------------------------------
 
@@ -290,8 +296,33 @@ class VllmEngine:
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
         shared_as = str(held.weights) if self._settings.share_prefixes else None
-        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as)
+        drafted = self._drafted(held, tasks, sampling, room, longest, drafts) if drafts is not None else None
+        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as, drafted)
         return self._run
+
+    def _drafted(
+        self,
+        held: _Loaded,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        room: EngineRoom,
+        longest: int,
+        folders: Sequence[str],
+    ) -> DraftedRequests | None:
+        configuration = held.engine.vllm_config
+        if configuration.speculative_config is None:
+            return None
+        history = HistoryLoader(folders, {task.prompt for task in tasks}, held.tokenizer, self._history)
+        known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
+        vocabulary = held.config.get_text_config().vocab_size
+        drafter = Drafter(self._experience, room.sequences, longest + LONGEST_DRAFT, known_tokens, vocabulary, history)
+        # vLLM measured the memory that passes take with one draft for each request of a full batch.
+        limits = configuration.scheduler_config
+        most_rows = min(2 * limits.max_num_seqs, limits.max_num_batched_tokens)
+        longest_draft = configuration.speculative_config.num_speculative_tokens
+        return DraftedRequests(
+            drafter, self._experience, room.sequences, most_rows, sampling.max_response_tokens, longest_draft
+        )
 
     def _abandon(self) -> None:
         if self._run is not None:

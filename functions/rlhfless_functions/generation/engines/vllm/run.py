@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_functions.api import EngineRoom, FinishReason
+from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
@@ -15,6 +15,7 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
+from rlhfless_functions.generation.engines.vllm.drafting import DraftedRequests
 from rlhfless_functions.generation.engines.vllm.worker import END, GREEDY, KEY
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
@@ -30,6 +31,8 @@ class _Running:
     task: SequenceTask
     name: str
     state: Any
+    searched: int = 0
+    """New tokens that have been searched for stop strings."""
 
     @property
     def new_tokens(self) -> list[int]:
@@ -63,6 +66,7 @@ class VllmRun(EngineRun):
         room: most sequences and tokens in vLLM at a time.
         adapter: what requests name as their adapter, if any.
         shared_as: what shared prefixes are computed with, where they can be shared.
+        drafted: proposes drafts, where tokens are drafted.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class VllmRun(EngineRun):
         room: EngineRoom,
         adapter: Any = None,
         shared_as: str | None = None,
+        drafted: DraftedRequests | None = None,
     ) -> None:
         super().__init__(tasks, room)
         self._engine = engine
@@ -84,6 +89,9 @@ class VllmRun(EngineRun):
         self._slots = room.sequences
         self._adapter = adapter
         self._shared_as = shared_as
+        self._drafted = drafted
+        if drafted is not None:
+            engine.collective_rpc("draft_for", args=(drafted,))
         self._running: dict[str, _Running] = {}
         self._traffic_before = self._traffic()
 
@@ -95,7 +103,14 @@ class VllmRun(EngineRun):
     @property
     def computed(self) -> ComputedTokens:
         """What has been computed so far, for the sequences that vLLM still has too."""
-        return sum((each.computed for each in self._running.values()), self._computed)
+        drafted = self._drafted
+        passes = ComputedTokens() if drafted is None else ComputedTokens(0, 0, drafted.passes, drafted.sequence_passes)
+        return sum((each.computed for each in self._running.values()), self._computed + passes)
+
+    def decoding(self) -> DecodeCounts:
+        """How tokens came about, as far as it is known: passes are counted where tokens are drafted."""
+        counts = super().decoding()
+        return counts if self._drafted is None else counts.model_copy(update=self._drafted.drafter.counted())
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
@@ -145,6 +160,8 @@ class VllmRun(EngineRun):
     def abort(self) -> None:
         """Take everything back from vLLM."""
         self._engine.abort_request([each.name for each in self._running.values()], internal=True)
+        if self._drafted is not None:
+            self._engine.collective_rpc("draft_for", args=(None,))
         self._running.clear()
         self._waiting.clear()
 
@@ -174,6 +191,8 @@ class VllmRun(EngineRun):
         tokens = tokens_input([*task.prompt_tokens, *task.response_tokens])
         name = self._engine.add_request(key, tokens, parameters, lora_request=self._adapter)
         self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name])
+        if self._drafted is not None:
+            self._drafted.add(name, task)
 
     def _traffic(self) -> dict[str, float]:
         if self._shared_as is None:
@@ -199,27 +218,48 @@ class VllmRun(EngineRun):
         reason = output.outputs[0].finish_reason
         if reason not in _REASONS:
             raise TaskError("engine_lost", f"vLLM ended a sequence for a reason of its own: {reason}", retryable=True)
-        ended: FinishReason = _REASONS[reason]
-        if ended == "truncated" and self._stop_strings is not None:
-            # vLLM knows nothing of stop strings: what it ends for its length may have come to its own end just then.
-            (stops,) = self._stop_strings.ended([_newest(each, self._stop_strings.window)])
-            ended = "stop" if stops else ended
-        return _result(each, ended)
+        length = None
+        if self._stop_strings is not None:
+            # vLLM knows nothing of stop strings: what it ends may have come to its own end just then, or before.
+            (length,) = self._stops(self._stop_strings, [each])
+        return self._result(each, "stop" if length is not None else _REASONS[reason], length)
 
     def _stopped(self, strings: StopStrings) -> list[SequenceResult]:
         """Sequences whose text now contains a stop string, of those that vLLM goes on with."""
-        running = [(key, each) for key, each in self._running.items() if each.new_tokens]
-        if not running:
-            return []
-        tails = [_newest(each, strings.window) for _, each in running]
-        found = [key for (key, _), ended in zip(running, strings.ended(tails), strict=True) if ended]
-        self._engine.abort_request([self._running[key].name for key in found], internal=True)
-        return [_result(self._remove(key), "stop") for key in found]
+        running = list(self._running.items())
+        lengths = self._stops(strings, [each for _, each in running])
+        found = [(key, length) for (key, _), length in zip(running, lengths, strict=True) if length is not None]
+        self._engine.abort_request([self._running[key].name for key, _ in found], internal=True)
+        return [self._result(self._remove(key), "stop", length) for key, length in found]
+
+    def _stops(self, strings: StopStrings, sequences: Sequence[_Running]) -> list[int | None]:
+        """For each sequence, how many new tokens there are when the first of those not searched yet completes a stop
+        string; None where none does."""
+        tails = [
+            (place, length, _newest(each, strings.window, length))
+            for place, each in enumerate(sequences)
+            for length in range(each.searched + 1, len(each.new_tokens) + 1)
+        ]
+        first: list[int | None] = [None] * len(sequences)
+        if not tails:
+            return first
+        for (place, length, _), stops in zip(tails, strings.ended([tail for _, _, tail in tails]), strict=True):
+            if stops and first[place] is None:
+                first[place] = length
+        for each in sequences:
+            each.searched = len(each.new_tokens)
+        return first
 
     def _remove(self, key: str) -> _Running:
         each = self._running.pop(key)
         self._computed += each.computed
         return each
+
+    def _result(self, each: _Running, reason: FinishReason, length: int | None) -> SequenceResult:
+        result = _result(each, reason, length)
+        if self._drafted is not None:
+            self._drafted.finished(each.name, result.response_tokens)
+        return result
 
     def _check(self, result: SequenceResult) -> None:
         for position, log_prob in enumerate(result.log_probs):
@@ -228,19 +268,21 @@ class VllmRun(EngineRun):
                 raise NonFiniteLogitsError(result.prompt, result.index, position)
 
 
-def _newest(each: _Running, tokens: int) -> list[int]:
-    new = each.new_tokens
-    old = each.task.response_tokens[-max(0, tokens - len(new)) :] if len(new) < tokens else ()
-    return [*old, *new[-tokens:]]
+def _newest(each: _Running, tokens: int, length: int) -> list[int]:
+    """The last tokens of a response that has so many new ones."""
+    new = each.new_tokens[max(0, length - tokens) : length]
+    old = each.task.response_tokens[-(tokens - len(new)) :] if len(new) < tokens else ()
+    return [*old, *new]
 
 
-def _result(each: _Running, reason: FinishReason) -> SequenceResult:
+def _result(each: _Running, reason: FinishReason, length: int | None = None) -> SequenceResult:
+    """A response as it is, or with so many new tokens alone."""
     record = each.state.logprobs_processor.logprobs
     return SequenceResult(
         each.task.prompt,
         each.task.index,
-        [*each.task.response_tokens, *each.new_tokens],
-        [*each.task.log_probs, *record.logprobs],
+        [*each.task.response_tokens, *each.new_tokens[:length]],
+        [*each.task.log_probs, *record.logprobs[:length]],
         reason,
     )
 

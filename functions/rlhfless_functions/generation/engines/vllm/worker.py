@@ -7,13 +7,16 @@ its methods are called by name.
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 
 from rlhfless_functions.generation.engines.randomness import uniforms
 from rlhfless_functions.generation.engines.sampling import choose, likeliest
+
+if TYPE_CHECKING:
+    from rlhfless_functions.generation.engines.vllm.drafting import DraftedRequests
 
 KEY = "rlhfless_key"
 """Name among a request's extra arguments: the key of its random numbers, shifted by the length of the prompt."""
@@ -49,20 +52,36 @@ class CounterSampler(torch.nn.Module):
             k: for top-k sampling, which is not done.
             p: for nucleus sampling, which is not done.
         """
-        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        batch, rows = self._runner.input_batch, len(logits)
-        arguments = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids[:rows]]
-        keys = torch.tensor([given[KEY] for given in arguments], dtype=torch.long, device=logits.device)
-        if any(given[GREEDY] for given in arguments):
-            tokens, sound = likeliest(log_probs)
-        else:
-            # Tokens of a row before this one, those of the prompt included.
-            positions = batch.num_tokens_no_spec_cpu_tensor[:rows].to(logits.device, torch.long)
-            tokens, sound = choose(log_probs, uniforms(keys, positions))
-        if not sound.all():
-            ends = torch.tensor([given[END] for given in arguments], dtype=torch.long, device=logits.device)
-            tokens = torch.where(sound, tokens, ends)
-        return tokens, log_probs
+        rows = torch.arange(len(logits), device=logits.device)
+        return draw_rows(self._runner, logits, len(logits), rows, torch.zeros_like(rows))
+
+
+def draw_rows(
+    runner: Any, logits: torch.Tensor, count: int, requests: torch.Tensor, offsets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
+
+    Args:
+        runner: vLLM's model runner.
+        logits: [n, vocabulary], divided by the temperature.
+        count: requests in the runner's batch.
+        requests: [n] place of each row's request in that batch.
+        offsets: [n] drafted tokens between the request's newest token and the row's.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    batch = runner.input_batch
+    arguments = [runner.requests[name].sampling_params.extra_args for name in batch.req_ids[:count]]
+    keys = torch.tensor([given[KEY] for given in arguments], dtype=torch.long, device=logits.device)
+    if any(given[GREEDY] for given in arguments):
+        tokens, sound = likeliest(log_probs)
+    else:
+        # Tokens of a request before a row's, those of the prompt included.
+        known = batch.num_tokens_no_spec_cpu_tensor[:count].to(logits.device, torch.long)
+        tokens, sound = choose(log_probs, uniforms(keys[requests], known[requests] + offsets))
+    if not sound.all():
+        ends = torch.tensor([given[END] for given in arguments], dtype=torch.long, device=logits.device)
+        tokens = torch.where(sound, tokens, ends[requests])
+    return tokens, log_probs
 
 
 class WorkerExtension:
@@ -72,7 +91,17 @@ class WorkerExtension:
 
     def install_sampler(self) -> None:
         """Take over the draw; once, before the first request."""
-        self.model_runner.sampler.topk_topp_sampler = CounterSampler(self.model_runner)
+        runner = self.model_runner
+        runner.sampler.topk_topp_sampler = CounterSampler(runner)
+        if runner.speculative_config is not None:
+            from rlhfless_functions.generation.engines.vllm.verification import Verifier
+
+            runner.rejection_sampler = Verifier(runner)
+            runner.drafter.attach(runner)
+
+    def draft_for(self, requests: "DraftedRequests | None") -> None:
+        """Propose drafts for the requests of a run, or for none. vLLM runs in the process of its worker here."""
+        self.model_runner.drafter.requests = requests
 
     def prefix_traffic(self) -> dict[str, float]:
         """What this worker has sent and fetched of shared prefixes."""

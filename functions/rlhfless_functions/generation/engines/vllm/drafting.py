@@ -1,0 +1,197 @@
+"""Drafts for vLLM's requests: our drafter, by the names that vLLM gives its requests.
+
+vLLM asks for drafts after each pass, for all requests of its batch. Their places in the batch change. In the drafter a
+request has the same row as long as it runs.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience, Drafts, PassTiming
+from rlhfless_functions.generation.engines.base import SequenceTask
+
+LONGEST_DRAFT = 15
+"""Most tokens that are drafted for a request in a pass, unless vLLM has less room."""
+
+
+class DraftedRequests:
+    """The requests of a run, and the rows that the drafter has for them.
+
+    Args:
+        drafter: with a row for each request that vLLM has at a time.
+        experience: the drafter's.
+        rows: that it has.
+        most_rows: rows of logits that a pass may have, with those of drafts.
+        longest_response: tokens that a response may have.
+        longest_draft: most tokens that are drafted for a request in a pass, for which vLLM has buffers.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        experience: DraftExperience,
+        rows: int,
+        most_rows: int,
+        longest_response: int,
+        longest_draft: int,
+    ) -> None:
+        self._drafter = drafter
+        self._experience = experience
+        self._most_rows = most_rows
+        self._longest_response = longest_response
+        self._longest_draft = longest_draft
+        self._free = list(range(rows - 1, -1, -1))
+        self._rows: dict[str, int] = {}
+        self._tasks: list[SequenceTask | None] = [None] * rows
+        self._seated = np.zeros(rows, dtype=bool)
+        """Rows whose sequence the drafter knew before the last pass."""
+        self._drafts: Drafts | None = None
+        self._began: float | None = None
+        self.passes = 0
+        self.sequence_passes = 0
+        """Sum over passes of the requests that got tokens."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """Whose drafts they are."""
+        return self._drafter
+
+    def add(self, name: str, task: SequenceTask) -> None:
+        """A request has been handed to vLLM."""
+        self._rows[name] = row = self._free.pop()
+        self._tasks[row] = task
+
+    def finished(self, name: str, response: Sequence[int]) -> None:
+        """A request has ended."""
+        row = self._rows.pop(name)
+        self._drafter.released([row], [response])
+        self._tasks[row] = None
+        self._seated[row] = False
+        self._free.append(row)
+
+    def propose(
+        self, names: Sequence[str], sampled: Sequence[Sequence[int]], tried: Sequence[int], requests: Any
+    ) -> list[list[int]]:
+        """What to try in the next pass, for each request of vLLM's batch; nothing where a list is empty.
+
+        Args:
+            names: of the requests, in the batch's order.
+            sampled: tokens that the last pass gave each of them; none where its prompt is not wholly computed.
+            tried: drafts of each that the last pass had.
+            requests: vLLM's record of each request, by name.
+        """
+        drafts: list[list[int]] = [[] for _ in sampled]
+        places = {self._rows[name]: place for place, name in enumerate(names) if sampled[place] and name in self._rows}
+        active = np.array(sorted(places), dtype=np.int64)
+        if not len(active):
+            self._began = None
+            return drafts
+        self.passes += 1
+        self.sequence_passes += len(active)
+        self._take_in(active, places, sampled, tried)
+        if self._drafter.on(len(active)):
+            self._propose(active, places, [requests[names[places[row]]] for row in active.tolist()], drafts)
+        else:
+            self._seated[:] = False
+        self._began = time.perf_counter()
+        return drafts
+
+    def _take_in(
+        self, active: np.ndarray, places: dict[int, int], sampled: Sequence[Sequence[int]], tried: Sequence[int]
+    ) -> None:
+        """Tell the drafter what became of its drafts."""
+        known = active[self._seated[active]]
+        # A request that got no token, as vLLM computes it anew, is not where the drafter left it.
+        lost = np.flatnonzero(self._seated)
+        lost = lost[~np.isin(lost, known)]
+        if len(lost):
+            self._drafter.moved(lost, lost)
+            self._seated[lost] = False
+        if not len(known) or self._began is None:
+            return
+        at = [places[row] for row in known.tolist()]
+        counts = np.array([len(sampled[place]) for place in at])
+        tokens = np.concatenate([np.array(sampled[place], dtype=np.int64) for place in at])
+        drafts = self._drafts
+        if drafts is not None:
+            # vLLM may have had no room for all of them.
+            had = np.zeros(len(self._tasks), dtype=np.int64)
+            had[known] = [tried[place] for place in at]
+            kept = drafts.offsets <= had[drafts.slots]
+            drafts = Drafts(drafts.slots[kept], drafts.offsets[kept], drafts.tokens[kept]) if kept.any() else None
+        rows = len(active) + (0 if drafts is None else len(drafts.tokens))
+        seconds = time.perf_counter() - self._began
+        if len(known) < len(active):
+            # The pass computed prompts as well: what it took says nothing about its rows.
+            seconds = min(seconds, self._experience.costs.seconds(rows, rows - len(active)))
+        self._drafter.sampled(known, counts, tokens, drafts, PassTiming(seconds, rows, len(active), len(active)))
+
+    def _propose(
+        self, active: np.ndarray, places: dict[int, int], records: Sequence[Any], drafts: list[list[int]]
+    ) -> None:
+        new_tokens = {row: record.output_token_ids for row, record in zip(active.tolist(), records, strict=True)}
+        remaining = np.array(
+            [
+                self._longest_response - len(self._task(row).response_tokens) - len(new)
+                for row, new in new_tokens.items()
+            ]
+        )
+
+        def tokens_of(row: int) -> tuple[int, Sequence[int], Sequence[int]]:
+            task = self._task(row)
+            return task.prompt, task.prompt_tokens, [*task.response_tokens, *new_tokens[row]]
+
+        going_on = remaining > 0
+        active, remaining = active[going_on], remaining[going_on]
+        self._drafts = None
+        if len(active):
+            self._drafts = self._drafter.propose(
+                active, remaining, tokens_of, len(active), lambda rows: rows, self._most_rows
+            )
+        self._seated[:] = False
+        self._seated[active] = True
+        if self._drafts is None:
+            return
+        fits = self._drafts.offsets <= self._longest_draft
+        for row, token in zip(self._drafts.slots[fits].tolist(), self._drafts.tokens[fits].tolist(), strict=True):
+            drafts[places[row]].append(token)
+
+    def _task(self, row: int) -> SequenceTask:
+        task = self._tasks[row]
+        assert task is not None
+        return task
+
+
+class Proposer:
+    """What vLLM asks for drafts (`speculative_config`, method `custom_class`).
+
+    Args:
+        vllm_config: vLLM's.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.requests: DraftedRequests | None = None
+        self.tried: Sequence[int] = ()
+        """Drafts that each request of the batch had in the last pass."""
+        self._runner: Any = None
+
+    def attach(self, runner: Any) -> None:
+        """Look into this model runner's batch."""
+        self._runner = runner
+        # A sequence near its longest length would have vLLM try zeros for all.
+        runner.effective_drafter_max_model_len = 1 << 62
+
+    def load_model(self, model: Any) -> None:
+        """There is none."""
+
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
+    ) -> list[list[int]]:
+        """Drafts for each request of the batch."""
+        if self.requests is None:
+            return [[] for _ in sampled_token_ids]
+        names = self._runner.input_batch.req_ids
+        return self.requests.propose(names, sampled_token_ids, self.tried, self._runner.requests)

@@ -1,0 +1,69 @@
+"""Drafted tokens in vLLM: which of them are what our own draw gives, in the place of vLLM's rejection sampler.
+
+vLLM's own verification keeps the distribution and draws other tokens. Here a draft is right if it is the token that the
+sample's random number gives at that position, so drafting changes no token. What is replaced is
+`vllm/v1/sample/rejection_sampler.py` of vLLM 0.32.
+"""
+
+from typing import Any
+
+import torch
+
+from rlhfless_functions.generation.engines.vllm.worker import draw_rows
+
+
+class Verifier(torch.nn.Module):
+    """Draws a token for each row of logits, and keeps those of a request up to the first that is not its draft.
+
+    Args:
+        runner: vLLM's model runner, whose batch tells which request and position each row of logits belongs to.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self._runner = runner
+
+    def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """vLLM's `SamplerOutput`.
+
+        Args:
+            metadata: drafts of each request in the batch's order; a request may have none.
+            draft_probs: not used, since drafts are certain.
+            logits: [requests + drafts, vocabulary]. The rows of a request stand together; the first belongs to its
+                newest token, the next to its first draft, and so on.
+            sampling_metadata: the temperature of each request.
+        """
+        self._runner.drafter.tried = metadata.num_draft_tokens
+        if metadata.max_spec_len == 0:
+            return self._runner.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+        requests, width = len(metadata.num_draft_tokens), metadata.max_spec_len + 1
+        counts = torch.tensor(metadata.num_draft_tokens) + 1
+        request = torch.repeat_interleave(torch.arange(requests), counts)
+        offset = torch.arange(len(request)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        is_draft = offset < counts[request] - 1
+        request, offset, is_draft = (each.to(logits.device) for each in (request, offset, is_draft))
+
+        temperature = sampling_metadata.temperature
+        if temperature is not None:
+            logits = logits.float() / temperature[request, None]
+        tokens, log_probs = draw_rows(self._runner, logits, requests, request, offset)
+        drawn = tokens.new_full((requests, width), -1)
+        drawn[request, offset] = tokens
+        proposed = tokens.new_full((requests, width), -2)
+        proposed[request[is_draft], offset[is_draft]] = metadata.draft_token_ids.to(tokens.dtype)
+        right = (drawn == proposed).long().cumprod(1).sum(1)
+        kept = torch.arange(width, device=logits.device) <= right[:, None]
+
+        # Gathered before they are spread over requests: the whole vocabulary is too much to copy.
+        chosen = log_probs.new_zeros((requests, width))
+        chosen[request, offset] = log_probs.gather(1, tokens[:, None])[:, 0]
+        return SamplerOutput(
+            sampled_token_ids=torch.where(kept, drawn, -1).to(torch.int32),
+            logprobs_tensors=LogprobsTensors(
+                logprob_token_ids=drawn.clamp(min=0).reshape(-1, 1).to(torch.int32),
+                logprobs=chosen.reshape(-1, 1),
+                selected_token_ranks=drawn.new_zeros(requests * width),
+            ),
+        )
