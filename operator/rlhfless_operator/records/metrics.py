@@ -21,6 +21,7 @@ DRIVER_METRICS: dict[str, Metric] = {
     "learning/beyond_preparation": Metric(
         "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
     ),
+    "learning/instances": Metric("instances", "Instances that took the step together."),
     "planning/expected_seconds": Metric("seconds", "What the plan expected of generation."),
     "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
     "planning/lower_bound_instance_seconds": Metric(
