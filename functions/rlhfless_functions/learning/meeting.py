@@ -5,6 +5,7 @@ says there what it is and what it holds. If all of them hold the state of one gr
 otherwise they are a new one. An instance that waits can be cut at any moment.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -15,12 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import version
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
+import transformers
 
+import rlhfless_functions
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import PROTOCOL, Gang, TaskKey, Waiting
 from rlhfless_functions.distributed.ranks import Seat
@@ -33,7 +38,6 @@ _POLL_SECONDS = 0.05
 _STUCK_SECONDS = 10.0
 """How long a task that was told to stop may go on."""
 _CONNECT_SECONDS = 2.0
-_PACKAGES = ("rlhfless", "torch", "transformers")
 _LOOPBACK = "127.0.0.1"
 
 
@@ -67,9 +71,14 @@ class _Arrival:
     held: Held | None
 
 
+@cache
 def versions() -> dict[str, str]:
-    """What all instances of a gang must have the same of."""
-    return {"protocol": PROTOCOL, **{name: version(name) for name in _PACKAGES}}
+    """What all instances of a gang must have the same of. Images have no metadata of rlhfless, so its code counts."""
+    code = hashlib.sha256()
+    for file in sorted(Path(rlhfless_functions.__path__[0]).rglob("*.py")):
+        code.update(file.read_bytes())
+    found = {"rlhfless": f"code {code.hexdigest()[:12]}"}
+    return {"protocol": PROTOCOL, **found, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def meet(gang: Gang, key: TaskKey, processes: int, held: Held | None, host: str, context: TaskContext) -> Place:
