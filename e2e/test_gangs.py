@@ -1,4 +1,4 @@
-"""Two learning pods come to the weights of one, go on when one is lost, and do with one where the other is missing."""
+"""Two learning pods come to the weights of one."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from harness.chart import Chart
-from harness.jobs import STEPS, Jobs, in_stage, short, steps_of
+from harness.jobs import STEPS, Jobs, short
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 
@@ -64,33 +64,3 @@ def test_two_pods_come_to_the_weights_of_one(jobs: Jobs, storage: Storage, alone
     root = "/artifacts/runs/two-learners"
     assert learners(storage, root) == [2] * STEPS
     assert distance(storage, root, alone) <= 1e-6 * STEPS
-
-
-def test_a_pod_that_is_lost_in_mid_step_ends_the_attempt_and_not_the_job(
-    jobs: Jobs, storage: Storage, kubectl: Kubectl, alone: str
-) -> None:
-    name = "lost-learner"
-    root = f"/artifacts/runs/{name}"
-    jobs.apply(short(name, **GIVEN, learning=LEARNING))
-    jobs.wait(name, "in learning of the second step", in_stage("learning", storage, root), 600)
-    pods = kubectl("get", "pods", f"--selector=rlhfless.io/job={name},rlhfless.io/stage=learning", "--output=name")
-    kubectl("delete", pods.split()[0], "--grace-period=0", "--force", "--wait=false")
-    jobs.wait_succeeded(name, 900)
-    assert steps_of(storage, root) == list(range(1, STEPS + 1))
-    assert 1 in learners(storage, root)
-    assert distance(storage, root, alone) <= 1e-6 * STEPS
-    jobs.delete(name)
-
-
-def test_one_pod_goes_on_where_the_second_does_not_come(jobs: Jobs, storage: Storage, alone: str) -> None:
-    name = "lacking-learner"
-    root = f"/artifacts/runs/{name}"
-    # Two pods of a job never share the only node.
-    apart = {"labelSelector": {"matchLabels": {"rlhfless.io/job": name, "rlhfless.io/stage": "learning"}}}
-    rules = [{**apart, "topologyKey": "kubernetes.io/hostname"}]
-    pods = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}}}
-    jobs.apply(short(name, **GIVEN, learning={**LEARNING, "gangTimeout": "20s", "pods": pods}))
-    jobs.wait_succeeded(name, 900)
-    assert learners(storage, root) == [1] * STEPS
-    assert distance(storage, root, alone) <= 1e-6 * STEPS
-    jobs.delete(name)
