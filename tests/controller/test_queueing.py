@@ -137,6 +137,12 @@ def test_a_cluster_without_kueue_is_named(
             assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
+def test_kueue_is_told_of_all_that_learn_together(tiny_job: Callable[..., Path]) -> None:
+    file = tiny_job(learning={"instances": {"max": 3}})
+    _, _, learning = pod_sets(load_job(file), ActorRange(1, 1), ClusterSettings(functions_image="f:1"))
+    assert (learning.count, learning.least) == (3, 3)
+
+
 def test_kueue_is_told_of_the_most_pods_and_what_each_asks_for(tiny_job: Callable[..., Path]) -> None:
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
     file = tiny_job(pods={"tolerations": [toleration]}, generation={"instances": {"min": 2, "max": 6}})

@@ -153,6 +153,25 @@ async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) ->
     await shared.close()
 
 
+@pytest.mark.parametrize(
+    ("device_class", "told"),
+    [
+        (None, r"max is 9, with 1 GPUs each, and the job may have \d of pool h100: set it to \d, or name another"),
+        ("gpu.example", r"max is 9, and pods of pool h100 use GPUs in turns: .* Set it to 1 and give"),
+    ],
+)
+async def test_learners_that_the_pool_has_no_room_for_are_refused(
+    device_class: str | None, told: str, job: Callable[..., RLHFJob]
+) -> None:
+    pools = {"h100": SETTINGS.pools["h100"].model_copy(update={"device_class": device_class})}
+    settings = SETTINGS.model_copy(update={"pools": pools})
+    made = job(learning={"processes": 1, "instances": {"max": 9}})
+    shared = sharing(Cluster(), settings)(resource("a"), made, "root", lambda change: None, tell)
+    with pytest.raises(PlatformUnavailableError, match=rf"spec\.learning\.instances\.{told}"):
+        await shared.open()
+    await shared.close()
+
+
 async def test_a_job_that_its_namespace_has_no_quota_for_is_told(job: Callable[..., RLHFJob]) -> None:
     two = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
     shared = sharing(Cluster(), SETTINGS)(resource("a", "small"), job(pods=two), "root", lambda change: None, tell)

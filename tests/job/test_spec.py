@@ -67,7 +67,8 @@ def test_a_job_survives_being_written_and_read() -> None:
 
 
 def test_the_learner_is_given_its_settings_without_the_control_planes() -> None:
-    assert set(LearningSpec.model_fields) - set(LearningSpec.__base__.model_fields) == {"overlap", "keep_alive", "pods"}
+    own = {"overlap", "keep_alive", "pods", "instances", "gang_timeout"}
+    assert set(LearningSpec.model_fields) - set(LearningSpec.__base__.model_fields) == own
 
 
 @pytest.mark.parametrize("name", ["a", "a-b", "0", "x" * 53])
@@ -105,6 +106,12 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "optimizer.name",
             "muon needs whole matrices, and 2 processes hold parts of them; write adamw, or set",
         ),
+        (
+            {"learning": {"instances": {"max": 2}}, "optimizer": {"name": "muon"}},
+            "optimizer.name",
+            "muon needs whole matrices, and 2 instances hold parts of them; write adamw, or set",
+        ),
+        ({"learning": {"instances": {"min": 2}}}, "learning.instances", "min 2 is more than max 1"),
         (
             {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo"}},
             "learning.overlap",
@@ -158,7 +165,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
     large = {"promptsPerStep": 10**5, "samplesPerPrompt": 1}
     broken = {"epochs": 1, "rewards": TWO + LONG, "checkpoints": {"best": True}, "batch": large}
     broken |= {
-        "learning": {"overlap": "auto", "processes": 2},
+        "learning": {"overlap": "auto", "processes": 2, "instances": {"min": 2}},
         "optimizer": {"name": "muon"},
         "algorithm": {"name": "dapo"},
     }

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rlhfless_functions.api import LearnRequest
-from rlhfless_functions.distributed.ranks import join
+from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.offload import relocate
 from rlhfless_functions.runtime.task import TaskContext
@@ -20,7 +20,7 @@ from rlhfless_functions.runtime.task import TaskContext
 def main(folder: str, requests: str, moved: str, rank: str) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    learner = Learner(join(Path(folder), int(rank), 2))
+    learner = Learner(join(Seat(int(rank), 2, folder=folder)))
     for line in Path(requests).read_text().splitlines():
         learner.run(LearnRequest.model_validate_json(line), TaskContext(emit=lambda event: None))
         if moved == "moved":

@@ -158,9 +158,27 @@ def test_fresh_processes_get_to_the_same_weights_bit_for_bit(kind: str, tmp_path
     finally:
         first.close()
         fresh.close()
-    with pytest.raises(TaskError, match=r"does not fit .*2 processes wrote it, and there are 1") as caught:
-        Learner().run(job.request(3, "alone", 1, **with_processes(job, 1)), context())
-    assert caught.value.reason == "model_unloadable"
+
+
+@pytest.mark.parametrize("kind", ["ppo", "an adapter", "optimizer on the host"])
+def test_any_number_of_processes_goes_on_from_what_others_wrote(kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    job = make_job(kind, tmp_path, tiny_model)
+    job.undisturbed(4)
+    before = None
+    for step, count in ((1, 2), (2, 3), (3, 1), (4, 2)):
+        uri = str(tmp_path / f"checkpoint-of-{count}-{step}")
+        given = {"save_checkpoint": uri, "checkpoint": before, "checkpoint_step": step - 1, "replay": []}
+        learner = Learner()
+        try:
+            learner.run(job.request(step, "changing", **with_processes(job, count), **given), context())
+        finally:
+            learner.close()
+        before = uri
+        for folder in (f"weights-{step}", f"critic-{step}"):
+            expected, actual = tensors(tmp_path / "undisturbed" / folder), tensors(tmp_path / "changing" / folder)
+            assert actual.keys() == expected.keys()
+            for name, tensor in actual.items():
+                torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
 
 
 def test_a_drained_step_publishes_nothing_and_is_taken_again(

@@ -108,8 +108,21 @@ def test_there_are_no_more_actors_than_have_gpus() -> None:
     [
         ({"generation": {"vllm": {"tensorParallelSize": 4}}}, "generation.vllm.tensorParallelSize is 4"),
         ({"learning": {"processes": 8}}, "learning.processes is 8"),
+        (
+            {"learning": {"processes": 2, "instances": {"max": 3}}},
+            "learning.instances.max times learning.processes is 6",
+        ),
     ],
 )
 def test_an_instance_that_needs_more_than_there_are_is_refused(spec: dict[str, Any], field: str) -> None:
     with pytest.raises(TooFewGpusError, match=rf"{field}, and this machine has 2 GPUs \(5, 7\): lower it"):
         assignment(job(**spec), "5", "7")
+
+
+def test_instances_that_learn_together_have_gpus_of_their_own_or_are_refused() -> None:
+    learning = {"processes": 1, "instances": {"max": 2}}
+    made = job(generation={"instances": {"max": 1}}, learning=learning)
+    found = assignment(made, "0", "1", "2")
+    assert (found.per_instance, found.takes_turns) == ({"generation": 1, "preparation": 0, "learning": 1}, False)
+    with pytest.raises(TooFewGpusError, match=r"can't take turns .* to 1 and learning\.processes to 2, or"):
+        assignment(made, "0", "1")

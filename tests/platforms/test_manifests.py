@@ -151,6 +151,16 @@ def test_only_knative_reaches_the_pods_and_the_operator_where_it_is_known() -> N
     ]
 
 
+def test_pods_that_learn_together_reach_each_other_and_nobody_else_does() -> None:
+    spec = manifests.gang_policy(function("learning"), SETTINGS)["spec"]
+    labels = {"app.kubernetes.io/managed-by": "rlhfless", "rlhfless.io/job": "chat", "rlhfless.io/stage": "learning"}
+    learners = {"podSelector": {"matchLabels": labels}}
+    assert spec == {**learners, "policyTypes": ["Ingress"], "ingress": [{"from": [learners]}]}
+    restricted = SETTINGS.model_copy(update={"egress": "restricted"})
+    spec = manifests.gang_policy(function("learning"), restricted)["spec"]
+    assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [{"to": [learners]}])
+
+
 def test_restricted_pods_reach_names_what_their_job_needs_and_what_the_cluster_allows() -> None:
     spec = manifests.network_policy(JOB, SETTINGS, {"http://judge:8000"})["spec"]
     assert spec["policyTypes"] == ["Ingress"] and "egress" not in spec
@@ -261,5 +271,6 @@ def test_a_real_cluster_takes_them(stage: Any, pods: dict[str, Any]) -> None:
             await secrets.create(manifests.token_secret(job, "t"), dry_run=True)
             policies = client.resource(Kind("networking.k8s.io", "v1", "networkpolicies", KubernetesObject))
             await policies.apply(manifests.network_policy(job, SETTINGS), dry_run=True)
+            await policies.apply(manifests.gang_policy(made, SETTINGS), dry_run=True)
 
     asyncio.run(ask())

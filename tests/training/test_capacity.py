@@ -90,6 +90,18 @@ async def test_left_to_itself_an_instance_is_kept_for_as_long_as_a_start_takes(m
     await time.capacity.close()
 
 
+async def test_what_never_came_is_not_kept(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 4.0)
+    await time.capacity.use("learning", 2)
+    await time.capacity.give_up("learning", 1)
+    await time.capacity.use("learning", 1)
+    await time.capacity.use("learning", 0)
+    await time.pass_time(10)
+    assert time.counts("learning") == [(0, 2), (0, 1), (0, 1), (0, 1), (4, 0)]
+    await time.capacity.close()
+
+
 async def test_where_instances_without_work_sleep_they_are_kept_for_good(make_timeline: MakeTimeline) -> None:
     time = make_timeline(sleeps=True)
     time.history.add("startup/learning", 4.0)

@@ -18,6 +18,7 @@ WARM = (
     "rlhfless_functions.learning.rank_process",
     "rlhfless_functions.serving.fork_server",
     "rlhfless_operator",
+    "tests.learning.gang_member",
     "tests.learning.moving_rank",
 )
 """Modules that the server runs: they import torch, or start what does."""

@@ -177,6 +177,20 @@ class StepSettings(Message):
     """See `LearnRequest.pieces`."""
 
 
+class Gang(Message):
+    """Instances that take one training step together; each has a request of its own, which says the same but for its
+    `number`."""
+
+    size: int = Field(ge=2)
+    """How many they are."""
+    number: int = Field(ge=0)
+    """Which of them this one is, from 0."""
+    meeting: str
+    """URI of the file in which the first one says where the others find it; a new one for each attempt."""
+    within_seconds: float = Field(gt=0)
+    """Longest time that one waits for the others."""
+
+
 class LearnRequest(BaseRequest):
     """Learning: one training step, from weights `base` and `batch` to the next weights version."""
 
@@ -217,6 +231,8 @@ class LearnRequest(BaseRequest):
     """URI of the folder for the critic's next version; at step 0 preparation has no critic and values are zero."""
     save_checkpoint: str | None = None
     """URI of the folder for a checkpoint of this step, where one is due."""
+    gang: Gang | None = None
+    """The instances that take the step together; None where one takes it."""
 
 
 class ExportRequest(BaseRequest):

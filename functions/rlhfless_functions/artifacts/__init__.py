@@ -24,7 +24,7 @@ from rlhfless_functions.artifacts.files import (
     write_json,
 )
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
-from rlhfless_functions.artifacts.publication import publish
+from rlhfless_functions.artifacts.publication import complete, publish, upload
 from rlhfless_functions.artifacts.retrieval import local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
 
@@ -36,6 +36,7 @@ __all__ = [
     "ArtifactUnwritableError",
     "Manifest",
     "ManifestEntry",
+    "complete",
     "create_exclusive",
     "exists",
     "is_published",
@@ -50,6 +51,7 @@ __all__ = [
     "read_json",
     "remove",
     "sweep",
+    "upload",
     "write_bytes",
     "write_json",
 ]

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlhfless_functions.artifacts.errors import no_space, unwritable, writing
 from rlhfless_functions.artifacts.files import create_exclusive, join, local_path, make_held_beside, remote, walk
-from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, entries, is_published
+from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, ManifestEntry, entries, is_published
 
 # Files that are flushed together share one commit of the file system's journal: three times faster than in a row.
 _FLUSHES = 8
@@ -52,7 +52,7 @@ def publish(uri: str) -> Iterator[Path]:
             if is_published(uri):
                 return
             if target is None:
-                _upload(folder, uri)
+                complete(uri, upload(folder, uri))
             else:
                 _move(folder, target)
 
@@ -85,7 +85,12 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _upload(folder: Path, uri: str) -> None:
+def upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
+    """Upload the files of a folder to a store that is no file system of this machine; `complete` publishes them.
+
+    Raises:
+        ArtifactUnwritableError: if they cannot be written.
+    """
     filesystem, base = remote(uri)
     spare = f".{uuid.uuid4().hex}"
 
@@ -100,12 +105,22 @@ def _upload(folder: Path, uri: str) -> None:
         raise FileExistsError(f"{join(uri, spare)} exists")
 
     names = walk(str(folder))
-    with ThreadPoolExecutor(WORKERS) as pool:
+    with writing(uri), ThreadPoolExecutor(WORKERS) as pool:
         uploads = {name: pool.submit(put, name) for name in names}
         content = entries(folder, names)
         stored = {name: upload.result() for name, upload in uploads.items()}
-    manifest = Manifest(
-        {name: replace(entry, stored=stored[name] if stored[name] != name else None) for name, entry in content.items()}
-    )
-    if not create_exclusive(join(uri, MANIFEST), manifest.dump()):
-        filesystem.rm([join(base, name) for name in stored.values()])
+    return {
+        name: replace(entry, stored=stored[name] if stored[name] != name else None) for name, entry in content.items()
+    }
+
+
+def complete(uri: str, files: Mapping[str, ManifestEntry]) -> None:
+    """Publish files that have been uploaded; where something has been published before, it stands and they are removed.
+
+    Raises:
+        ArtifactUnwritableError: if the manifest cannot be written.
+    """
+    filesystem, base = remote(uri)
+    with writing(uri):
+        if not create_exclusive(join(uri, MANIFEST), Manifest(dict(files)).dump()):
+            filesystem.rm([join(base, entry.stored or name) for name, entry in files.items()])

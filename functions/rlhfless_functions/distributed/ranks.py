@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -29,11 +28,23 @@ class Ranks:
     """Of all ranks' devices; None for one alone."""
     control: Any = None
     """Process group for what is no tensor of the model: over the host's memory, whatever the devices are."""
+    of_instance: int | None = None
+    """Ranks of each instance; all of them if left out."""
+
+    @property
+    def place(self) -> int:
+        """Number of this rank among those of its instance."""
+        return self.rank % (self.of_instance or self.size)
+
+    @property
+    def instances(self) -> int:
+        """How many instances the ranks are of."""
+        return self.size // (self.of_instance or self.size)
 
     @property
     def device(self) -> torch.device:
         """Where this rank computes."""
-        return torch.device("cuda", self.rank) if torch.cuda.is_available() else torch.device("cpu")
+        return torch.device("cuda", self.place) if torch.cuda.is_available() else torch.device("cpu")
 
     def most(self, number: int) -> int:
         """The greatest of all ranks' numbers."""
@@ -66,25 +77,55 @@ class Ranks:
         return sorted(mine)
 
 
-def join(folder: Path, rank: int, size: int) -> Ranks:
-    """Become one of several ranks of this host; returns when all are there.
+@dataclass(frozen=True)
+class Seat:
+    """Where a process finds the other ranks, and which of them it is."""
 
-    Args:
-        folder: private and new, where the ranks find each other.
-        rank: of this process.
-        size: ranks in all.
+    rank: int
+    size: int
+    """Ranks in all."""
+    folder: str | None = None
+    """Private and new, where ranks of one host find each other."""
+    of_instance: int | None = None
+    """Ranks of each instance, where there are several instances."""
+    host: str = ""
+    """Address of the store in which the ranks of several instances find each other."""
+    port: int = 0
+    group: str = ""
+    """Name of these ranks in that store."""
+    interface: str | None = None
+    """Network interface that leads to the other ranks; torch's choice if left out."""
+
+    @property
+    def place(self) -> int:
+        """Number of this rank among those of its instance."""
+        return self.rank % (self.of_instance or self.size)
+
+    def store(self) -> dist.Store:
+        """What the ranks find each other in."""
+        if self.folder is not None:
+            store = dist.FileStore(f"{self.folder}/ranks", self.size)
+            store.set_timeout(_JOINING)
+            return store
+        return dist.PrefixStore(self.group, dist.TCPStore(self.host, self.port, is_master=False, timeout=_JOINING))
+
+
+def join(seat: Seat) -> Ranks:
+    """Become one of several ranks; returns when all are there.
 
     Raises:
         RuntimeError: if the others do not come in time.
     """
-    if sys.platform == "linux":
-        # The ranks are on one host: nobody else is to reach them, and no name has to be resolved.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Where all ranks are on one host nobody else is to reach them, and no name has to be resolved.
+    interface = "lo" if seat.folder is not None and sys.platform == "linux" else seat.interface
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
-        torch.cuda.set_device(rank)
-    store = dist.FileStore(str(folder / "ranks"), size)
-    store.set_timeout(_JOINING)
+        torch.cuda.set_device(seat.place)
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PASSING)
-    return Ranks(rank, size, init_device_mesh(kind, (size,)), dist.new_group(backend="gloo", timeout=_PASSING))
+    store = seat.store()
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=_PASSING)
+    mesh = init_device_mesh(kind, (seat.size,))
+    control = dist.new_group(backend="gloo", timeout=_PASSING)
+    return Ranks(seat.rank, seat.size, mesh, control, seat.of_instance)

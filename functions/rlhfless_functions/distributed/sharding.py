@@ -1,7 +1,8 @@
 """A model over several ranks: each holds a part of every tensor, and gathers a layer to compute with it (FSDP2)."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,12 +80,18 @@ def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[s
 
 @contextmanager
 def publish_together(uri: str, ranks: Ranks) -> Iterator[Path]:
-    """`artifacts.publish` for all ranks of a host: each writes its files, and the folder is published by rank 0.
+    """`artifacts.publish` for all ranks: each writes its files, and the folder is published when all have.
+
+    The ranks of several instances write to the file system that the store is on, or else each instance uploads what
+    its ranks have written.
 
     Raises:
         ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
     """
-    if ranks.rank == 0:
+    if ranks.instances > 1 and artifacts.local_path(uri) is None:
+        with _uploaded_together(uri, ranks) as folder:
+            yield folder
+    elif ranks.rank == 0:
         with artifacts.publish(uri) as folder:
             ranks.all(str(folder))
             yield folder
@@ -92,3 +99,17 @@ def publish_together(uri: str, ranks: Ranks) -> Iterator[Path]:
     else:
         yield Path(ranks.all("")[0])
         ranks.all("written")
+
+
+@contextmanager
+def _uploaded_together(uri: str, ranks: Ranks) -> Iterator[Path]:
+    with ExitStack() as cleaning:
+        own = cleaning.enter_context(tempfile.TemporaryDirectory(prefix="rlhfless-publish-")) if not ranks.place else ""
+        folder = Path(ranks.all(own)[ranks.rank - ranks.place])
+        yield folder
+        ranks.all("written")
+        uploaded = artifacts.upload(folder, uri) if not ranks.place else {}
+        everything = {name: entry for files in ranks.all(uploaded) for name, entry in files.items()}
+        if ranks.rank == 0:
+            artifacts.complete(uri, everything)
+        ranks.all("published")

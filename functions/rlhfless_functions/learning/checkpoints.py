@@ -1,10 +1,20 @@
-"""Checkpoints of a learner: float32 master weights, optimizer moments, and the step that they belong to."""
+"""Checkpoints of a learner: float32 master weights, optimizer moments, and the step that they belong to.
+
+Each rank writes the rows that it holds, and any number of ranks can go on from them: each reads the rows that fall to
+it, bit for bit. `torch.distributed.checkpoint` would do the same, but it pickles its metadata, and nothing here runs
+code from the store.
+"""
 
 import json
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from rlhfless_functions import artifacts
@@ -18,10 +28,17 @@ from rlhfless_functions.weights.saving import saving
 _POLICY, _CRITIC, _OPTIMIZERS, _STATE = "policy.safetensors", "critic.safetensors", "optimizers.pt", "state.json"
 
 
-def _part(name: str, ranks: Ranks) -> str:
-    """Name of the file that a rank writes its part to."""
+class Rows(Protocol):
+    """A tensor, or a view of one in a file, of which some rows can be had."""
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """Those rows."""
+
+
+def _part(name: str, rank: int, size: int) -> str:
+    """Name of the file that one of so many ranks writes its part to."""
     stem, _, ending = name.partition(".")
-    return name if ranks.size == 1 else f"{stem}-{ranks.rank + 1}-of-{ranks.size}.{ending}"
+    return name if size == 1 else f"{stem}-{rank + 1}-of-{size}.{ending}"
 
 
 def save_checkpoint(uri: str, state: TrainingState) -> None:
@@ -35,12 +52,12 @@ def save_checkpoint(uri: str, state: TrainingState) -> None:
     """
     ranks = state.ranks
     with store_errors(), publish_together(uri, ranks) as folder, saving():
-        save_file(_learnt(state.policy), folder / _part(_POLICY, ranks))
+        save_file(_learnt(state.policy), folder / _part(_POLICY, ranks.rank, ranks.size))
         optimizers = {"policy": state.policy_optimizer.state()}
         if state.critic is not None and state.critic_optimizer is not None:
-            save_file(_learnt(state.critic), folder / _part(_CRITIC, ranks))
+            save_file(_learnt(state.critic), folder / _part(_CRITIC, ranks.rank, ranks.size))
             optimizers["critic"] = state.critic_optimizer.state()
-        with (folder / _part(_OPTIMIZERS, ranks)).open("wb") as file:
+        with (folder / _part(_OPTIMIZERS, ranks.rank, ranks.size)).open("wb") as file:
             torch.save(optimizers, file)
         if ranks.rank == 0:
             (folder / _STATE).write_text(json.dumps({"version": state.version, "processes": ranks.size}))
@@ -58,14 +75,17 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
     ranks = state.ranks
     try:
         saved = json.loads((folder / _STATE).read_text())
-        if saved["processes"] != ranks.size:
-            raise ValueError(f"{saved['processes']} processes wrote it, and there are {ranks.size}")
-        _restore_parameters(state.policy, folder / _part(_POLICY, ranks))
-        optimizers = torch.load(folder / _part(_OPTIMIZERS, ranks), map_location="cpu", weights_only=True)
-        state.policy_optimizer.restore(optimizers["policy"])
+
+        def parts(name: str) -> list[Path]:
+            return [folder / _part(name, rank, saved["processes"]) for rank in range(saved["processes"])]
+
+        _restore_parameters(state.policy, parts(_POLICY), ranks)
+        # Of each file only the rows are read that are this rank's.
+        written = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in parts(_OPTIMIZERS)]
+        state.policy_optimizer.restore(_own_moments([part["policy"] for part in written], ranks))
         if state.critic is not None and state.critic_optimizer is not None:
-            _restore_parameters(state.critic, folder / _part(_CRITIC, ranks))
-            state.critic_optimizer.restore(optimizers["critic"])
+            _restore_parameters(state.critic, parts(_CRITIC), ranks)
+            state.critic_optimizer.restore(_own_moments([part["critic"] for part in written], ranks))
         state.version = saved["version"]
     except (KeyError, ValueError, FileNotFoundError) as error:
         raise TaskError(
@@ -79,9 +99,57 @@ def _learnt(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: local(parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def _restore_parameters(model: nn.Module, file: Path) -> None:
-    saved, own = load_file(file), _learnt(model)
-    if saved.keys() != own.keys() or any(saved[name].shape != own[name].shape for name in own):
-        raise ValueError("it holds other parameters")
-    for name, parameter in own.items():
-        parameter.copy_(saved[name])
+def _restore_parameters(model: nn.Module, files: Sequence[Path], ranks: Ranks) -> None:
+    own = _learnt(model)
+    with ExitStack() as opened:
+        parts = [opened.enter_context(safe_open(file, "pt")) for file in files]
+        if any(set(part.keys()) != own.keys() for part in parts):
+            raise ValueError("it holds other parameters")
+        for name, parameter in own.items():
+            views = [part.get_slice(name) for part in parts]
+            shapes = [tuple(view.get_shape()) for view in views]
+            rows = _own_rows(views, [shape[0] if shape else 0 for shape in shapes], ranks) if shapes[0] else None
+            found = parts[0].get_tensor(name) if rows is None else rows
+            if found.shape != parameter.shape:
+                raise ValueError("it holds other parameters")
+            parameter.copy_(found)
+
+
+def _own_moments(parts: Sequence[list[dict[str, Any]]], ranks: Ranks) -> list[dict[str, Any]]:
+    """The state dictionaries of this rank's optimizers, from those of the ranks that wrote the checkpoint."""
+
+    def own(moments: Sequence[Any]) -> Any:
+        first = moments[0]
+        if not torch.is_tensor(first) or first.ndim == 0:
+            return first
+        return _own_rows(moments, [len(each) for each in moments], ranks)
+
+    return [
+        {
+            **each,
+            "state": {
+                number: {name: own([other[place]["state"][number][name] for other in parts]) for name in moments}
+                for number, moments in each["state"].items()
+            },
+        }
+        for place, each in enumerate(parts[0])
+    ]
+
+
+def _own_rows(parts: Sequence[Rows], lengths: Sequence[int], ranks: Ranks) -> torch.Tensor:
+    """The rows of a tensor that fall to this rank, in memory of their own.
+
+    Args:
+        parts: the tensor's rows, in their order.
+        lengths: how many rows each part has.
+    """
+    # FSDP2 divides them as `torch.chunk` does.
+    share = math.ceil(sum(lengths) / ranks.size)
+    begin, end = ranks.rank * share, (ranks.rank + 1) * share
+    found, at = [], 0
+    for part, length in zip(parts, lengths, strict=True):
+        first, last = max(begin, at) - at, min(end, at + length) - at
+        if first < last:
+            found.append(part[first:last])
+        at += length
+    return torch.cat(found) if found else parts[0][0:0].clone()

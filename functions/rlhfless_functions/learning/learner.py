@@ -20,6 +20,7 @@ from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.learning.checkpoints import restore_checkpoint, save_checkpoint
+from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.pieces import FollowedBatch, whole_in_pieces
@@ -52,10 +53,13 @@ class Learner:
 
     Args:
         ranks: given to a process that follows another's learner; an instance's own finds as many as a request asks for.
+        host: address that the instance listens on, where others that learn with it are to reach it.
     """
 
-    def __init__(self, ranks: Ranks | None = None) -> None:
+    def __init__(self, ranks: Ranks | None = None, *, host: str = "127.0.0.1") -> None:
+        self._follows = ranks is not None
         self._ranks = ranks or Ranks()
+        self._host = host
         self._team: Team | None = None
         self._state: TrainingState | None = None
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
@@ -79,8 +83,9 @@ class Learner:
             if isinstance(request, ExportRequest):
                 context.awake()
                 return _export(request)
-            self._call_ranks(request)
-            return self._learn(request, context)
+            with ends_where_stuck(request.gang, context):
+                self._call_ranks(request, context)
+                return self._learn(request, context)
         except torch.OutOfMemoryError as error:
             self.close()
             raise TaskError(
@@ -92,7 +97,7 @@ class Learner:
             self.close()
             raise
         except Exception as error:
-            told = self._team.failure() if self._team is not None else None
+            told = self._failure(request, error)
             self.close()
             if told is None:
                 raise
@@ -105,6 +110,9 @@ class Learner:
         Raises:
             Exception: what is in memory is of no use any more.
         """
+        if self._ranks.instances > 1:
+            # The others sleep when they are told to, and until then they would be waited for here.
+            self.close()
         state, self._state = self._state, None
         try:
             if self._team is not None:
@@ -124,19 +132,52 @@ class Learner:
             self._team.end()
             self._team, self._ranks, self._state = None, Ranks(), None
 
-    def _call_ranks(self, request: LearnRequest) -> None:
-        """Have as many processes as the request asks for, and tell them what it is."""
-        if self._ranks.rank:
+    def _call_ranks(self, request: LearnRequest, context: TaskContext) -> None:
+        """Have as many processes as the request asks for, here and in other instances, and tell them what it is."""
+        if self._follows:
             return
-        size = request.learning.processes or max(1, torch.cuda.device_count())
-        if size != self._ranks.size:
-            self.close()
-            self._state = None
-            if size > 1:
+        size = _processes(request)
+        alone = self._ranks.instances == 1
+        if request.gang is None:
+            if not alone or size != self._ranks.size:
+                self.close()
+                self._state = None
+                if size > 1:
+                    self._team = Team(size)
+                    self._ranks = self._team.join()
+        else:
+            if alone or self._team is None or self._team.size != size:
+                self.close()
+                self._state = None
                 self._team = Team(size)
-                self._ranks = self._team.ranks
+            place = meet(request.gang, request.key, size, self._held(), self._host, context)
+            if not place.kept:
+                if self._team.seat is not None:
+                    # Each group has processes of its own.
+                    self.close()
+                    self._team = Team(size)
+                self._ranks = self._team.join(place.seat, place.store)
         if self._team is not None:
             self._team.tell(request.model_dump_json())
+
+    def _held(self) -> Held | None:
+        """What this instance has of a group's state."""
+        seat, state = self._team.seat if self._team is not None else None, self._state
+        if seat is None or state is None:
+            return None
+        return Held(seat.group, seat.rank // (seat.of_instance or 1), f"{state.job_uid}/{state.version}")
+
+    def _failure(self, request: LearnRequest | ExportRequest, error: Exception) -> TaskError | None:
+        """What another rank's end has to do with an error; None if nothing is known of one."""
+        told = self._team.failure() if self._team is not None else None
+        if told is None and self._ranks.instances > 1 and isinstance(error, RuntimeError):
+            told = TaskError(
+                "internal",
+                f"step {request.key.step}: one of {self._ranks.instances} instances that learn together is gone"
+                f" ({error}): take the step again",
+                retryable=True,
+            )
+        return told
 
     def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
         started = time.monotonic()
@@ -182,7 +223,9 @@ class Learner:
         self._state = state
         metrics = step_metrics(report, batch, request.algorithm) | _bytes(request, state) | seconds
         metrics |= {"seconds": time.monotonic() - started}
-        return result.model_copy(update={"metrics": metrics})
+        result = result.model_copy(update={"metrics": metrics})
+        # Whichever instance is heard first says the same.
+        return result if request.gang is None else self._ranks.all(result)[0]
 
     def _rebuild(self, request: LearnRequest, check: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
         loaded, self._loaded = self._loaded, None
@@ -240,6 +283,19 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
+def _processes(request: LearnRequest) -> int:
+    """Ranks of this instance."""
+    gpus = torch.cuda.device_count()
+    processes = request.learning.processes or max(1, gpus)
+    if 0 < gpus < processes:
+        raise TaskError(
+            "bad_request",
+            f"learning.processes is {processes}, and the instance has {gpus} GPUs: lower it, or give the learning pods"
+            " more",
+        )
+    return processes
+
+
 def _check_steps(request: LearnRequest) -> int:
     """The step to take, after making sure that checkpoint, replay and base lead up to it."""
     step = request.batch.step
@@ -252,11 +308,12 @@ def _check_steps(request: LearnRequest) -> int:
         )
     if request.base.version != step - 1:
         raise TaskError("bad_request", f"base: version {request.base.version} is not where step {step} starts from")
-    if request.optimizer.name == "muon" and (request.learning.processes or torch.cuda.device_count()) > 1:
+    ranks = _processes(request) * (request.gang.size if request.gang is not None else 1)
+    if request.optimizer.name == "muon" and ranks > 1:
         raise TaskError(
             "bad_request",
             "optimizer.name: muon needs whole matrices, and several learning processes hold parts of them:"
-            " take adamw, or set learning.processes to 1",
+            " take adamw, or set learning.processes to 1 and learning.instances.max to 1",
         )
     if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
         raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")

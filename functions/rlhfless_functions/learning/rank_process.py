@@ -1,10 +1,10 @@
 """A learning process beside the instance: takes each step that the instance is asked for, with its part of the weights.
 
-    python -m rlhfless_functions.learning.rank_process INSTANCE FOLDER RANK SIZE THREADS
+    python -m rlhfless_functions.learning.rank_process INSTANCE FOLDER NUMBER THREADS
 
-It says that it is ready, joins the others, and takes the request in the file of FOLDER that each line of its input
-names, or gives its device's memory back where the line says so. It ends with its input, and with the process INSTANCE.
-If it fails it says why in a line of JSON.
+It says that it is ready. The first line of its input is its seat among the ranks, as JSON: it joins them. It takes the
+request in the file of FOLDER that each further line names, or gives its device's memory back where the line says so. It
+ends with its input, and with the process INSTANCE. If it fails it says why in a line of JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 
 from rlhfless_functions.api import LearnRequest
-from rlhfless_functions.distributed.ranks import join
+from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.team import READY, SLEEP
 from rlhfless_functions.runtime import logs
@@ -26,15 +26,16 @@ from rlhfless_functions.runtime.task import TaskContext, TaskError
 
 
 def main() -> None:
-    """Follow rank 0 until it ends."""
-    parent, folder, rank, size, threads = sys.argv[1:]
+    """Follow the instance until it ends."""
+    parent, folder, number, threads = sys.argv[1:]
     die_with_parent(int(parent))
-    name_process(f"learning-rank{rank}")
+    name_process(f"learning-rank{number}")
     with os.fdopen(os.dup(1), "w") as reports:
         os.dup2(2, 1)
         status = 1
         try:
-            _follow(Path(folder), int(rank), int(size), int(threads), reports)
+            logs.configure(instance=f"learning-rank-{number}")
+            _follow(Path(folder), int(threads), reports)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -44,12 +45,14 @@ def main() -> None:
             os._exit(status)
 
 
-def _follow(folder: Path, rank: int, size: int, threads: int, reports: TextIO) -> None:
-    logs.configure(instance=f"learning-rank-{rank}")
+def _follow(folder: Path, threads: int, reports: TextIO) -> None:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     print(READY, file=reports, flush=True)
-    learner = Learner(join(folder, rank, size))
+    seat = sys.stdin.readline()
+    if not seat:
+        return
+    learner = Learner(join(Seat(**json.loads(seat))))
     for line in sys.stdin:
         try:
             if line.strip() == SLEEP:

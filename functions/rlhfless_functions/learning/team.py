@@ -1,9 +1,9 @@
 """An instance's hold on the processes that learn beside it.
 
-The instance is rank 0; it starts the others when a request asks for them and tells them every request, so that all of
-them take the same steps. It does what torchrun would do, since only a request says how many there are, and an instance
-may be a child of the fork server. Whatever goes wrong in one ends all of them, and the next attempt begins with new
-ones from the newest checkpoint.
+The instance is the first of its ranks; it starts the others when a request asks for them and tells them every request:
+all of them take the same steps. It does what torchrun would do, since only a request says how many there are, and an
+instance may be a child of the fork server. Whatever goes wrong in one ends all of them, and the next attempt begins
+with new ones from the newest checkpoint. Where several instances learn together, each has a team.
 """
 
 import json
@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from rlhfless_functions.distributed.ranks import Ranks, join
+from rlhfless_functions.distributed.ranks import Ranks, Seat, join
 from rlhfless_functions.runtime.task import TaskError
 
 _START_SECONDS = 600.0
@@ -33,28 +34,48 @@ SLEEP = "sleep"
 
 
 class Team:
-    """Rank 0's hold on the other ranks.
+    """An instance's ranks: this process and those beside it. `join` comes next.
 
     Args:
-        size: ranks in all, at least 2.
+        size: how many they are.
 
     Raises:
         TaskError: if a process does not come up.
     """
 
-    ranks: Ranks
-    """This process among them."""
-
     def __init__(self, size: int) -> None:
+        self.size = size
+        self.seat: Seat | None = None
+        """Where this process is among all ranks, once it has joined them."""
+        self._store: dist.Store | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="rlhfless-ranks-"))
         self._others: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(1, size):
-                arguments = map(str, (os.getpid(), self._folder, rank, size, torch.get_num_threads()))
+            for number in range(1, size):
+                arguments = map(str, (os.getpid(), self._folder, number, torch.get_num_threads()))
                 command = [sys.executable, "-m", "rlhfless_functions.learning.rank_process", *arguments]
                 self._others.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             self._await_ready()
-            self.ranks = join(self._folder, 0, size)
+        except BaseException:
+            self.end()
+            raise
+
+    def join(self, seat: Seat | None = None, store: dist.Store | None = None) -> Ranks:
+        """Join the other ranks; this process among them.
+
+        Args:
+            seat: of this process, where other instances have ranks as well.
+            store: what is to be kept open for as long as the ranks are together.
+
+        Raises:
+            TaskError: if a process is gone.
+            RuntimeError: if the ranks of other instances do not come.
+        """
+        self.seat, self._store = seat or Seat(0, self.size, folder=str(self._folder)), store
+        try:
+            for number, process in enumerate(self._others, 1):
+                self._write(process, json.dumps(asdict(replace(self.seat, rank=self.seat.rank + number))))
+            return join(self.seat)
         except BaseException as error:
             told = self.failure() if isinstance(error, RuntimeError) else None
             self.end()
@@ -82,7 +103,7 @@ class Team:
     def failure(self) -> TaskError | None:
         """Why another rank has ended, if one has; all of them have then."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while all(process.poll() is None for process in self._others) and time.monotonic() < deadline:
+        while self._others and all(process.poll() is None for process in self._others) and time.monotonic() < deadline:
             time.sleep(0.05)
         ended = [process for process in self._others if process.poll() is not None]
         for process in self._others:
@@ -97,7 +118,7 @@ class Team:
         return _lost(f"ended with status {ended[0].returncode}") if ended else None
 
     def end(self) -> None:
-        """End the other ranks, and be alone again."""
+        """End the processes beside this one, and be alone again."""
         for process in self._others:
             process.kill()
         for process in self._others:
@@ -110,15 +131,19 @@ class Team:
                     continue  # what was not yet read by a rank that is gone
         if dist.is_initialized():
             dist.destroy_process_group()
+        self._store = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _say(self, line: str) -> None:
+        for process in self._others:
+            self._write(process, line)
+
+    def _write(self, process: subprocess.Popen[bytes], line: str) -> None:
         # A pipe holds a short line, so that nobody waits here for a process that does not read.
+        assert process.stdin is not None
         try:
-            for process in self._others:
-                assert process.stdin is not None
-                process.stdin.write(f"{line}\n".encode())
-                process.stdin.flush()
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
         except OSError as error:
             raise self.failure() or _lost("is gone") from error
 

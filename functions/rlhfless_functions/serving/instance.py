@@ -49,8 +49,12 @@ class InstanceOptions(BaseModel):
     """Unix time at which the instance was asked for, from which its cold start counts."""
 
 
-def create_function(stage: Stage, engine: EngineSettings | None = None) -> Function:
-    """The stage's code; its imports are this process's largest cost, so only the one stage's are made."""
+def create_function(stage: Stage, engine: EngineSettings | None = None, *, host: str = "127.0.0.1") -> Function:
+    """The stage's code; its imports are this process's largest cost, so only the one stage's are made.
+
+    Args:
+        host: address that the instance listens on.
+    """
     if stage == "generation":
         from rlhfless_functions.generation.stage import Generator
 
@@ -61,7 +65,7 @@ def create_function(stage: Stage, engine: EngineSettings | None = None) -> Funct
         return Preparer()
     from rlhfless_functions.learning.learner import Learner
 
-    return Learner()
+    return Learner(host=host)
 
 
 def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) -> None:
@@ -100,7 +104,7 @@ def _compute(options: InstanceOptions) -> Function:
 
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
-    return create_function(options.stage, options.engine)
+    return create_function(options.stage, options.engine, host=options.host)
 
 
 def _emulate(

@@ -98,5 +98,6 @@ def functions_of(
     functions: dict[Stage, StageFunction] = {}
     for stage, merged in pods_by_stage(job, settings.pods).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
-        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to, slots.get(stage))
+        instances = job.spec.learning.instances.max if stage == "learning" else 1
+        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to, slots.get(stage), instances)
     return functions

@@ -126,8 +126,12 @@ class Queues:
 
 def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
     """The pods that a job holds at most, by stage."""
-    one = ActorRange(1, 1)
-    ranges: dict[Stage, ActorRange] = {"generation": actors, "preparation": one, "learning": one}
+    learners = job.spec.learning.instances.max
+    ranges: dict[Stage, ActorRange] = {
+        "generation": actors,
+        "preparation": ActorRange(1, 1),
+        "learning": ActorRange(learners, learners),
+    }
     return [
         PodSet(stage, ranges[stage].most, ranges[stage].least, _template(pods, settings))
         for stage, pods in pods_by_stage(job, settings.pods).items()

@@ -79,6 +79,7 @@ class PooledPlatform:
             raise PlatformUnavailableError(
                 f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or have it added"
             )
+        self._check_learners()
         await self._platform.open()
         if takes_turns(self._job, self._settings):
             return
@@ -122,6 +123,24 @@ class PooledPlatform:
         else:
             message = waiting.message(self._name, self._resource.namespace)
             self._tell(conditions.PROGRESSING, False, Reason.WAITING_FOR_TURN, message)
+
+    def _check_learners(self) -> None:
+        learners, pool = self._job.spec.learning.instances.max, self._settings.pools[self._name]
+        gpus = gpus_by_stage(self._job, self._settings.pods, pool)["learning"]
+        if learners == 1 or not gpus:
+            return
+        if pool.device_class is not None:
+            raise PlatformUnavailableError(
+                f"spec.learning.instances.max is {learners}, and pods of pool {self._name} use GPUs in turns: instances"
+                " that learn together would wait for each other's turns. Set it to 1 and give the learning pods more"
+                " GPUs, or name a pool without a deviceClass"
+            )
+        room = min(pool.gpus, pool.share_of(self._resource.namespace))
+        if learners * gpus > room:
+            raise PlatformUnavailableError(
+                f"spec.learning.instances.max is {learners}, with {gpus} GPUs each, and the job may have {room} of pool"
+                f" {self._name}: set it to {max(1, room // gpus)}, or name another pool"
+            )
 
     @property
     def _joined(self) -> Platform:

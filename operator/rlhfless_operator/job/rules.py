@@ -103,12 +103,26 @@ def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
 
 
 def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
-    processes = spec.learning.processes
-    if spec.optimizer.name == "muon" and processes is not None and processes > 1:
+    processes, instances = spec.learning.processes or 1, spec.learning.instances.max
+    if spec.optimizer.name == "muon" and processes > 1:
         return (
             f"muon needs whole matrices, and {processes} processes hold parts of them;"
             " write adamw, or set learning.processes to 1"
         )
+    if spec.optimizer.name == "muon" and instances > 1:
+        return (
+            f"muon needs whole matrices, and {instances} instances hold parts of them;"
+            " write adamw, or set learning.instances.max to 1"
+        )
+    return None
+
+
+def _learners_are_a_range(spec: "RLHFJobSpec") -> str | None:
+    instances = spec.learning.instances
+    if instances.min > instances.max:
+        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
+    if instances.max > 1 and spec.rehearsal is not None:
+        return f"a rehearsal emulates one instance that learns, not {instances.max}; write max: 1"
     return None
 
 
@@ -235,11 +249,22 @@ SPEC_RULES = (
     ),
     Rule(
         "optimizer.name",
-        ("optimizer.name", "learning.processes"),
+        ("optimizer.name", "learning.processes", "learning.instances"),
         _muon_has_whole_matrices,
         CelRule(
-            "self.optimizer.name != 'muon' || !has(self.learning.processes) || self.learning.processes == 1",
-            "optimizer.name is adamw where learning.processes is more than 1",
+            "self.optimizer.name != 'muon' || (!has(self.learning.processes) || self.learning.processes == 1)"
+            " && self.learning.instances.max == 1",
+            "optimizer.name is adamw where learning.processes or learning.instances.max is more than 1",
+        ),
+    ),
+    Rule(
+        "learning.instances",
+        ("learning.instances", "rehearsal"),
+        _learners_are_a_range,
+        CelRule(
+            "self.learning.instances.min <= self.learning.instances.max"
+            " && (self.learning.instances.max == 1 || !has(self.rehearsal))",
+            "learning.instances.min is at most learning.instances.max, which is 1 in a rehearsal",
         ),
     ),
     Rule(

@@ -85,8 +85,26 @@ class PreparationSpec(Settings):
     """Pods of preparation on a cluster; `rlhfless run` ignores them, but for a GPU that they ask for."""
 
 
+class LearnerRange(Settings):
+    """How many instances may take a learning step together. Each has `processes`, and a part of the weights, the
+    gradients and the optimizer's state."""
+
+    min: int = Field(default=1, ge=1, le=64)
+    """Fewest instances of a step: with fewer it is not taken."""
+    max: int = Field(default=1, ge=1, le=64)
+    """Most instances of a step. It is taken with fewer where one is lost or does not come, and the most are asked for
+    again after the next checkpoint. Another number changes the weights by about 1e-6 a step. It is 1 in a rehearsal,
+    and where pods use GPUs in turns (`deviceClass`)."""
+
+
 class LearningSpec(LearningSettings):
-    """The instance that learns."""
+    """The instances that learn."""
+
+    instances: LearnerRange = LearnerRange()
+    """How many instances may take a step together."""
+    gang_timeout: Duration = 120.0
+    """Longest time that instances which learn together hold their GPUs while others of them are missing; then the step
+    is taken with those that are there."""
 
     overlap: Literal["never", "auto"] = "never"
     """`auto` lets the `cost` planning policy begin to learn from groups that are prepared while others are still

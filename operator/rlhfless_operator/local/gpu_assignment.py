@@ -42,8 +42,12 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     if not gpus:
         return GpuAssignment(actor_range(spec))
     generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
-    learning = spec.learning.processes or 1
-    for count, field in ((generating, "generation.vllm.tensorParallelSize"), (learning, "learning.processes")):
+    learning, learners = spec.learning.processes or 1, spec.learning.instances.max
+    for count, field in (
+        (generating, "generation.vllm.tensorParallelSize"),
+        (learning, "learning.processes"),
+        (learning * learners, "learning.instances.max times learning.processes"),
+    ):
         if count > len(gpus):
             raise TooFewGpusError(
                 f"{field} is {count}, and this machine has {len(gpus)} GPUs ({', '.join(gpus)}): lower it, or let"
@@ -62,7 +66,13 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     }
     room = len(gpus) // generating
     actors = actor_range(spec, room).within(room)
-    everything = actors.most * generating + int(computes) + learning
+    everything = actors.most * generating + int(computes) + learning * learners
+    if learners > 1 and everything > len(gpus):
+        raise TooFewGpusError(
+            f"learning.instances.max is {learners}, and instances that learn together can't take turns with others on"
+            f" this machine's {len(gpus)} GPUs, of which the job needs {everything}: set it to 1 and learning.processes"
+            f" to {learning * learners}, or lower generation.instances.max"
+        )
     return GpuAssignment(actors, tuple(gpus), per_instance, takes_turns=everything > len(gpus))
 
 

@@ -102,6 +102,9 @@ class JobObjects:
                 connects_to = {url for function in self._functions for url in function.connects_to}
                 policy = manifests.network_policy(self._job, self._settings, connects_to)
                 await self._apply(self._policies, policy)
+                for function in self._functions:
+                    if function.instances > 1:
+                        await self._apply(self._policies, manifests.gang_policy(function, self._settings))
                 async with asyncio.TaskGroup() as tasks:
                     making = {function.stage: tasks.create_task(self._serve(function)) for function in self._functions}
             return OpenJob(token, {stage: task.result() for stage, task in making.items()})
@@ -111,7 +114,7 @@ class JobObjects:
             raise _explained(error, self._job, self._settings) from error
 
     async def remove(self) -> None:
-        """Delete the Services and the NetworkPolicy. The Secret stays for as long as the job: a suspended one is
+        """Delete the Services and the NetworkPolicies. The Secret stays for as long as the job: a suspended one is
         resumed with it.
 
         Raises:
@@ -122,6 +125,7 @@ class JobObjects:
             await asyncio.gather(
                 *(self._services.delete(namespace, function.name) for function in self._functions),
                 self._policies.delete(namespace, manifests.policy_name(self._job.name)),
+                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name)),
             )
         except ApiError as error:
             raise _explained(error, self._job, self._settings) from error

@@ -83,6 +83,8 @@ class StageFunction:
     """URLs of what the job's pods need."""
     slots: SlotsWanted | None = None
     """What its pods use in turns; None where they have GPUs of their own, or none."""
+    instances: int = 1
+    """Pods that work on one task together, and talk to each other for it, at most."""
 
     @property
     def name(self) -> str:
@@ -155,6 +157,25 @@ def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Ite
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(job, policy_name(job.name)),
+        "spec": spec,
+    }
+
+
+def gang_policy_name(job: str) -> str:
+    """Name of the NetworkPolicy of the pods that work together."""
+    return f"{job}-gang"
+
+
+def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
+    """What lets pods of a stage that work together reach each other, on ports that they choose, and nobody else."""
+    together = {"podSelector": {"matchLabels": job_selector(function.job.name) | {STAGE_LABEL: function.stage}}}
+    spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
+    if settings.egress == "restricted":
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [together]}]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(function.job, gang_policy_name(function.job.name)),
         "spec": spec,
     }
 

@@ -50,7 +50,7 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
-    """Instances of generation that a namespace's quotas allow beside one of each other stage, and at least one.
+    """Instances of generation that a namespace's quotas allow beside those of the other stages, and at least one.
 
     What other jobs use of the quotas does not count: it changes, and a job keeps its number.
 
@@ -61,7 +61,7 @@ def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Map
         None where no quota limits an extended resource, such as `nvidia.com/gpu`, that generation asks for.
     """
     stages = pods_by_stage(job, settings.pods)
-    others = [_limits(stages[stage]) for stage in ("preparation", "learning")]
+    others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]
     found = []
     for resource, text in _limits(stages["generation"]).items():
         if "/" not in resource or not (amount := quantity(text)):

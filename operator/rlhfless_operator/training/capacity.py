@@ -101,6 +101,11 @@ class Capacity:
             held.releasing.cancel()
         held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
 
+    async def give_up(self, stage: Stage, count: int) -> None:
+        """So many of the instances that were to work are lost, or never came: want them no longer, and keep none."""
+        self._stages[stage].working -= count
+        await self._apply(stage)
+
     def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
         """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
         so many work already.

@@ -3,17 +3,19 @@
 import asyncio
 import math
 import time
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from rlhfless_functions.api import BatchReference, Event, LearnResult, Started, Waiting
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.platforms.base import InstanceState, StateChange
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange
+from rlhfless_operator.training.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import chunks_of
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal
-from rlhfless_operator.training.tasks import run_to_end
+from rlhfless_operator.training.tasks import RETRY_SECONDS, check_retry
 
 
 class Learning:
@@ -81,6 +83,8 @@ class Learning:
         # Unless it is kept, its successor takes the steps since the newest checkpoint again.
         again = 0 if learned.checkpoint is not None else self._step - journal.checkpoint_step
         run.cost_model.learned(learned)
+        if learned.checkpoint is not None:
+            run.learners.recover()
         await run.capacity.use("learning", 0, restart_seconds=run.cost_model.restart_seconds(again))
         return learned
 
@@ -101,29 +105,61 @@ class Learning:
         return await self._take_step(batch, following=join(folder, chunks_of(self._run.driver)))
 
     async def _take_step(self, batch: BatchReference, *, following: str | None = None) -> LearnResult:
-        """Ask a learner. One that lost its memory replays the batches since the newest checkpoint."""
-        run, journal = self._run, self._journal
-        await run.capacity.use("learning", 1, run.learner_preload)
+        """Ask the learners. Those that lost their memory replay the batches since the newest checkpoint."""
+        run, journal, size = self._run, self._journal, self._run.learners
         replay = journal.batches_since_checkpoint(batch.step)
         total_steps = run.prompts.total_steps
-        listener = _Listener(self._heard, journal)
-        result = await run_to_end(
-            run.platform,
-            lambda attempt: run.requests.learn(
-                journal.status,
-                batch,
-                replay,
-                journal.settings,
-                total_steps,
-                checkpoint_due=batch.step == total_steps or batch.step % run.spec.checkpoints.every_steps == 0,
-                attempt=attempt,
-                following=following,
-            ),
-            retries=run.spec.limits.retries,
-            on_event=listener,
-        )
-        self._place = listener.place
-        return LearnResult.model_validate(result)
+        attempt = 0
+        while True:
+            count = size.now
+            await run.capacity.use("learning", count, run.learner_preload)
+            requests = [
+                run.requests.learn(
+                    journal.status,
+                    batch,
+                    replay,
+                    journal.settings,
+                    total_steps,
+                    checkpoint_due=batch.step == total_steps or batch.step % run.spec.checkpoints.every_steps == 0,
+                    attempt=attempt,
+                    following=following,
+                    gang=gang,
+                )
+                for gang in run.requests.gang(batch.step, count)
+            ]
+            listeners = [_Listener(self._heard, journal) for _ in requests]
+            try:
+                result = await run_together(
+                    run.platform,
+                    requests,
+                    within=run.spec.learning.gang_timeout,
+                    listener=partial(next, iter(listeners)),
+                )
+                # The first of them publishes.
+                self._place = listeners[0].place
+                learned = LearnResult.model_validate(result)
+                return learned.model_copy(update={"metrics": {**learned.metrics, "learning/instances": float(count)}})
+            except GangIncompleteError as error:
+                if size.fall_to(error.there):
+                    await run.capacity.give_up("learning", count - size.now)
+                    run.progress.note(
+                        f"step {batch.step}: {error.there} of {count} learning instances came within"
+                        f" learning.gangTimeout; going on with {size.now}"
+                    )
+                    continue
+                lost: AttemptError = InstanceLostError(
+                    f"{error.there} of {count} learning instances came within learning.gangTimeout, and"
+                    f" learning.instances.min is {size.allowed.min}; lower it, or make room for more"
+                )
+            except GangBrokenError as error:
+                lost = error.error
+                if error.lost and count > 1:
+                    size.fall_to(count - error.lost)
+                    await run.capacity.give_up("learning", count - size.now)
+                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+            attempt += 1
+            check_retry(lost, attempt, run.spec.limits.retries, f"learning of step {batch.step}")
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 class _Listener:

@@ -1,11 +1,13 @@
 """The requests of one job: pure functions from the job and its status to the wire contract."""
 
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import (
     BatchReference,
     ExportRequest,
+    Gang,
     GenerationRequest,
     LearnRequest,
     MaterializeRequest,
@@ -244,8 +246,10 @@ class RequestBuilder:
         checkpoint_due: bool,
         attempt: int,
         following: str | None = None,
+        gang: Gang | None = None,
     ) -> LearnRequest:
-        """Take one training step; `following` where the batch is still being prepared."""
+        """Take one training step; `following` where the batch is still being prepared, with others where there is a
+        gang."""
         step = batch.step
         settings = self.step_settings(total_steps)
         return LearnRequest(
@@ -274,7 +278,16 @@ class RequestBuilder:
             publish=self._folder.weights(step),
             publish_critic=self._folder.critic(step) if self.has_critic else None,
             save_checkpoint=self._folder.checkpoint(step) if checkpoint_due else None,
+            gang=gang,
         )
+
+    def gang(self, step: int, size: int) -> list[Gang | None]:
+        """What each of so many instances is told of the others; nothing where it is alone."""
+        if size == 1:
+            return [None]
+        meeting = self._folder.result(f"meeting-{uuid.uuid4().hex}", step)
+        within = self._spec.learning.gang_timeout
+        return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
 
     def export(self, weights: WeightsReference, model_card: str, attempt: int) -> ExportRequest:
         """Publish the trained model for the user."""

@@ -133,7 +133,7 @@ async def generate_and_prepare(
     await run.capacity.use("generation", len(plan.shares), Preload(run.spec.model, task.policy, run.requests.engine))
     await run.capacity.use("preparation", 1)
     if task.purpose == "training":
-        run.capacity.expect("learning", 1, run.learner_preload, time_price=plan.time_price)
+        run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
     run.progress.stage("generation" if task.purpose == "training" else task.purpose, actors=len(plan.shares))
     generated_at = time.monotonic()
     settings = _generation_settings(run, task, plan)

@@ -15,6 +15,7 @@ from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.draft_history import DraftHistory
+from rlhfless_operator.training.gang import GangSize
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
@@ -41,6 +42,8 @@ class TrainingRun:
     cost_model: CostModel
     """What the job has learnt of its lengths, its instances and its stages."""
     plans: StepPlans
+    learners: GangSize
+    """How many instances learn together."""
     progress: LiveProgress
     """What the terminal view looks at."""
     driver: int
@@ -113,7 +116,8 @@ def open_run(
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
     plans = StepPlans(cost_model, prompts, follows=requests.pieces > 1 and not takes_turns)
+    learners = GangSize(job.spec.learning.instances)
     run = TrainingRun(
-        job, folder, requests, platform, capacity, prompts, cost_model, plans, progress, driver=lease.number
+        job, folder, requests, platform, capacity, prompts, cost_model, plans, learners, progress, driver=lease.number
     )
     return run, journal

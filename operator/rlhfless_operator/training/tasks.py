@@ -9,7 +9,8 @@ from rlhfless_functions.api import Done, Event, RunRequest
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 
-_RETRY_SECONDS = 0.2
+RETRY_SECONDS = 0.2
+"""Before another attempt."""
 
 
 class StageFailedError(UserError):
@@ -46,7 +47,7 @@ async def run_to_end(
         except (InstanceLostError, TaskFailedError) as error:
             attempt += 1
             check_retry(error, attempt, retries, f"{request.key.stage} of step {request.key.step}")
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def check_retry(error: InstanceLostError | TaskFailedError, attempt: int, retries: int, what: str) -> None:

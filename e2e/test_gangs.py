@@ -1,0 +1,66 @@
+"""Two learning pods come to the weights of one."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from harness.chart import Chart
+from harness.jobs import STEPS, Jobs, short
+from harness.kubectl import Kubectl
+from harness.storage import Storage
+
+LEARNING: dict[str, Any] = {"processes": 1, "keepAlive": "5m", "instances": {"min": 1, "max": 2}}
+GIVEN: dict[str, Any] = {
+    # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
+    "optimizer": {"epsilon": 1e-3},
+    "checkpoints": {"everySteps": 1},
+    "generation": {"instances": {"min": 1, "max": 1}, "keepAlive": "5m"},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
+    """The jobs."""
+    yield Jobs(kubectl)
+
+
+@pytest.fixture(scope="module")
+def alone(jobs: Jobs) -> str:
+    """The folder of the job with one learning pod."""
+    jobs.apply(short("one-learner", **GIVEN, learning={**LEARNING, "instances": {"max": 1}}))
+    jobs.wait_succeeded("one-learner", 900)
+    jobs.delete("one-learner")
+    return "/artifacts/runs/one-learner"
+
+
+def learners(storage: Storage, root: str) -> list[int]:
+    """How many instances took each step."""
+    lines = storage.read(f"{root}/metrics.jsonl").splitlines()
+    return [int(json.loads(line)["metrics"]["learning/instances"]) for line in lines]
+
+
+def tensors(storage: Storage, root: str) -> dict[str, np.ndarray]:
+    """The model that a job has exported."""
+    return load(base64.b64decode(storage.run("base64", f"{root}/model/model.safetensors")))
+
+
+def distance(storage: Storage, root: str, other: str) -> float:
+    """The largest difference of any weight."""
+    found, expected = tensors(storage, root), tensors(storage, other)
+    assert found
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(tensor - expected[name]).max()) for name, tensor in found.items())
+
+
+def test_two_pods_come_to_the_weights_of_one(jobs: Jobs, storage: Storage, alone: str) -> None:
+    jobs.apply(short("two-learners", **GIVEN, learning=LEARNING))
+    jobs.wait_succeeded("two-learners", 900)
+    jobs.delete("two-learners")
+    root = "/artifacts/runs/two-learners"
+    assert learners(storage, root) == [2] * STEPS
+    assert distance(storage, root, alone) <= 1e-6 * STEPS

@@ -1,0 +1,301 @@
+"""How the instances of a gang find each other before each step, and agree on who is which of them.
+
+The first one opens a store of torch's (TCPStore) on its own address and writes in the job's folder where that is. Each
+says there what it is and what it holds. If all of them hold the state of one group, they go on as that group;
+otherwise they are a new one. An instance that waits can be cut at any moment.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+import transformers
+
+import rlhfless_functions
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import PROTOCOL, Gang, TaskKey, Waiting
+from rlhfless_functions.distributed.ranks import Seat
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_STUCK_SECONDS = 10.0
+"""How long a task that was told to stop may go on."""
+_CONNECT_SECONDS = 2.0
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an instance has of a group that has learnt together before."""
+
+    group: str
+    number: int
+    """Which of the group's instances it is."""
+    state: str
+    """Name of the state that it has its part of."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instance is in its gang."""
+
+    seat: Seat
+    """Of its first rank."""
+    kept: bool
+    """Whether the gang is the group that all of its instances hold the state of."""
+    store: dist.Store | None = None
+    """What the first instance keeps open for as long as the group lasts."""
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    processes: int
+    versions: Mapping[str, str]
+    held: Held | None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What all instances of a gang must have the same of. Images have no metadata of rlhfless, so its code counts."""
+    code = hashlib.sha256()
+    for file in sorted(Path(rlhfless_functions.__path__[0]).rglob("*.py")):
+        code.update(file.read_bytes())
+    found = {"rlhfless": f"code {code.hexdigest()[:12]}"}
+    return {"protocol": PROTOCOL, **found, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def meet(gang: Gang, key: TaskKey, processes: int, held: Held | None, host: str, context: TaskContext) -> Place:
+    """Wait for the other instances; where this one is among them.
+
+    Args:
+        gang: who is to come.
+        key: of the task, for messages.
+        processes: ranks of this instance.
+        held: what it has in memory; None for nothing that could be of use.
+        host: address that it listens on, as a server does.
+        context: asked whether to stop, and told that it waits.
+
+    Raises:
+        TaskError: the others did not come in time, can't be reached or are of another version; or told to stop.
+    """
+    waiting = _Patience(gang, key, context)
+    context.emit(Waiting(waiting=True))
+    try:
+        if gang.number == 0:
+            store, address = _open(host)
+            with store_errors():
+                artifacts.write_json(gang.meeting, {"host": address[0], "port": address[1]})
+        else:
+            store, address = _find(gang, waiting)
+        arrivals = _exchange(store, gang, _Arrival(processes, versions(), held), waiting)
+    finally:
+        context.emit(Waiting(waiting=False))
+    _check_alike(arrivals)
+    found = [arrival.held for arrival in arrivals]
+    first = found[0]
+    numbers = {each.number for each in found if each is not None and first is not None and _together(each, first)}
+    kept = len(numbers) == gang.size and held is not None
+    number = held.number if kept and held is not None else gang.number
+    seat = Seat(
+        rank=number * processes,
+        size=gang.size * processes,
+        of_instance=processes,
+        host=address[0],
+        port=address[1],
+        group=held.group if kept and held is not None else gang.meeting,
+        interface=_interface(host, address[0]),
+    )
+    return Place(seat, kept, store if gang.number == 0 and not kept else None)
+
+
+def _together(one: Held, other: Held) -> bool:
+    return (one.group, one.state) == (other.group, other.state)
+
+
+@contextmanager
+def ends_where_stuck(gang: Gang | None, context: TaskContext) -> Iterator[None]:
+    """End the process where a task of a gang goes on for long after it was told to stop.
+
+    Ranks that wait for one which is gone can't be interrupted, and on GPUs they may wait for ever. What the process
+    holds is of no use then.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while context.stop_reason is None:
+            if over.wait(0.5):
+                return
+        if not over.wait(_STUCK_SECONDS):
+            logger.error("this instance waits for another one that is gone, and ends")
+            os._exit(1)
+
+    if gang is not None:
+        threading.Thread(target=watch, name="gang-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class _Patience:
+    """An instance's wait for the others."""
+
+    def __init__(self, gang: Gang, key: TaskKey, context: TaskContext) -> None:
+        self._gang, self._key, self._context = gang, key, context
+        self._deadline = time.monotonic() + gang.within_seconds
+
+    def until(self, condition: Callable[[], bool], lacking: Callable[[], str]) -> None:
+        """Wait.
+
+        Args:
+            condition: what to wait for.
+            lacking: what is missing and what to do about it, once that takes too long.
+
+        Raises:
+            TaskError: it took too long, or the task was told to stop.
+        """
+        while not condition():
+            if self._context.stop_reason is not None:
+                raise TaskError(
+                    "drained",
+                    f"step {self._key.step} was broken off by a {self._context.stop_reason} while the instance waited"
+                    " for the others: take it again",
+                    retryable=True,
+                )
+            if time.monotonic() > self._deadline:
+                gang = self._gang
+                raise TaskError(
+                    "internal",
+                    f"instance {gang.number + 1} of {gang.size} that learn together waited for"
+                    f" {gang.within_seconds:g} s: {lacking()}",
+                    retryable=True,
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def _open(host: str) -> tuple[dist.TCPStore, tuple[str, int]]:
+    """A store of this process, on the one address at which the others reach it."""
+    own = _LOOPBACK if host == _LOOPBACK else _own_address()
+    listening = socket.create_server((own, 0))
+    port: int = listening.getsockname()[1]
+    timeout = timedelta(seconds=30)
+    store = dist.TCPStore(
+        own,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listening.detach(),
+    )
+    return store, (own, port)
+
+
+def _find(gang: Gang, waiting: _Patience) -> tuple[dist.TCPStore, tuple[str, int]]:
+    def written() -> bool:
+        with store_errors():
+            return artifacts.exists(gang.meeting)
+
+    waiting.until(written, lambda: "the first one has not said where it is; its own log says why")
+    with store_errors():
+        said = artifacts.read_json(gang.meeting)
+    address: tuple[str, int] = (said["host"], said["port"])
+
+    def reached() -> bool:
+        try:
+            socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    waiting.until(
+        reached,
+        lambda: (
+            f"it can't connect to the first one at {address[0]}:{address[1]}; let the job's learning pods reach each"
+            " other on every port (a NetworkPolicy may keep them from it), or set learning.instances.max to 1"
+        ),
+    )
+    return dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=30)), address
+
+
+def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patience) -> list[_Arrival]:
+    """What every instance says of itself, in the order of their numbers."""
+    names = [f"arrival/{number}" for number in range(gang.size)]
+    store.set(names[gang.number], json.dumps(asdict(own)))
+
+    def missing() -> str:
+        absent = [str(number + 1) for number, name in enumerate(names) if not store.check([name])]
+        return f"number {', '.join(absent)} did not come; a learning pod may lack room, or hang"
+
+    try:
+        waiting.until(lambda: store.check(names), missing)
+        arrivals = [_arrival(json.loads(store.get(name))) for name in names]
+        # The first one's store goes with the task: not before all have read.
+        store.add("read", 1)
+        if gang.number == 0:
+            waiting.until(lambda: store.add("read", 0) == gang.size, lambda: "another one is gone; take the step again")
+    except RuntimeError as error:
+        raise TaskError(
+            "internal", f"an instance that learns with this one is gone ({error}): take the step again", retryable=True
+        ) from error
+    return arrivals
+
+
+def _arrival(said: dict[str, Any]) -> _Arrival:
+    held = said["held"]
+    return _Arrival(said["processes"], said["versions"], None if held is None else Held(**held))
+
+
+def _check_alike(arrivals: list[_Arrival]) -> None:
+    first = arrivals[0]
+    for number, other in enumerate(arrivals[1:], 2):
+        for name in {**first.versions, **other.versions}:
+            one, another = first.versions.get(name), other.versions.get(name)
+            if one != another:
+                raise TaskError(
+                    "bad_request",
+                    f"instances of different versions can't learn together: number 1 has {name} {one}, number {number}"
+                    f" has {another}; give all learning pods one image, by its digest, and delete the older pods",
+                )
+        if other.processes != first.processes:
+            raise TaskError(
+                "bad_request",
+                f"instances that learn together have as many processes each: number 1 has {first.processes}, number"
+                f" {number} has {other.processes}; set learning.processes, or give their pods the same GPUs",
+            )
+
+
+def _own_address() -> str:
+    """The address of this host that others reach it at: the one that its default route starts from."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # Nothing is sent.
+            address: str = asked.getsockname()[0]
+        except OSError:
+            address = socket.gethostbyname(socket.gethostname())
+    return address
+
+
+def _interface(host: str, other: str) -> str | None:
+    """The network interface that an address of a gang is reached through; None if it can't be told."""
+    own = _LOOPBACK if host == _LOOPBACK or other == _LOOPBACK else _own_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == own for each in addresses):
+            return name
+    return None

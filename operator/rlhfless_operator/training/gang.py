@@ -1,0 +1,151 @@
+"""Learning instances that take a step together: asked as a whole, cut as a whole, and fewer where some are missing."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhfless_functions.api import Done, Event, RunRequest, Started
+from rlhfless_operator.job.spec import LearnerRange
+from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
+
+_LAST_WORDS_SECONDS = 5.0
+"""How long the others of a gang are listened to once one has ended: they tell why, or they are done as well."""
+
+AttemptError = InstanceLostError | TaskFailedError
+
+
+class GangIncompleteError(Exception):
+    """Not all instances of a gang were there in time; those that were have been cut.
+
+    Args:
+        there: how many they were.
+    """
+
+    def __init__(self, there: int) -> None:
+        super().__init__(f"{there} came")
+        self.there = there
+
+
+class GangBrokenError(Exception):
+    """An attempt of a gang has failed; all of its instances have been cut.
+
+    Args:
+        error: the failure that tells most.
+        lost: how many of the instances are gone.
+    """
+
+    def __init__(self, error: AttemptError, lost: int) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.lost = lost
+
+
+@dataclass
+class GangSize:
+    """How many instances the next attempt of a step is made with.
+
+    It falls when some are lost or don't come. It is the most again after a checkpoint, where a larger gang has nothing
+    to learn once more.
+    """
+
+    allowed: LearnerRange
+    now: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.allowed.max
+
+    def fall_to(self, count: int) -> bool:
+        """Go on with so many, or with the fewest that are allowed; whether so few are allowed."""
+        self.now = max(self.allowed.min, min(self.now, count))
+        return self.now <= count
+
+    def recover(self) -> None:
+        """A checkpoint was written."""
+        self.now = self.allowed.max
+
+
+async def run_together(
+    platform: Platform,
+    requests: Sequence[RunRequest],
+    *,
+    within: float,
+    listener: Callable[[], Callable[[Event], None]],
+) -> dict[str, Any]:
+    """Run a task that several instances do together, and return its result, which is the same from each of them.
+
+    Args:
+        requests: one for each instance.
+        within: seconds from the first instance's start to the last one's.
+        listener: makes what is told of the events of one instance.
+
+    Raises:
+        GangIncompleteError: some have not started in time.
+        GangBrokenError: an instance failed or was lost.
+    """
+    started = [asyncio.Event() for _ in requests]
+    streams = [
+        asyncio.create_task(_follow(platform, request, begun, listener()))
+        for request, begun in zip(requests, started, strict=True)
+    ]
+    assembling = asyncio.create_task(_assemble(started, within))
+    try:
+        await asyncio.wait([assembling, *streams], return_when=asyncio.FIRST_COMPLETED)
+        if assembling.done() and not assembling.result() and not any(stream.done() for stream in streams):
+            raise GangIncompleteError(sum(begun.is_set() for begun in started))
+        await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(streams, timeout=_LAST_WORDS_SECONDS)
+        ended = [stream for stream in streams if stream.done()]
+        failures: list[AttemptError] = []
+        for stream in ended:
+            error = stream.exception()
+            if error is None:
+                return stream.result()
+            if not isinstance(error, AttemptError):
+                raise error
+            failures.append(error)
+        raise GangBrokenError(max(failures, key=_telling), sum(map(_is_gone, failures)))
+    finally:
+        for task in (assembling, *streams):
+            task.cancel()
+        await asyncio.gather(assembling, *streams, return_exceptions=True)
+
+
+async def _follow(
+    platform: Platform, request: RunRequest, begun: asyncio.Event, on_event: Callable[[Event], None]
+) -> dict[str, Any]:
+    async with aclosing(platform.run(request)) as events:
+        async for event in events:
+            if isinstance(event, Started):
+                begun.set()
+            on_event(event)
+            if isinstance(event, Done):
+                return event.result
+    raise InstanceLostError("the stream ended without a terminal record")
+
+
+async def _assemble(started: Sequence[asyncio.Event], within: float) -> bool:
+    """Whether all start in time; nothing is held for nothing before the first one does."""
+    waiting = [asyncio.create_task(begun.wait()) for begun in started]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        _, late = await asyncio.wait(waiting, timeout=within)
+        return not late
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+def _is_gone(error: AttemptError) -> bool:
+    return isinstance(error, InstanceLostError) or error.reason == "drained"
+
+
+def _telling(error: AttemptError) -> tuple[bool, bool, bool]:
+    """What cannot be mended tells most, then what was lost, and last that another one is gone."""
+    failed = isinstance(error, TaskFailedError)
+    return (
+        isinstance(error, TaskFailedError) and not error.retryable,
+        not failed,
+        isinstance(error, TaskFailedError) and error.reason != "internal",
+    )

@@ -1,0 +1,204 @@
+"""Instances that learn together: asked as a whole, and fewer of them where some are lost or don't come."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhfless_functions.api import Done, Event, Failed, FailureReason, Started, Waiting
+from rlhfless_operator.job.spec import LearnerRange
+from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
+from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.training import gang, learning
+from rlhfless_operator.training.gang import GangBrokenError, GangIncompleteError, GangSize, run_together
+from tests.processes import named
+from tests.training.whole_jobs import MakeJob, final_weights, folder_of, records_of, run_job
+
+FOR_EVER = 3600.0
+
+Script = list[Event | Exception | float]
+
+
+class Scripted:
+    """A platform whose n-th request gets the n-th script: events, errors, and seconds to wait for the next."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self.scripts = scripts
+        self.asked = 0
+        self.cut: list[int] = []
+
+    async def run(self, request: Any) -> AsyncGenerator[Event, None]:
+        number, self.asked = self.asked, self.asked + 1
+        try:
+            for line in self.scripts[number]:
+                if isinstance(line, Exception):
+                    raise line
+                if isinstance(line, float):
+                    await asyncio.sleep(line)
+                else:
+                    yield line
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cut.append(number)
+            raise
+
+
+STARTED = Started(instance="pod")
+
+
+def failed(reason: FailureReason, message: str = "told", *, retryable: bool = True) -> TaskFailedError:
+    return TaskFailedError(Failed(reason=reason, message=message, retryable=retryable))
+
+
+async def together(platform: Scripted, within: float = FOR_EVER) -> dict[str, Any]:
+    requests: Any = [None] * len(platform.scripts)
+    return await run_together(platform, requests, within=within, listener=lambda: lambda event: None)  # type: ignore[arg-type]
+
+
+async def test_the_result_is_that_of_any_of_them() -> None:
+    done = Done(result={"metrics": 1})
+    assert await together(Scripted([STARTED, done], [STARTED, 0.01, done])) == {"metrics": 1}
+
+
+async def test_those_that_came_are_cut_when_others_do_not_come() -> None:
+    platform = Scripted([STARTED, FOR_EVER], [FOR_EVER], [STARTED, FOR_EVER])
+    with pytest.raises(GangIncompleteError) as caught:
+        await together(platform, within=0.05)
+    assert caught.value.there == 2
+    assert sorted(platform.cut) == [0, 1, 2]
+
+
+async def test_nobody_is_late_before_the_first_has_come() -> None:
+    done = Done(result={})
+    assert await together(Scripted([0.2, STARTED, done], [0.2, STARTED, done]), within=0.1) == {}
+
+
+async def test_a_loss_cuts_the_others_and_tells_how_many_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang, "_LAST_WORDS_SECONDS", 0.1)
+    platform = Scripted(
+        [STARTED, failed("internal", "another is gone")],
+        [STARTED, 0.02, InstanceLostError("killed")],
+        [STARTED, FOR_EVER],
+    )
+    with pytest.raises(GangBrokenError, match="killed") as caught:
+        await together(platform)
+    assert caught.value.lost == 1
+    assert platform.cut == [2]
+
+
+async def test_what_cannot_be_mended_is_told_before_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = Scripted([STARTED, InstanceLostError("killed")], [STARTED, failed("bad_request", retryable=False)])
+    with pytest.raises(GangBrokenError, match="told"):
+        await together(platform)
+
+
+def test_a_gang_is_never_smaller_than_allowed_and_recovers() -> None:
+    size = GangSize(LearnerRange(min=2, max=4))
+    assert size.now == 4
+    assert (size.fall_to(3), size.now) == (True, 3)
+    assert (size.fall_to(1), size.now) == (False, 2)
+    size.recover()
+    assert size.now == 4
+
+
+# Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
+GIVEN: dict[str, Any] = {
+    "optimizer": {"learningRate": 1e-3, "epsilon": 1e-3},
+    "checkpoints": {"everySteps": 1},
+}
+STEPS = 3
+
+
+def job_file(tiny_job: MakeJob, name: str, instances: int, steps: int = STEPS, **learning: Any) -> Path:
+    given = {"processes": 1, "instances": {"max": instances}, **learning}
+    return tiny_job(name, steps=steps, learning=given, **GIVEN)
+
+
+def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], steps: int = STEPS) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=0, atol=1e-6 * steps, msg=name)
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, steps: range) -> dict[int, str]:
+    """Kill an instance in the middle of each of some steps; the name of each, by step."""
+    killed: dict[int, str] = {}
+    hear = learning._Listener.__call__
+
+    def hear_and_kill(self: Any, event: Event) -> None:
+        hear(self, event)
+        met = isinstance(event, Waiting) and not event.waiting
+        if met and self.step in steps and self.step not in killed:
+            killed[self.step] = self._instance
+            (process,) = named(self._instance)
+            os.kill(process.pid, signal.SIGKILL)
+
+    make = learning._Listener.__init__
+
+    def note_step(self: Any, heard: asyncio.Event, journal: Any) -> None:
+        make(self, heard, journal)
+        self.step = journal.status.step + 1
+
+    monkeypatch.setattr(learning._Listener, "__init__", note_step)
+    monkeypatch.setattr(learning._Listener, "__call__", hear_and_kill)
+    return killed
+
+
+@pytest.mark.slow
+def test_a_job_with_two_learners_loses_one_in_mid_step_and_comes_to_the_weights_of_one(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = job_file(tiny_job, "alone", 1)
+    run_job(alone)
+    file = job_file(tiny_job, "together", 2)
+    killed = killing(monkeypatch, range(2, STEPS + 1))
+    summary = run_job(file)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", STEPS)
+    counts = [record["metrics"]["learning/instances"] for record in records_of(file)]
+    assert killed
+    assert counts[0] == 2
+    assert 1 in counts[1:], "a step was taken again with the instance that was there"
+    assert_close(final_weights(file), final_weights(alone))
+    spans = [json.loads(line) for line in (folder_of(file) / "ledger.jsonl").read_text().splitlines()]
+    busy = {span["instance"] for span in spans if span["stage"] == "learning" and span["state"] == "busy"}
+    assert len(busy) >= 2, "each instance is charged"
+
+
+def test_a_job_goes_on_with_one_learner_where_the_second_does_not_come(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = LocalPlatform.hold
+    held = []
+
+    async def hold_one(self: LocalPlatform, stage: Any, count: int, preload: Preload | None = None) -> None:
+        if stage == "learning":
+            held.append(count)
+        await hold(self, stage, min(count, 1) if stage == "learning" else count, preload)
+
+    monkeypatch.setattr(LocalPlatform, "hold", hold_one)
+    file = job_file(tiny_job, "lacking", 2, steps=1, gangTimeout="1s")
+    summary = run_job(file)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 1)
+    assert [record["metrics"]["learning/instances"] for record in records_of(file)] == [1]
+    assert held.index(2) < held.index(1), "what did not come is not asked for any longer"
+    assert 2 not in held[held.index(1) :]
+
+
+def test_a_gang_that_may_not_be_smaller_says_what_to_do(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = LocalPlatform.hold
+
+    async def hold_one(self: LocalPlatform, stage: Any, count: int, preload: Preload | None = None) -> None:
+        await hold(self, stage, min(count, 1) if stage == "learning" else count, preload)
+
+    monkeypatch.setattr(LocalPlatform, "hold", hold_one)
+    given = {"processes": 1, "instances": {"min": 2, "max": 2}, "gangTimeout": "1s"}
+    file = tiny_job("never", steps=1, learning=given, limits={"retries": 1})
+    with pytest.raises(
+        Exception, match=r"1 of 2 .* came within learning\.gangTimeout, and learning\.instances\.min is 2"
+    ):
+        run_job(file)
