@@ -66,6 +66,11 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+TOLERANCE = {"an adapter on a bfloat16 backbone": 5e-5}
+"""Of weights, 1e-6 elsewhere. A CPU without instructions for bfloat16 rounds a product by the rows that it has; 8e-6 was
+seen, where a step changes weights by up to the learning rate of 1e-3."""
+
+
 def make_job(kind: str, folder: Path, model: Path) -> Job:
     given = {"optimizer": OPTIMIZER, **JOBS[kind]}
     return job_of(folder, model, **{**given, "learning": LearningSettings(**given.get("learning", {}), processes=1)})
@@ -94,7 +99,7 @@ def test_two_processes_take_the_steps_that_one_takes(
             assert actual.keys() == expected.keys()
             for name, tensor in actual.items():
                 assert tensor.dtype == expected[name].dtype
-                torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6)
+                torch.testing.assert_close(tensor, expected[name], rtol=0, atol=TOLERANCE.get(kind, 1e-6))
         for name, value in alone[step - 1].metrics.items():
             if not name.startswith(("seconds", "weights/bytes", "tokens/shared")):
                 assert together.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
