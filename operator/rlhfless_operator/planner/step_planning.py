@@ -56,6 +56,9 @@ class StepPlan:
     """At the price of generation's, where stages have prices of their own."""
     time_price: float
     """GPU-seconds of generation that a second of the step is worth at its λ."""
+    expected_groups: Mapping[int, float]
+    """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
+    has GPUs of its own, when it is prepared."""
 
 
 def plan_step(
@@ -115,7 +118,13 @@ def plan_step(
     values = [(1 - cost_weight) * seconds / fastest + cost_weight * cost / cheapest for _, seconds, cost in outcomes]
     best = int(np.argmin(values))
     trainer, seconds, cost = outcomes[best]
-    return StepPlan(forecasts[best].plan, trainer, seconds, cost, (1 - weight) / weight * cheapest / fastest)
+    ready = forecasts[best].completions
+    if training.own_gpus:
+        ready = queue(ready, work / training.own_gpus)
+    _, first = np.unique(loads.group, return_index=True)
+    expected = dict(zip(loads.prompt[first].tolist(), ready.tolist(), strict=True))
+    price = (1 - weight) / weight * cheapest / fastest
+    return StepPlan(forecasts[best].plan, trainer, seconds, cost, price, expected)
 
 
 class _Forecast:
