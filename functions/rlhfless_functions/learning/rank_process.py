@@ -7,6 +7,7 @@ names, or gives its device's memory back where the line says so. It ends with it
 If it fails it says why in a line of JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ import torch
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.distributed.ranks import join
 from rlhfless_functions.learning.learner import Learner
+from rlhfless_functions.learning.pieces import LetGoError
 from rlhfless_functions.learning.team import READY, SLEEP
 from rlhfless_functions.runtime import logs
 from rlhfless_functions.runtime.processes import die_with_parent, name_process
@@ -56,7 +58,8 @@ def _follow(folder: Path, rank: int, size: int, threads: int, reports: TextIO) -
                 learner.sleep()
                 continue
             request = LearnRequest.model_validate_json((folder / line.strip()).read_text())
-            learner.run(request, TaskContext(emit=lambda event: None))
+            with contextlib.suppress(LetGoError):
+                learner.run(request, TaskContext(emit=lambda event: None))
         except TaskError as error:
             told = {"reason": error.reason, "message": str(error), "retryable": error.retryable}
             print(json.dumps(told), file=reports, flush=True)

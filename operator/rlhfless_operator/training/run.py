@@ -97,8 +97,7 @@ def open_run(
     capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=takes_turns, draining_seconds=draining_seconds)
     requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns)
     prompts = Prompts(job.spec, folder)
-    # A learner that waits for groups would have the GPUs that they need.
-    plans = StepPlans(cost_model, prompts, follows=requests.pieces > 1 and not takes_turns)
+    plans = StepPlans(cost_model, prompts, follows=requests.overlap != "never" and not takes_turns)
     run = TrainingRun(
         job, folder, requests, platform, capacity, prompts, cost_model, plans, progress, driver=lease.number
     )
