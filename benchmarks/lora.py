@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 from machine import describe_machine
-from shapes import QWEN3_126_MB
+from model_126_mb import QWEN3_126_MB
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart"
 SMALL: dict[str, Any] = {

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from policy_limits import scenario_limits
-from policy_variants import ablate, sweep, sweep_ratio
+from policy_variants import ablate, compare, sweep, sweep_ratio
 
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
-from rlhfless_operator.simulator.simulate import simulate
 
 Result = dict[str, Any]
 
@@ -57,11 +56,15 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
     """All parts, the scenarios first.
 
     Args:
-        seeds: of the scenarios.
+        seeds: of the scenarios and of what anyone could reach.
         sweep_seeds: of everything else.
     """
-    for name in SCENARIOS:
-        yield Part("scenarios", name, lambda name=name: simulate(name, seeds))  # type: ignore[misc]
+    for name, scenario in SCENARIOS.items():
+        yield Part(
+            "scenarios",
+            name,
+            lambda scenario=scenario: compare(scenario, seeds, sweep_seeds[:1]),  # type: ignore[misc]
+        )
     first = next(iter(SCENARIOS.values()))
     yield Part("options", first.name, lambda: ablate(first, sweep_seeds))
     for policy, ratios in RATIOS:
@@ -79,7 +82,7 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
                     first, field, [value], sweep_seeds, policies=COMPARED
                 )[0],
             )
-    yield from _limit_parts(sweep_seeds)
+    yield from _limit_parts(seeds)
 
 
 def _limits(scenario: Scenario, seeds: Sequence[int]) -> Result:

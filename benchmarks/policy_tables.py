@@ -80,7 +80,7 @@ def sensitivity_tables(section: Mapping[str, Result]) -> str:
 
 
 def limit_table(section: Mapping[str, Result]) -> str:
-    """What nobody can beat beside static actors."""
+    """What is out of everyone's reach beside static actors."""
     first = next(iter(section.values()))
     lines = [
         f"| scenario | static | most saved at {first['speed']:g}× | fastest at {first['saving']:.0%} saved |",
@@ -90,10 +90,16 @@ def limit_table(section: Mapping[str, Result]) -> str:
         saving, speed = result["most_saving"], result["most_speed"]
         lines.append(
             f"| {name} | {result['seconds']:.1f} s, {result['gpu_seconds']:,.0f} |"
-            f" {'nobody is so fast' if saving is None else f'{saving:.0%}'} |"
-            f" {'nobody saves as much' if speed is None else f'{speed:.2f}×'} |"
+            f" {_within_reach(None if saving is None else f'{saving:.0%}', result['saving_seeds'], result['seeds'])} |"
+            f" {_within_reach(None if speed is None else f'{speed:.2f}×', result['speed_seeds'], result['seeds'])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _within_reach(value: str | None, reached: int, seeds: int) -> str:
+    if value is None:
+        return "out of reach"
+    return value if reached == seeds else f"{value} ({reached} of {seeds} seeds)"
 
 
 _FIELDS = {
@@ -113,16 +119,19 @@ def _scenario_table(result: Result) -> str:
     lines = [
         f"### {result['scenario']}",
         "",
-        "| policy | seconds | GPU-seconds | $ a step | idle | of the bound | speed | cheaper by |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| policy | seconds | GPU-seconds | $ a step | idle | of the bound | speed | cheaper by | first epoch |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
         f"| {row['policy']} | {row['seconds']:.1f} ± {row['seconds_std']:.1f} |"
         f" {row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f} | {row['cost']:.3f} |"
         f" {row['idle_share']:.0%} | {row['lower_bound_share']:.0%} | {first['seconds'] / row['seconds']:.2f}× |"
         f" {1 - row['gpu_seconds'] / first['gpu_seconds']:.0%} |"
+        f" {row['first_epoch_seconds']:.1f} s, {row['first_epoch_gpu_seconds']:,.0f} |"
         for row in result["policies"]
     ]
+    tuned = "; ".join(f"{policy}: {words}" for policy, words in result.get("tuned", {}).items())
+    lines += ["", f"Tuned here: {tuned}."] if tuned else []
     return re.sub(r"-0%", "0%", "\n".join(lines)) + "\n"
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio
-from rlhfless_operator.simulator.policies import POLICIES, ROOFLINE_BATCH, PolicySettings, RuleMaker
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.migration import Rule
+from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack
+from rlhfless_operator.simulator.policies import POLICIES, ROOFLINE_BATCH, PolicyName, PolicySettings, RuleMaker
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.simulate import simulate, simulate_variants
 
@@ -64,21 +66,69 @@ def sweep_ratio(scenario: Scenario, policy: str, ratios: Sequence[float], seeds:
     return simulate_variants(scenario, seeds, variants)
 
 
-def with_ratio(policy: str, ratio: float) -> PolicySettings:
+BATCHES = (64, 256)
+"""Sequences that the baselines gather on an instance."""
+TUNED_RATIOS = {"rlhfuse": (0.8, 0.9, 0.95, 0.98), "paper": (0.5, 0.7, 0.9, 0.95, 1.0)}
+
+
+def settings_to_try(policy: str) -> dict[str, PolicySettings]:
+    """What a baseline may be tuned to, by a description; of static actors there is one."""
+    if policy in ("rlhfuse", "rlhfuse-resident"):
+        return {
+            f"τ = {ratio:g}, batch {batch}": with_ratio(policy, ratio, batch)
+            for ratio in TUNED_RATIOS["rlhfuse"]
+            for batch in BATCHES
+        }
+    if policy == "paper":
+        return {f"τ = {ratio:g}": with_ratio(policy, ratio) for ratio in TUNED_RATIOS["paper"]}
+    if policy == "laminar":
+        return {
+            f"batch {batch}": replace(
+                POLICIES["laminar"],
+                rule=lambda scenario, profile, samples, price, batch=batch: Repack(batch, profile.kv_tokens),
+            )
+            for batch in BATCHES
+        }
+    return {"": next(settings for settings in POLICIES.values() if settings.name == policy)}
+
+
+def tune(scenario: Scenario, policy: str, seeds: Sequence[int]) -> tuple[str, PolicySettings]:
+    """What serves a baseline best on a scenario: the least time and cost relative to static actors, summed."""
+    choices = settings_to_try(policy)
+    if len(choices) == 1:
+        return next(iter(choices.items()))
+    found = simulate_variants(scenario, seeds, {"static": POLICIES["static"]} | choices)["policies"]
+    static, *rows = found
+    best = min(rows, key=lambda r: r["seconds"] / static["seconds"] + r["gpu_seconds"] / static["gpu_seconds"])
+    return best["policy"], choices[best["policy"]]
+
+
+def compare(scenario: Scenario, seeds: Sequence[int], tuning_seeds: Sequence[int]) -> dict[str, Any]:
+    """`simulate` with every baseline as it serves the scenario best; `tuned` says how, by policy."""
+    tuned = {policy: tune(scenario, policy, tuning_seeds) for policy in get_args(PolicyName)}
+    result = simulate_variants(scenario, seeds, {policy: settings for policy, (_, settings) in tuned.items()})
+    return result | {"tuned": {policy: words for policy, (words, _) in tuned.items() if words}}
+
+
+def with_ratio(policy: str, ratio: float, batch: int = ROOFLINE_BATCH) -> PolicySettings:
     """A system with another τ.
 
     Args:
-        policy: `paper` or `rlhfuse`.
+        policy: `paper`, `rlhfuse` or `rlhfuse-resident`.
+        batch: sequences that RLHFuse gathers on an instance.
 
     Raises:
         ValueError: for a system whose rule has none.
     """
+
+    def gather(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+        return GlobalRatio(ratio, batch, profile.kv_tokens, samples)
+
     rules: dict[str, RuleMaker] = {
         "paper": lambda scenario, profile, samples, price: ActorRatio(ratio, scenario.max_batch),
-        "rlhfuse": lambda scenario, profile, samples, price: GlobalRatio(
-            ratio, ROOFLINE_BATCH, profile.kv_tokens, samples
-        ),
+        "rlhfuse": gather,
+        "rlhfuse-resident": gather,
     }
     if policy not in rules:
-        raise ValueError(f"policy is {policy!r}: only {' and '.join(rules)} have a ratio")
+        raise ValueError(f"policy is {policy!r}: only {', '.join(rules)} have a ratio")
     return replace(POLICIES[policy], rule=rules[policy])  # type: ignore[index]

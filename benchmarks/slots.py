@@ -71,6 +71,8 @@ class Setting:
     startup: float
     """Emulated seconds in which a pod starts."""
     time_scale: float
+    prompts: int | None = None
+    """Prompts of a step; the scenario's if left out."""
 
     def part(self, jobs: int) -> "Setting":
         """One job's, where each of so many has slots of its own."""
@@ -85,6 +87,8 @@ class Setting:
 def job_of(number: int, setting: Setting, folder: Path, pool: str, name: str) -> dict[str, Any]:
     """A rehearsal of GRPO. Preparation asks a reference model, for the penalty on the distance to it."""
     scenario = find_scenario(setting.scenario)
+    prompts = setting.prompts or scenario.prompts_per_step
+    scenario = replace(scenario, prompts_per_step=prompts)
     trace = folder / f"trace-{number}.parquet"
     if not trace.exists():
         epochs = -(-setting.steps // scenario.steps_per_epoch)
@@ -99,7 +103,7 @@ def job_of(number: int, setting: Setting, folder: Path, pool: str, name: str) ->
             "rewards": [{"name": "right", "math": {}}],
             "algorithm": {"name": "grpo", "kl": {"coefficient": 0.001}},
             "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": scenario.lengths.longest},
-            "batch": {"promptsPerStep": scenario.prompts_per_step, "samplesPerPrompt": scenario.samples_per_prompt},
+            "batch": {"promptsPerStep": prompts, "samplesPerPrompt": scenario.samples_per_prompt},
             "steps": setting.steps,
             "pool": pool,
             "generation": {"pods": _gpus(scenario.gpus_per_instance)},

@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 from machine import describe_machine
-from shapes import QWEN3_126_MB
+from model_126_mb import QWEN3_126_MB
 
 TOKEN = "benchmark"
 VLLM = {"gpu_memory_utilization": 0.9, "max_model_len": 352, "max_num_seqs": 256, "block_size": 32}

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 from machine import describe_machine
-from shapes import QWEN3_126_MB
+from model_126_mb import QWEN3_126_MB
 
 STARTS = {
     "eager, empty cache": (0, True),

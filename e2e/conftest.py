@@ -77,6 +77,16 @@ def chart(kubectl: Kubectl, storage: Storage, images: Images, options: Options) 
         chart.uninstall()
 
 
+@pytest.fixture(scope="module")
+def one_slot(chart: Chart, kubectl: Kubectl, options: Options) -> Iterator[Jobs]:
+    """Jobs of a pool with one slot, which its pods use in turns."""
+    chart.install(pools={"default": {"gpus": 1, "deviceClass": options.device_class}})
+    yield Jobs(kubectl)
+    kubectl("delete", "rlhfjobs", "--all", "--timeout=120s")
+    kubectl.wait_until("the claims are given back", lambda: not kubectl("get", "resourceclaims", "-o", "name"), 120)
+    chart.install()
+
+
 @pytest.fixture(scope="session")
 def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     """Checksum of the weights of a short job on a volume to which nothing happens."""

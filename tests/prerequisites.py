@@ -46,6 +46,11 @@ PREREQUISITES = {
         "there is no prometheus with promtool",
         "install Debian's package prometheus",
     ),
+    "scheduler": Prerequisite(
+        shutil.which("kube-scheduler") is not None,
+        "there is no kube-scheduler",
+        "put kube-scheduler, of the API server's version, into the PATH",
+    ),
 }
 REQUIRED = os.environ.get("RLHFLESS_TESTS_REQUIRE", "").split()
 HAS_API_SERVER = PREREQUISITES["api-server"].there
@@ -74,6 +79,11 @@ def needs_helm(untested: str) -> pytest.MarkDecorator:
 def needs_prometheus(untested: str) -> pytest.MarkDecorator:
     """For tests that run Prometheus or its promtool."""
     return _needs("prometheus", untested)
+
+
+def needs_scheduler(untested: str) -> pytest.MarkDecorator:
+    """For tests with a kube-scheduler of their own."""
+    return _needs("scheduler", untested)
 
 
 def _needs(name: str, untested: str) -> pytest.MarkDecorator:

@@ -11,7 +11,14 @@ TESTS = Path(__file__).parent
 PROGRAM = """
 import pytest
 
-from tests.prerequisites import needs_api_server, needs_claims, needs_cluster, needs_helm, needs_prometheus
+from tests.prerequisites import (
+    needs_api_server,
+    needs_claims,
+    needs_cluster,
+    needs_helm,
+    needs_prometheus,
+    needs_scheduler,
+)
 
 
 @pytest.fixture
@@ -44,6 +51,11 @@ def test_prometheus(begun) -> None:
     pass
 
 
+@needs_scheduler("no pod is placed")
+def test_scheduler(begun) -> None:
+    pass
+
+
 @needs_helm("nothing is rendered for a cluster")
 @needs_cluster("no cluster is given what is rendered")
 def test_helm_and_cluster(begun) -> None:
@@ -59,6 +71,7 @@ LACKING = {
     "cluster": "no cluster is asked: KUBECONFIG names no cluster",
     "helm": "nothing is rendered: there is no helm",
     "prometheus": "no metric is read: there is no prometheus with promtool",
+    "scheduler": "no pod is placed: there is no kube-scheduler",
 }
 REMEDIES = {
     "api-server": "set it to a folder that has them, such as setup-envtest makes",
@@ -66,6 +79,7 @@ REMEDIES = {
     "cluster": "set it to the configuration of a cluster with Knative Serving",
     "helm": "put helm into the PATH",
     "prometheus": "install Debian's package prometheus",
+    "scheduler": "put kube-scheduler, of the API server's version, into the PATH",
 }
 
 
@@ -100,15 +114,15 @@ def run(folder: Path, **machine: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_not_required_skips_the_tests_that_lack_it(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "1 passed, 6 skipped" in done.stdout
+    assert "1 passed, 7 skipped" in done.stdout
     for lacking in LACKING.values():
         assert lacking in done.stdout
 
 
 def test_what_is_required_fails_the_tests_that_lack_it_before_they_begin(tmp_path: Path) -> None:
-    done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="api-server claims cluster  helm prometheus")
+    done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="api-server claims cluster  helm prometheus scheduler")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert "1 passed, 6 errors" in done.stdout
+    assert "1 passed, 7 errors" in done.stdout
     assert "a test has begun" not in done.stdout
     for name, lacking in LACKING.items():
         assert f"{lacking}, and RLHFLESS_TESTS_REQUIRE names {name}: {REMEDIES[name]}" in done.stdout
@@ -117,12 +131,12 @@ def test_what_is_required_fails_the_tests_that_lack_it_before_they_begin(tmp_pat
 def test_only_what_is_required_fails_also_where_something_else_is_lacking(tmp_path: Path) -> None:
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="cluster")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert "1 passed, 4 skipped, 2 errors" in done.stdout
+    assert "1 passed, 5 skipped, 2 errors" in done.stdout
     assert "no cluster is given what is rendered: KUBECONFIG names no cluster, and" in done.stdout
 
 
 def test_what_is_required_and_there_is_used(tmp_path: Path) -> None:
-    for program in ("helm", "prometheus", "promtool"):
+    for program in ("helm", "kube-scheduler", "prometheus", "promtool"):
         (tmp_path / program).touch(mode=0o755)
     there = {
         "KUBEBUILDER_ASSETS": str(tmp_path),
@@ -132,13 +146,13 @@ def test_what_is_required_and_there_is_used(tmp_path: Path) -> None:
     }
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE=" ".join(LACKING), **there)
     assert done.returncode == 0, done.stdout
-    assert "7 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="helm promethius")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     assert (
-        "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, prometheus"
-        in (done.stderr)
+        "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, prometheus,"
+        " scheduler" in (done.stderr)
     )

@@ -208,7 +208,13 @@ IDLE = Page(
             "Instances asleep",
             "Kept without a GPU, with their process and what they hold in the host's memory. They cost nothing.",
             (Query(total("rlhfless_instances_asleep", "stage"), "{{stage}}"),),
-            width=24,
+        ),
+        Panel(
+            "New weights read, by distance to the learner",
+            "Bytes that generation instances read in the time shown: on the learner's node, in its zone, or farther.",
+            (Query(within("rlhfless_weights_read_bytes_total", "distance"), "{{distance}}"),),
+            "bars",
+            "bytes",
         ),
     ),
 )

@@ -21,6 +21,11 @@ STEPS = 3
 """Of a short job."""
 KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
 """Pods stay from step to step, so that a test does not wait for them to start."""
+ONE_GPU: dict[str, Any] = {
+    "pods": {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
+    "generation": {"instances": {"min": 1, "max": 1}},
+}
+"""Each stage has one pod, which asks for a GPU."""
 
 
 class Jobs:

@@ -73,6 +73,8 @@ class Storage:
 
 def _for_the_functions(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     info.uid = info.gid = USER
+    # A name would count for more than the number.
+    info.uname = info.gname = ""
     return None if "__pycache__" in info.name else info
 
 

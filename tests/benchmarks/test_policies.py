@@ -10,13 +10,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import policy_study
-from policy_limits import least_gpu_seconds, scenario_limits
+from policy_limits import scenario_limits
 from policy_study import COMPARED, Part, parts, study
-from policy_tables import limit_table, option_table, sensitivity_tables, write_tables
-from policy_variants import ablate, sweep, sweep_ratio, with_ratio
+from policy_tables import limit_table, option_table, scenario_tables, sensitivity_tables, write_tables
+from policy_variants import TUNED_RATIOS, ablate, compare, sweep, sweep_ratio, tune, with_ratio
 
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
+from rlhfless_operator.simulator.step_bound import least_gpu_seconds
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.traces import generate
 from tests.simulator.small_scenario import SMALL
@@ -81,23 +82,40 @@ def test_ablations_and_sweeps_have_the_form_of_results() -> None:
 def test_a_rule_with_a_ratio_is_compared_at_several() -> None:
     found = sweep_ratio(SMALL, "rlhfuse", [0.5, 0.9], [0])
     assert [row["policy"] for row in found["policies"]] == ["static", "τ = 0.5", "τ = 0.9"]
-    with pytest.raises(ValueError, match="only paper and rlhfuse have a ratio"):
+    with pytest.raises(ValueError, match="only paper, rlhfuse, rlhfuse-resident have a ratio"):
         with_ratio("static", 0.5)
     with pytest.raises(ValueError, match=r"ratio is 2"):
         sweep_ratio(SMALL, "paper", [2.0], [0])
 
 
+def test_baselines_are_tuned_on_each_scenario() -> None:
+    words, settings = tune(SMALL, "paper", [0])
+    rows = {row["policy"]: row for row in sweep_ratio(SMALL, "paper", TUNED_RATIOS["paper"], [0])["policies"]}
+    static = rows.pop("static")
+    sums = {
+        name: row["seconds"] / static["seconds"] + row["gpu_seconds"] / static["gpu_seconds"]
+        for name, row in rows.items()
+    }
+    assert sums[words] == min(sums.values()) and settings.name == "paper"
+    found = compare(SMALL, [0], [0])
+    assert [row["policy"] for row in found["policies"]] == list(POLICIES)
+    assert found["tuned"].keys() == {"rlhfuse", "rlhfuse-resident", "paper", "laminar"}
+    assert "Tuned here: rlhfuse: τ = " in scenario_tables({"small": found})
+
+
 def test_the_tables_replace_what_stands_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A\n<!-- scenarios -->\nold\n<!-- end of scenarios -->\nkept\n")
-    row = dict.fromkeys(("seconds", "seconds_std", "gpu_seconds", "gpu_seconds_std", "cost"), 1.0)
-    row |= {"policy": "static", "idle_share": 0.25, "lower_bound_share": 0.5}
+    row = dict.fromkeys(
+        ("seconds", "seconds_std", "gpu_seconds", "gpu_seconds_std", "cost", "first_epoch_seconds"), 1.0
+    )
+    row |= {"policy": "static", "idle_share": 0.25, "lower_bound_share": 0.5, "first_epoch_gpu_seconds": 2000.0}
     ours = {**row, "policy": "rlhfless", "seconds": 0.5, "gpu_seconds": 0.4}
     result = {"scenario": "somewhere", "policies": [row, ours]}
     write_tables({"scenarios": {"somewhere": result}}, page)
     text = page.read_text()
     assert "old" not in text and text.endswith("<!-- end of scenarios -->\nkept\n")
-    assert "| rlhfless | 0.5 ± 1.0 | 0 ± 1 | 1.000 | 25% | 50% | 2.00× | 60% |" in text
+    assert "| rlhfless | 0.5 ± 1.0 | 0 ± 1 | 1.000 | 25% | 50% | 2.00× | 60% | 1.0 s, 2,000 |" in text
     options = option_table({"somewhere": result})
     assert options.count("\n") == 4
     swept = {**result, "field": "cost_weight", "value": 0.5}
@@ -115,7 +133,8 @@ def test_no_policy_does_better_than_anyone_could(seed: int) -> None:
         for settings in POLICIES.values():
             scenario = dataclasses.replace(SMALL, cost_weight=weight)
             step = run_policy(scenario, settings, trace, seed)[0]
-            least = least_gpu_seconds(scenario, lengths, trace.prompt_tokens.tolist(), step.seconds)
+            prompts = trace.prompt_tokens.tolist()
+            least = least_gpu_seconds(scenario, lengths, prompts, step.seconds, starts=settings.starts)
             assert least <= step.gpu_seconds * (1 + 1e-9), settings.name
 
 

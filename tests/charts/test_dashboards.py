@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import Event, RunRequest
+from rlhfless_functions.api import Event, RunRequest, Started
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
@@ -87,7 +87,8 @@ class StandInPlatform(LocalPlatform):
             await asyncio.to_thread(self._until_scraped)
         async with aclosing(super().run(request)) as events:
             async for event in events:
-                yield event
+                where = {"place": ["node", "zone"]}
+                yield event.model_copy(update=where) if isinstance(event, Started) else event
 
     async def open(self) -> None:
         """There is nothing to make."""
@@ -247,6 +248,8 @@ def test_the_panels_tell_what_the_run_did(watched: Prometheus) -> None:
     cost, seconds = last("sum(rlhfless_cost_total)"), last("sum(rlhfless_gpu_seconds_total)")
     assert cost == pytest.approx(seconds * 10 / 3600, rel=0.01)
     assert last("rlhfless_cost_forecast_total") > 0
+    assert last('rlhfless_weights_read_bytes_total{distance="same_node"}') > 0
+    assert last('sum(rlhfless_weights_read_bytes_total{distance!="same_node"})') == 0
     planned = {kind: last(f'rlhfless_cost_plan_total{{kind="{kind}"}}') for kind in ("bound", "cheapest", "chosen")}
     assert 0 < planned["bound"] <= planned["chosen"] * 1.001 and 0 < planned["cheapest"] <= planned["chosen"] * 1.001
 

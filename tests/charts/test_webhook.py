@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from rlhfless_operator.controller.endpoints import ADMISSION_PATH, SLOTS_PATH, serve_admission
+from rlhfless_operator.planner.placement import TOPOLOGY_KEYS
 from rlhfless_operator.platforms.manifests import JOB_LABEL, TURNS_LABEL
 from tests.charts.rendering import (
     CHART,
@@ -27,8 +28,9 @@ def webhook(manifests: list[Manifest]) -> Manifest:
 
 @needs_helm
 def test_no_webhook_is_served_where_it_is_turned_off() -> None:
-    manifests = rendered(CHART / "ci" / "s3.yaml", quickRelease__enabled="false")
+    manifests = rendered(CHART / "ci" / "s3.yaml", quickRelease__enabled="false", placement__enabled="false")
     assert settings(manifests).admission_port is None
+    assert settings(manifests).topology_keys == ()
     assert not any(of_kind(manifests, kind) for kind in ("MutatingWebhookConfiguration", "Secret", "Service"))
 
 
@@ -68,11 +70,27 @@ def test_a_pod_that_uses_gpus_in_turns_is_not_made_without_its_claims() -> None:
 
 @needs_helm
 def test_slots_have_their_webhook_also_where_pods_go_slowly() -> None:
-    manifests = rendered(CHART / "ci" / "slots.yaml", quickRelease__enabled="false")
+    manifests = rendered(CHART / "ci" / "slots.yaml", quickRelease__enabled="false", placement__enabled="false")
     assert webhook(manifests)["name"] == "slots.rlhfless.io"
     found = settings(manifests)
     assert (found.admission_port, found.admission_grace_seconds) == (9444, None)
     assert {"ports": [{"port": "admission"}]} in the(manifests, "NetworkPolicy")["spec"]["ingress"]
+
+
+@needs_helm
+def test_pods_are_placed_also_where_they_go_slowly() -> None:
+    manifests = rendered(CHART / "ci" / "s3.yaml", quickRelease__enabled="false")
+    assert webhook(manifests)["name"] == "pods.rlhfless.io"
+    found = settings(manifests)
+    assert found.admission_port is not None and found.admission_grace_seconds is None
+    assert found.topology_keys == TOPOLOGY_KEYS
+
+
+@needs_helm
+def test_topology_keys_of_ones_own_are_the_operators() -> None:
+    keys = ("kubernetes.io/hostname", "cloud.google.com/gce-topology-block", "topology.kubernetes.io/zone")
+    manifests = rendered(CHART / "ci" / "s3.yaml", placement__topologyKeys="{" + ",".join(keys) + "}")
+    assert settings(manifests).topology_keys == keys
 
 
 @needs_helm

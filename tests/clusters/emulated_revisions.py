@@ -15,6 +15,8 @@ class EmulatedPod:
     revision: str
     running: RunningFunction | None = None
     ready: bool = False
+    scheduled: bool = False
+    """Whether a node has memory for it."""
     deleting: bool = False
     requests: int = 0
     """Under way to or in it, as the activator counts them."""

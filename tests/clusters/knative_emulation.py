@@ -56,6 +56,7 @@ class KnativeEmulation:
         down: whether the ingress answers everything with 503.
         refuse: status and reason that the next requests are answered with, by plain text.
         revision_conditions: that Revisions get.
+        memory: pods that its node's memory holds; those beyond it are Pending until another one is gone.
         room: pods that the cluster has room for; the others are not even made, as under a quota.
         admit: what a webhook makes of a new pod in a namespace; the pod is not made where it raises ValueError.
     """
@@ -70,6 +71,7 @@ class KnativeEmulation:
     down: bool = False
     refuse: list[tuple[int, str]] = field(default_factory=list)
     revision_conditions: list[dict[str, str]] = field(default_factory=list)
+    memory: int | None = None
     room: int = 1000
     admit: Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]] | None = None
     url: str = ""
@@ -249,6 +251,7 @@ class KnativeEmulation:
         if self.pod_status is not None:
             await self._tell(pod, self.pod_status)
             return
+        await self._schedule(pod)
         await asyncio.sleep(self.start_seconds)
         launch = self.launch or fake_functions(lambda name: self._spawn(self._exited(name)))
         running = await launch(pod.name, await self._environment(revision))
@@ -274,6 +277,20 @@ class KnativeEmulation:
         }
         await self._tell(pod, status)
         pod.ready = True
+
+    async def _schedule(self, pod: EmulatedPod) -> None:
+        """Wait until the node has memory for one more pod."""
+        message = "0/1 nodes are available: 1 Insufficient memory."
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        told = False
+        while self.memory is not None and sum(each.scheduled for each in self.pods) >= self.memory and not pod.deleting:
+            if not told:
+                await self._tell(pod, {"phase": "Pending", "conditions": [condition]})
+                told = True
+            await asyncio.sleep(_TICK_SECONDS)
+        pod.scheduled = True
+        if told:
+            await self._tell(pod, {"conditions": [{"type": "PodScheduled", "status": "True"}]})
 
     async def _tell(self, pod: EmulatedPod, status: dict[str, Any]) -> None:
         with contextlib.suppress(NotFoundError):

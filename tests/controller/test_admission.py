@@ -68,6 +68,20 @@ def patch_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return patch
 
 
+ZONES = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+OWN_AFFINITY = {
+    "podAntiAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 3,
+                "podAffinityTerm": {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": {"app": "y"}},
+                },
+            }
+        ]
+    }
+}
 GRACE_PATCH = {"op": "add", "path": "/spec/terminationGracePeriodSeconds", "value": GRACE}
 
 
@@ -136,6 +150,22 @@ def test_everything_else_is_allowed_as_it_is(question: dict[str, Any]) -> None:
 def test_what_is_no_review_is_an_error(body: Any) -> None:
     with pytest.raises(ValueError, match="not an AdmissionReview"):
         review(body, GRACE)
+
+
+def staged(**spec: Any) -> dict[str, Any]:
+    """A pod of generation."""
+    pod = function_pod(**spec)
+    pod["metadata"]["labels"]["rlhfless.io/stage"] = "generation"
+    return pod
+
+
+def test_pods_are_placed_with_and_without_quick_release() -> None:
+    quick = patch_of(review(asked(staged()), GRACE))
+    placed = patch_of(review(asked(staged()), None, ZONES))
+    assert {each["path"] for each in placed} == {"/spec/affinity", "/spec/topologySpreadConstraints"}
+    assert patch_of(review(asked(staged()), GRACE, ZONES)) == [*quick, *placed]
+    assert patch_of(review(asked(staged()), None)) == []
+    assert patch_of(review(asked(unlabelled()), GRACE, ZONES)) == []
 
 
 # --- the server ---
@@ -242,6 +272,7 @@ def follower(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         admission_port=0,
         admission_certificate=str(tmp_path),
         admission_grace_seconds=GRACE,
+        topology_keys=ZONES,
     )
     operator = RunningOperator(Operator(settings, emulated(Emulation()), election=Election("default")))
     assert operator.error is None, operator.error
@@ -290,8 +321,16 @@ def test_an_api_server_creates_function_pods_that_go_quickly_and_creates_them_an
     function, sidecar = spec["containers"]
     assert "preStop" not in function.get("lifecycle", {})
     assert sidecar["lifecycle"] == {"preStop": {"httpGet": {**PRE_STOP["httpGet"], "scheme": "HTTP"}}}
+    placed = created(server, staged(affinity=OWN_AFFINITY))
+    terms = placed["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["weight"] for term in terms] == [100, 25, 10, 2]
+    assert placed["affinity"]["podAntiAffinity"] == OWN_AFFINITY["podAntiAffinity"]
+    assert [each["whenUnsatisfiable"] for each in placed["topologySpreadConstraints"]] == ["ScheduleAnyway"]
     other = created(server, unlabelled())
+    assert "affinity" not in other
     assert other["terminationGracePeriodSeconds"] == 43200
     assert "preStop" in other["containers"][0]["lifecycle"]
     follower.stop()
     assert created(server, function_pod())["terminationGracePeriodSeconds"] == 43200
+    alone = created(server, staged(affinity=OWN_AFFINITY))
+    assert alone["affinity"] == OWN_AFFINITY and "topologySpreadConstraints" not in alone

@@ -121,6 +121,7 @@ FORBIDDEN = 'User "x" cannot create resource "resourceclaims" in API group "reso
         ("a has no slots: the operator's webhook was not asked about it", "MutatingWebhookConfiguration"),
         (MISSING, "delete the pod"),
         ("a: Pending: the scheduler has not looked at it, though its ResourceClaims are there", "kube-scheduler"),
+        ("a: Pending: its node has not prepared it for 15 s (its ResourceClaims: c)", "driver may not run on the node"),
         (FORBIDDEN, "rbac.create: true"),
         (FULL, "add nodes"),
         ("1 node(s) had untolerated taint {nvidia.com/gpu: present}", "spec.pods.tolerations"),

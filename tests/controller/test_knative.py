@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.clusters.knative_emulation import KnativeEmulation
@@ -53,20 +54,18 @@ def knative(server: ApiServer) -> Iterator[KnativeEmulation]:
         yield running
 
 
-@pytest.fixture
-def jobs(
-    server: ApiServer, knative: KnativeEmulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Jobs]:
-    """A namespace whose jobs an operator runs."""
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+@contextmanager
+def operated(server: ApiServer, knative: KnativeEmulation, folder: Path, **given: Any) -> Iterator[Jobs]:
+    """A namespace whose jobs an operator with these settings runs."""
     with fresh_namespace(server) as jobs:
         settings = ClusterSettings(
             functions_image="none",
-            artifacts=str(tmp_path),
+            artifacts=str(folder),
             ingress=knative.url,
             knative_namespace=f"knative-{uuid.uuid4().hex[:8]}",
             metrics_port=0,
             liveness_port=0,
+            **given,
         )
         running = RunningOperator(Operator(settings, knative_platforms, pacing=QUICK))
         try:
@@ -74,6 +73,16 @@ def jobs(
         finally:
             running.stop()
         assert running.error is None, running.error
+
+
+@pytest.fixture
+def jobs(
+    server: ApiServer, knative: KnativeEmulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Jobs]:
+    """A namespace whose jobs an operator runs."""
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    with operated(server, knative, tmp_path) as jobs:
+        yield jobs
 
 
 def told(jobs: Jobs, kind: str, status: str) -> dict[str, Any]:
@@ -113,3 +122,25 @@ def test_a_job_tells_why_its_pods_do_not_start_and_when_they_do(jobs: Jobs, knat
 
     wait_for(goes_on)
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+
+
+def test_jobs_whose_pods_go_slowly_do_not_pass_gpus_to_each_other_in_each_step(
+    server: ApiServer, knative: KnativeEmulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the webhook a pod takes 31 s to go, which is far more than there is between two uses of one."""
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    one = {"instances": {"min": 1, "max": 1}}
+    with operated(server, knative, tmp_path, pools={"default": PoolSettings(gpus=3)}) as jobs:
+        jobs.apply(small_job("first", pods=gpu, generation=one, steps=10_000))
+        jobs.wait("first", lambda found: found.get("step", 0) > 0, "no step is done:")
+        jobs.apply(small_job("second", pods=gpu, generation=one))
+        whole = jobs.wait(
+            "second", lambda found: condition(found, "Progressing").get("reason") == "WaitingForTurn", "does not wait:"
+        )
+        message = condition(whole, "Progressing")["message"]
+        assert message.startswith("waits for its turn on 3 GPUs of pool default: job first holds 3, for ")
+        assert whole.get("step", 0) == 0
+        jobs.patch("first", {"spec": {"suspend": True}})
+        assert jobs.wait_phase("second", "Succeeded", "Failed")["phase"] == "Succeeded"
+        assert condition(jobs.status("first"), "Progressing")["reason"] == "Suspended"

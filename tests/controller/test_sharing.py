@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.context import Tell
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import sharing
+from rlhfless_operator.controller.sharing import PooledPlatform, sharing
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.room import gpus_by_stage
@@ -106,6 +108,24 @@ async def test_jobs_whose_pods_take_turns_are_held_up_by_nothing_but_their_slots
     for shared in (a, b):
         await shared.close()
     assert cluster.platforms["a"].calls == ["open", "close"]
+
+
+async def test_a_job_that_waits_for_its_turn_says_for_whom(job: Callable[..., RLHFJob]) -> None:
+    told: list[tuple[ConditionType, bool, Reason, str]] = []
+    make = sharing(Cluster(), SETTINGS)
+    a = make(resource("a"), job(), "root", lambda change: None, tell)
+    b = make(resource("b"), job(), "root", lambda change: None, lambda *said: told.append(said))
+    for shared in (a, b):
+        assert isinstance(shared, PooledPlatform)
+        shared.costs = lambda stage: SwitchCost(10.0, 5.0)
+        await shared.open()
+        await shared.hold("generation", 2)
+    ((kind, true, reason, message),) = told
+    assert (kind, true, reason) == (conditions.PROGRESSING, False, Reason.WAITING_FOR_TURN)
+    assert message.startswith("waits for its turn on 2 GPUs of pool h100: job a holds 2, for 9 min more")
+    await a.close()
+    assert told[1:] == [(conditions.PROGRESSING, True, Reason.TRAINING, "has its turn")]
+    await b.close()
 
 
 async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -> None:

@@ -146,6 +146,9 @@ def test_progress_is_told_no_more_often_than_asked(make_request: Callable[..., G
         assert len(event.lengths) == event.running
         assert event.tokens >= sum(length for *_, length in event.lengths)
     assert [event.tokens for event in progress] == sorted(event.tokens for event in progress)
+    told = [event.room for event in progress]
+    assert told[0] is not None and told[0].sequences >= 1, "the first says what the engine has room for"
+    assert told[1:] == [None] * 10
 
 
 def test_running_samples_are_flushed_at_intervals(make_request: Callable[..., GenerationRequest]) -> None:

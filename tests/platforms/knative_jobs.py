@@ -15,6 +15,7 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction
+from rlhfless_operator.platforms.node_places import NodePlaces
 from rlhfless_operator.platforms.pod_watch import PODS, Pod, PodWatch
 from rlhfless_operator.platforms.slot_pool import SlotShare
 
@@ -109,6 +110,7 @@ async def job_under_test(
     stall_seconds: float = 60.0,
     watch: PodWatch | None = None,
     slots: SlotShare | None = None,
+    places: NodePlaces | None = None,
 ) -> AsyncIterator[JobUnderTest]:
     """An open platform; at the end it is closed."""
     async with contextlib.AsyncExitStack() as stack:
@@ -139,6 +141,7 @@ async def job_under_test(
             stall_seconds=stall_seconds,
             on_state=changes.append,
             on_problem=problems.append,
+            places=places,
         )
         await platform.open()
         try:

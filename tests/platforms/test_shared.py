@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from rlhfless_functions.api import Done, Event, ExportRequest, RunRequest, Stage, Started, TaskKey, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.sharing import Pool
+from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Preload
-from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
+from rlhfless_operator.platforms.shared import GpuPool, Holder, PooledJob, SharedPlatform, Waiting
 
 ONE_EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
 
@@ -52,8 +54,9 @@ def join(
     pool: GpuPool, job: str, *, priority: int = 0, gpus=ONE_EACH, keep_alive=None
 ) -> tuple[SharedPlatform, Stepwise]:
     platform = Stepwise()
-    options = {"job": job, "namespace": "default", "priority": priority, "gpus": gpus, "keep_alive": keep_alive or {}}
-    return pool.join(platform, **options), platform
+    return pool.join(
+        platform, PooledJob(job, "default", gpus, priority=priority, keep_alive=keep_alive or {})
+    ), platform
 
 
 def a_task(stage: Stage, part: str) -> ExportRequest:
@@ -217,3 +220,106 @@ async def test_a_job_that_can_never_run_is_refused_and_leaves_the_others_alone()
     with pytest.raises(ValueError, match="an instance of learning asks for 4 GPUs"):
         join(pool, "b", gpus={"learning": 4})
     await a.hold("generation", 1)
+
+
+def dear(stage: Stage) -> SwitchCost:
+    """What is kept between uses."""
+    return SwitchCost(seconds=10.0, gap_seconds=5.0)
+
+
+async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothing():
+    clock = Clock()
+    pool = GpuPool(Pool(4), clock)
+    told: list[Waiting | None] = []
+    two: dict[Stage, int] = {"generation": 2}
+    on_a, on_b = Stepwise(), Stepwise()
+    job = PooledJob("uid-a", "default", ONE_EACH, name="a", instances=two, costs=dear)
+    a = pool.join(on_a, job)
+    b = pool.join(on_b, replace(job, uid="uid-b", name="b", on_wait=told.append))
+    await a.hold("generation", 2)
+    working = begin(a, "generation", "x")
+    await b.hold("preparation", 1)
+    waiting = begin(b, "preparation", "y")
+    await settle()
+    assert (on_a.held["generation"], on_b.held["preparation"], on_b.running) == (2, 0, [])
+    assert told == [Waiting(4, [Holder("default", "a", 4)], 500.0)]
+    assert told[0] is not None
+    assert told[0].message("h100", "default") == (
+        "waits for its turn on 4 GPUs of pool h100: job a holds 4, for 9 min more or until it is done; a higher"
+        " spec.priority goes first"
+    )
+    assert "a job of another namespace holds 4" in told[0].message("h100", "other")
+
+    # What it keeps is let go once its turn is over; what works is not disturbed.
+    clock.now = 500.0
+    pool.divide()
+    await settle()
+    assert (on_a.running, on_a.held["generation"], on_b.running) == (["x"], 1, ["y"])
+    assert told[1:] == [None]
+    on_a.gates["x"].set()
+    await working
+    await settle()
+    assert on_a.held["generation"] == 0
+
+    # A job that asks for nothing any more gives its turn up.
+    on_b.gates["y"].set()
+    await waiting
+    await b.hold("preparation", 0)
+    await settle()
+    assert on_a.held["generation"] == 2
+    await a.close()
+    await b.close()
+    assert told[1:] == [None], "a job that ends waits for nobody"
+
+
+async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for():
+    pool = GpuPool(Pool(6), Clock())
+    on_a, on_b = Stepwise(), Stepwise()
+    job = PooledJob("a", "default", ONE_EACH, instances={"generation": 4}, costs=dear)
+    a, b = pool.join(on_a, job), pool.join(on_b, replace(job, uid="b"))
+    await a.hold("generation", 1)
+    await b.hold("generation", 1)
+    assert (on_a.held, on_b.held) == ({"generation": 1}, {"generation": 0})
+    for stage in ("preparation", "learning"):
+        await a.hold(stage, 1)
+    await settle()
+    assert on_b.held == {"generation": 0}, "three and six do not fit"
+    for stage in ("preparation", "learning"):
+        await b.hold(stage, 1)
+    await settle()
+    assert on_b.held == {"generation": 1, "preparation": 1, "learning": 1}
+
+
+async def test_a_turn_ends_by_itself():
+    pool = GpuPool(Pool(1))
+    on_a, on_b = Stepwise(), Stepwise()
+    job = PooledJob("a", "default", ONE_EACH, costs=lambda stage: SwitchCost(0.001, 0.0005))
+    a, b = pool.join(on_a, job), pool.join(on_b, replace(job, uid="b"))
+    await a.hold("generation", 1)
+    task = begin(b, "generation", "x")
+    on_b.gates["x"] = asyncio.Event()
+    on_b.gates["x"].set()
+    assert await asyncio.wait_for(task, 10) == ["started", "done"]
+    await a.close()
+    await b.close()
+
+
+async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
+    over: set[Stage] = set()
+    pool = GpuPool(Pool(3), Clock())
+    on_a, on_b = Stepwise(), Stepwise()
+    a = pool.join(
+        on_a, PooledJob("a", "default", ONE_EACH, costs=lambda stage: replace(dear(stage), over=stage in over))
+    )
+    b = pool.join(on_b, PooledJob("b", "default", ONE_EACH, costs=dear))
+    for stage in ONE_EACH:
+        await a.hold(stage, 1)
+    await b.hold("generation", 1)
+    assert on_b.held == {"generation": 0}
+    over.update(("generation", "preparation"))
+    await a.hold("generation", 0)
+    await a.hold("preparation", 0)
+    await settle()
+    assert (on_a.held["learning"], on_b.held) == (1, {"generation": 1})
+    await a.close()
+    await b.close()

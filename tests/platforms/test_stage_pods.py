@@ -1,5 +1,6 @@
 """The book of a stage's pods: what the ledger is told, and what is read from a pod."""
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_what_keeps_a_pod_from_starting_is_its_problem_until_kubernetes_says_som
     assert book.problem("p") == "p: Pending: its claim is not there"
     book.changed(pod(ready=True), first=False)
     assert changes == ["", *["p: Pending: its claim is not there"] * 2, ""]
+
+
+def test_a_pod_that_its_node_does_not_prepare_is_told_of_after_a_while(book: StagePods) -> None:
+    def waiting(prepared: str) -> PodView:
+        conditions = {"PodScheduled": "True", "PodReadyToStartContainers": prepared, "Ready": "False"}
+        return pod(
+            phase="Pending", conditions=[{"type": kind, "status": status} for kind, status in conditions.items()]
+        )
+
+    now = time.monotonic()
+    assert book.suspect_unprepared(now) is None
+    book.changed(waiting("False"), first=False)
+    due = book.suspect_unprepared(now)
+    assert due is not None and due > now
+    assert book.problem() == ""
+    assert book.suspect_unprepared(due) is None
+    assert book.problem("p") == "p: Pending: its node has not prepared it for 15 s"
+    book.changed(waiting("False"), first=False)
+    assert book.problem("p") != "", "news of the pod that change nothing"
+    # From here on an image may be pulled, which takes its time.
+    book.changed(waiting("True"), first=False)
+    assert book.problem("p") == ""
+    assert book.suspect_unprepared(due + 100) is None
 
 
 def test_deletion_costs_are_highest_at_work_and_higher_for_what_is_kept(book: StagePods) -> None:

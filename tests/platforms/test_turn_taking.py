@@ -19,6 +19,7 @@ from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavaila
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.pod_watch import PodWatch
 from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim, claim
+from rlhfless_operator.platforms.slot_division import PoolDivision
 from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.slot_webhook import giving_slots
@@ -35,7 +36,8 @@ class SlottedCluster(EmulatedCluster):
 
     def slots(self, gpus: int = 1, *, together: int = 1, largest: int = 1, **namespaces: int) -> SlotShare:
         settings = PoolSettings(gpus=gpus, device_class="gpu.test", gpus_per_group=together, namespaces=namespaces)
-        return SlotShare(SlotPool(self.client, self.namespace, "default", settings), gpus, largest)
+        division = PoolDivision(self.client, "default", settings, [self.namespace])
+        return SlotShare(SlotPool(self.namespace, "default", settings, division), gpus, largest)
 
     async def claims(self) -> dict[str, ResourceClaim]:
         return {each.metadata.name: each for each in (await self.client.resource(CLAIMS).list(self.namespace)).items}
@@ -293,6 +295,39 @@ async def test_slots_that_no_job_needs_are_given_back(cluster: SlottedCluster, m
     await asyncio.wait_for(gone(), 30)
 
 
+async def test_a_pod_that_sleeps_ends_where_another_one_lacks_memory_on_its_node(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs on one slot, whose node's memory holds two of their three pods."""
+    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
+    monkeypatch.setattr(slot_pool, "_SCHEDULING_SECONDS", 3.0)
+    async with slotted(server, tmp_path, memory=2) as cluster:
+        slots = cluster.slots()
+        one, other = await cluster.owner("one"), await cluster.owner("other")
+        async with (
+            cluster.job(one, stages=("generation", "learning"), slots=slots) as first,
+            cluster.job(other, stages=("generation",), slots=slots) as second,
+        ):
+            for stage in ("generation", "learning"):
+                await first.platform.hold(stage, 1)
+            await first.until(2, "asleep")
+            generated, learnt = [await first.instance_of("work=0", stage) for stage in ("generation", "learning")]
+            await second.platform.hold("generation", 1)
+            await until(lambda: any("Insufficient memory" in each for each in second.problems))
+            assert "lower spec.pods.resources.requests.memory" in told(second)
+            await asyncio.sleep(0.5)
+            assert not first.now("ended"), "no task waits for it"
+
+            assert isinstance((await second.run("work=0"))[-1], Done)
+            assert first.now("ended") == {generated}
+            assert learnt not in first.now("ended"), "a learner has to load its state again: it goes last"
+            # What has ended starts anew when there is work for it, in the place of the other job's pod.
+            await first.platform.hold("generation", 1)
+            assert await first.instance_of("work=0") not in (generated, learnt)
+            assert len(second.now("ended")) == 1
+            assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -384,15 +419,16 @@ async def test_claims_that_are_refused_later_are_told_of_until_they_are_there(
     monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
     refusal = ForbiddenError(403, "Forbidden", 'resourceclaims "x" is forbidden: exceeded quota: team')
     async with cluster.job(slots=(slots := cluster.slots())) as job:
-        create = slots.pool._claims.create
+        claims = slots.pool._division._claims
+        create = claims.create
 
         async def refused(manifest: Any) -> Any:
             raise refusal
 
-        monkeypatch.setattr(slots.pool._claims, "create", refused)
+        monkeypatch.setattr(claims, "create", refused)
         await cluster.client.resource(CLAIMS).delete(cluster.namespace, "rlhfless-default-0-0")
         await until(lambda: "exceeded quota: team" in told(job), lambda: job.problems)
         assert "raise the quota" in told(job)
         assert told(job).startswith("slots: the slots of pool default in namespace")
-        monkeypatch.setattr(slots.pool._claims, "create", create)
+        monkeypatch.setattr(claims, "create", create)
         await until(lambda: told(job) == "", lambda: job.problems)

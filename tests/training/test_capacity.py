@@ -9,6 +9,7 @@ import pytest
 from rlhfless_functions.api import Stage, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.training import capacity as capacity_module
 from rlhfless_operator.training.capacity import Capacity
@@ -97,6 +98,22 @@ async def test_where_instances_without_work_sleep_they_are_kept_for_good(make_ti
         await time.capacity.use("learning", 0)
         await time.pass_time(1000)
     assert {count for _, count in time.counts("learning")} == {1}
+    await time.capacity.close()
+
+
+async def test_a_switch_costs_a_drain_a_start_and_what_is_to_be_done_again(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(draining_seconds=30.0)
+    assert time.capacity.switch_cost("learning") == SwitchCost(30.0)
+    time.history.add("startup/learning", 4.0)
+    time.history.add("draining/learning", 6.0)
+    for gap in (5.0, 7.0, 600.0, 6.0):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0, restart_seconds=3.0)
+        await time.pass_time(gap)
+    await time.capacity.use("learning", 1)
+    assert time.capacity.switch_cost("learning") == SwitchCost(13.0, 6.5), "a long wait is a rare one"
+    await time.capacity.finish("learning")
+    assert time.capacity.switch_cost("learning").over
     await time.capacity.close()
 
 

@@ -1,16 +1,17 @@
 """What a job learns on the way, and what its plans make of it."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.api import LearnResult, SampleTask, WeightsReference
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.migration_rules import Saving
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.cost_model import CostModel
@@ -61,6 +62,7 @@ def test_what_an_instance_takes_to_go_is_timed_from_being_let_go_until_it_is_gon
 def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     first = cost_model_of(tiny_job())
     outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])
+    outcome.has_room(EngineRoom(sequences=3, kv_tokens=900))
     outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
     first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
     first.measured({0: [8, 24]})
@@ -75,6 +77,41 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     plans = [each.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True) for each in (first, second)]
     assert plans[0].shares == plans[1].shares
     assert plans[0].estimates[0].runaways > 0, "a truncated response is a runaway"
+
+
+def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob) -> None:
+    planning = {"policy": "cost", "migration": {"policy": "benefit"}}
+    cost_model = cost_model_of(tiny_job(planning=planning, generation={"instances": {"min": 1, "max": 1}}))
+    seconds = []
+    for room in (None, EngineRoom(sequences=48, kv_tokens=10**6), EngineRoom(sequences=12, kv_tokens=10**6)):
+        cost_model.room = room
+        plan = cost_model.plan(range(12), 4, PROMPT_TOKENS, known=True)
+        seconds.append(plan.expected_generation_seconds)
+    rule = cost_model.open_migration(plan)._rule
+    assert isinstance(rule, Saving) and (rule.slots, rule.kv_tokens) == (12, 10**6)
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert seconds[2] > 1.5 * seconds[1], "48 samples are four batches of 12"
+
+
+def test_the_least_room_of_all_instances_counts() -> None:
+    outcome = GenerationOutcome(sinks=[])
+    outcome.has_room(EngineRoom(sequences=8, kv_tokens=100))
+    outcome.has_room(EngineRoom(sequences=16, kv_tokens=50))
+    assert outcome.room == EngineRoom(sequences=8, kv_tokens=50)
+
+
+def test_steps_in_which_samples_waited_are_counted(tiny_job: MakeJob) -> None:
+    """As if all had run at once, the instance would seem four times as slow as it is."""
+    cost_models = [cost_model_of(tiny_job()) for _ in range(2)]
+    tokens = {(prompt, 0): 100 for prompt in range(12)}
+    for cost_model, batch, seconds in zip(cost_models, (12, 3), (1.0, 4.0), strict=True):
+        for _ in range(20):
+            outcome = GenerationOutcome(sinks=[], lengths=tokens, tokens=1200)
+            outcome.has_room(EngineRoom(sequences=batch, kv_tokens=10**6))
+            outcome.stretches.append(Stretch(dict.fromkeys(tokens, 0), tokens, seconds))
+            cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+    whole, waited = (each.calibration.latency.decode_seconds(3, 50) for each in cost_models)
+    assert waited == pytest.approx(whole, rel=0.2)
 
 
 def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:
@@ -99,15 +136,17 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
 def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
-    assert math.isinf(plan.learning_begins), "nothing is known of learning"
+    assert plan.groups is None, "nothing is known of learning"
     metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
     cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
     assert cost_model.history.mean("learning") == pytest.approx(3.0)
     assert cost_model.history.mean("learning/token") == pytest.approx(2.0 / 200)
     assert cost_model.history.mean("learning/rest") == pytest.approx(1.0)
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
-    assert plan.learning_begins < plan.expected_step_seconds - 1.0
-    assert math.isinf(cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).learning_begins)
+    assert plan.groups is not None and set(plan.groups.ready) == {0, 1, 2}
+    assert max(plan.groups.ready.values()) < plan.expected_step_seconds - 1.0
+    assert all(seconds > 0 for seconds in plan.groups.learning.values())
+    assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).groups is None
 
 
 def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
@@ -119,3 +158,34 @@ def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
         cost_model.history.add("startup/generation", startup)
         numbers.append(len(cost_model.plan(list(range(12)), 8, PROMPT_TOKENS, known=True).shares))
     assert numbers[0] > numbers[1] == 1
+
+
+def test_a_plan_leaves_the_gpus_to_others_that_others_want(tiny_job: MakeJob) -> None:
+    spec = load_job(
+        tiny_job(generation={"instances": {"min": 1, "max": 8}}, planning={"policy": "cost", "lambda": 0.0})
+    ).spec
+    contention = [ALONE]
+    cost_model = CostModel(spec, actor_range(spec), lambda: contention[0])
+
+    def actors() -> int:
+        plan = cost_model.plan(list(range(12)), 4, PROMPT_TOKENS, known=True)
+        assert sorted((each.prompt, each.index) for share in plan.shares for each in share) == [
+            (prompt, index) for prompt in range(12) for index in range(4)
+        ]
+        assert plan.wanted_by_others == contention[0].wanted
+        return len(plan.shares)
+
+    alone = actors()
+    assert alone > 3
+    contention[0] = Contention(0.2, 3)
+    assert 1 < actors() <= 3
+    contention[0] = Contention(1.0, 8)
+    assert actors() == 1, "where all GPUs are always wanted, GPU-seconds count"
+    contention[0] = ALONE
+    assert actors() == alone
+
+
+def test_the_least_that_a_job_asks_for_is_not_taken_from_it(tiny_job: MakeJob) -> None:
+    spec = load_job(tiny_job(generation={"instances": {"min": 3, "max": 8}}, planning={"policy": "cost"})).spec
+    cost_model = CostModel(spec, actor_range(spec), lambda: Contention(1.0, 1))
+    assert len(cost_model.plan(list(range(12)), 4, PROMPT_TOKENS, known=True).shares) == 3

@@ -23,6 +23,7 @@ def filled(root: Path) -> JobFolder:
         for purpose in purposes:
             artifacts.write_bytes(artifacts.join(folder.rollouts(step, purpose), "sink", "part.parquet"), b"x")
             artifacts.write_bytes(artifacts.join(folder.batches(step, purpose), "chunk.parquet"), b"x")
+        artifacts.write_bytes(artifacts.join(folder.drafts(step), "chunk.parquet"), b"x")
         artifacts.write_json(folder.result("batch", step), {})
         artifacts.write_json(folder.progress(step), {})
     artifacts.write_json(folder.file("status.json"), {})
@@ -62,6 +63,12 @@ def test_all_batches_stay_while_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
         f"step-{step:06d}" for step in STEPS
     ]
+
+
+def test_responses_to_draft_from_stay_as_long_as_they_may_be_asked_for(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), keep_checkpoints=1, draft_steps=[2, 7])
+    assert steps_in(folder, "drafts") == ["step-000002", "step-000007", "step-000008"]
 
 
 def test_what_the_user_put_beside_stays(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import pytest
 import yaml
 
 from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.roofline import GPUS, QWEN_3B
+from rlhfless_operator.planner.step_planning import StepPlan
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
+from rlhfless_operator.training import planning
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.step_journal import StepJournal
@@ -90,6 +93,25 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
         assert record["ledger"]["learning"]["busy"] > 0
     assert "<html" in (folder / "report.html").read_text()
     assert not (folder / "model").exists()
+
+
+def test_the_plan_knows_the_batch_of_the_engine_as_soon_as_it_has_said_so(
+    rehearsal_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[Limits] = []
+    plan_step = planning.plan_step
+
+    def observe(samples: Any, profile: Any, asked: Limits, *rest: Any, **options: Any) -> StepPlan:
+        limits.append(asked)
+        return plan_step(samples, profile, asked, *rest, **options)
+
+    monkeypatch.setattr(planning, "plan_step", observe)
+    spec = {"planning": {"policy": "cost"}, "generation": {"instances": {"min": 1, "max": 2}}}
+    run_job(rehearsal_job(spec=spec, maxBatch=5))
+    assert limits[0].max_batch is None, "nobody has started yet"
+    assert [each.max_batch for each in limits[1:]] == [5] * (len(limits) - 1)
+    kept = json.loads((tmp_path / "runs" / "rehearsal" / "progress" / "step-000004.json").read_text())
+    assert '"sequences": 5' in json.dumps(kept)
 
 
 def test_a_job_that_was_rehearsed_is_not_gone_on_with_as_a_real_one(rehearsal_job: MakeJob) -> None:

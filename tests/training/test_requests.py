@@ -7,6 +7,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.draft_history import DraftHistory
 from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
 
 
@@ -22,6 +23,39 @@ def test_engines_are_told_that_they_sleep_between_their_tasks() -> None:
     assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.sleeps
 
 
+def attempt_of(samples: list[SampleTask]) -> ActorAttempt:
+    return ActorAttempt("actor-0000", 0, samples, "sink", [], {})
+
+
+def test_drafts_are_made_from_the_newest_visits_of_the_shares_prompts_unless_the_job_says_never() -> None:
+    samples = [SampleTask(prompt=3, index=0)]
+    history = DraftHistory()
+    history.generated(1, {3: [5]})
+    history.generated(2, {4: [5]})
+    history.generated(3, {5: [5]})
+    for generation, wanted in (
+        ({"drafting": "auto"}, ["runs/job/drafts/step-000001", "runs/job/drafts/step-000003"]),
+        ({}, None),
+    ):
+        requests = RequestBuilder(job(generation=generation), JobFolder("runs/job"), "uid")
+        made = requests.generate(4, "training", requests.initial, None, history.steps_for, attempt_of(samples))
+        assert made.drafts == wanted
+        prepared = requests.prepare(4, "training", requests.initial, None, "chunk", 0, samples, ["part"], {3: 1})
+        assert prepared.drafts == (None if wanted is None else "runs/job/drafts/step-000004/chunk.parquet")
+
+
+def test_an_evaluation_drafts_from_the_newest_step_alone_and_leaves_nothing() -> None:
+    samples = [SampleTask(prompt=3, index=0)]
+    history = DraftHistory()
+    history.generated(1, {3: [5]})
+    history.generated(2, {4: [5]})
+    evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}})
+    requests = RequestBuilder(evaluated, JobFolder("runs/job"), "uid")
+    made = requests.generate(2, "evaluation", requests.initial, None, history.steps_for, attempt_of(samples))
+    assert made.drafts == ["runs/job/drafts/step-000002"]
+    assert requests.prepare(2, "evaluation", requests.initial, None, "c", 0, samples, ["part"], {}).drafts is None
+
+
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
 def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall: str, heartbeat: float) -> None:
     requests = RequestBuilder(job(limits={"stall": stall}), JobFolder("runs/job"), "uid")
@@ -30,7 +64,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
     initial = requests.initial
     made = [
         requests.materialize("training", 0),
-        requests.generate(1, "training", initial, None, ActorAttempt("actor-0000", 0, samples, "sink", [], {})),
+        requests.generate(1, "training", initial, None, DraftHistory().steps_for, attempt_of(samples)),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", 0),

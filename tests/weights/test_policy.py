@@ -1,9 +1,11 @@
 """A policy's weights: what transformers loads, we load, to the bit; what we publish, transformers loads."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -205,6 +207,22 @@ def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
             load_policy(settings_of(folder), version(folder))
         with pytest.raises(TaskError, match=rf"{folder} "):
             load_tokenizer(settings_of(folder), version(folder))
+
+
+def test_weights_that_may_not_be_read_are_told_from_weights_that_are_not_there(
+    tiny: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of another user, as safetensors itself makes them: it calls them missing."""
+    read = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(TaskError, match=r"Permission denied: .*model\.safetensors"):
+        load_policy(tiny, version(Path(tiny.source)))
 
 
 def test_a_file_is_no_model(tiny: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:

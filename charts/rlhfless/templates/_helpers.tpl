@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /* Whether the operator serves webhooks: "true", or empty. */ -}}
 {{- define "rlhfless.hasWebhooks" -}}
-{{- if or .Values.quickRelease.enabled (include "rlhfless.hasSlots" .) -}}true{{- end -}}
+{{- if or .Values.quickRelease.enabled .Values.placement.enabled (include "rlhfless.hasSlots" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Name of the webhooks' Service. */ -}}
@@ -83,7 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "cache.existingClaim is %s, which artifacts.existingClaim or files.existingClaim is too, and a pod that mounts a claim twice never starts: give another" .Values.cache.existingClaim) -}}
 {{- end -}}
 {{- with .Values.quickRelease -}}
-{{- if and .enabled .certificate.secretName (not .certificate.caBundle) (not .annotations) -}}
+{{- if and (include "rlhfless.hasWebhooks" $) .certificate.secretName (not .certificate.caBundle) (not .annotations) -}}
 {{- fail "quickRelease.certificate.secretName is given without its authority: give quickRelease.certificate.caBundle, or quickRelease.annotations by which it is put in" -}}
 {{- end -}}
 {{- if and .certificate.caBundle (not .certificate.secretName) -}}

@@ -55,6 +55,25 @@ class WeightsReference(Message):
     """Folder of its adapter, where LoRA is trained."""
 
 
+class DecodeCounts(Message):
+    """How a share was decoded; zeros where the engine does not count it."""
+
+    passes: int = 0
+    """Decode passes."""
+    sequence_passes: int = 0
+    """Sum over the passes of the sequences that took part: each got a token, or several that had been drafted."""
+    tokens: int = 0
+    """Response tokens that those passes gave."""
+    drafted: int = 0
+    """Tokens that were drafted."""
+    accepted: int = 0
+    """Those of them that were what was sampled."""
+    drafting_seconds: float = 0.0
+    """Time that looking for drafts took."""
+    unreadable: int = 0
+    """Parts of the history that could not be used for drafts."""
+
+
 class SampleTask(Message):
     """One response to generate: the `index`-th of the group of `prompt`."""
 

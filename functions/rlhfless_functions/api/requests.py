@@ -110,6 +110,9 @@ class GenerationRequest(BaseRequest):
     """What generates, and its settings."""
     shared_prefixes: SharedPrefixes | None = None
     """Beginnings of prompts that are computed once for several actors."""
+    drafts: list[str] | None = None
+    """URIs of folders with responses of earlier steps, from which tokens may be drafted, the newest step's last; none
+    are read where the list is empty, and nothing is drafted if it is left out. The samples do not depend on it."""
 
 
 class PrepareRequest(BaseRequest):
@@ -149,6 +152,8 @@ class PrepareRequest(BaseRequest):
     """Those of the samples that come back as text, for people to read."""
     trace: str | None = None
     """URI of the part of the run's trace to write: how long each response was."""
+    drafts: str | None = None
+    """URI of the part to write of what later steps draft tokens from: the responses."""
     visits: dict[int, int] = Field(default={})
     """Earlier visits of each prompt, for the trace; a prompt that is not here is on its first."""
 

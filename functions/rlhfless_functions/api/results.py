@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rlhfless_functions.api.messages import FinishReason, Message, WeightsReference
+from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message, WeightsReference
 
 
 class DataCounts(Message):
@@ -85,6 +85,8 @@ class GenerationResult(Message):
     shared_prefixes: dict[str, float] = Field(default={})
     """What was sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
     `_fetched`, of all workers of the engine; empty where nothing can be."""
+    decoding: DecodeCounts = DecodeCounts()
+    """How its tokens came about."""
 
 
 class GroupResult(Message):

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import GenerationRequest, GenerationResult, Progress, Samples, WeightsReference
+from rlhfless_functions.api import (
+    DecodeCounts,
+    GenerationRequest,
+    GenerationResult,
+    Progress,
+    Samples,
+    WeightsReference,
+)
 from rlhfless_functions.data.prompts import Prompt, read_prompts
 from rlhfless_functions.data.rollouts import Rollout, VersionSpan
 from rlhfless_functions.generation.engines.base import (
@@ -147,17 +154,24 @@ class _Share:
 
     def generate(self, engine: Engine) -> None:
         """Step until the share is done or the task is told to stop, publishing on the way."""
-        run = self._run = engine.start(self.tasks, self._request.sampling, self._request.kv_budget_tokens)
+        began = self._clock()
+        request = self._request
+        run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
-        self._context.emit(self._progress(run))
+        self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
         now = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
         # What was gathered from many sinks is in one from now on, for whoever goes on from here.
         self._publish(partials=True)
+        first = True
         while (run.running or run.waiting) and self._context.stop_reason is None:
             self._take(self._step(run), schedule)
             now = self._clock()
+            if first:
+                first = False
+                seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
+                logger.info("first tokens sampled", extra={"fields": seconds})
             self._publisher.check()
             due = schedule.due(now, len(self._pending))
             if due != "nothing" and self._publisher.idle:
@@ -178,6 +192,7 @@ class _Share:
             response_tokens=self._run.response_tokens if self._run else 0,
             weights_seconds=self.weights_seconds,
             shared_prefixes=self._run.prefix_traffic() if self._run else {},
+            decoding=self._run.decoding() if self._run else DecodeCounts(),
         )
 
     def _step(self, run: EngineRun) -> list[SequenceResult]:
@@ -228,6 +243,7 @@ class _Share:
             waiting=run.waiting,
             tokens=run.response_tokens,
             lengths=run.lengths(),
+            decoding=run.decoding(),
         )
 
 

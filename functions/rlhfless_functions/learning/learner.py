@@ -171,6 +171,8 @@ class Learner:
         # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
         state, begun = self._take_up(request, context, seconds, go_on)
         context.awake()
+        parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
+        logger.info("learning begins", extra={"fields": {"step": step, **parts}})
         training = time.monotonic()
         if batch is not None:
             report = train_step(state, batch, request, step, go_on)

@@ -1,5 +1,7 @@
 """The models that preparation asks: the policy that generated, the frozen reference, the critic."""
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -11,9 +13,12 @@ from transformers import PreTrainedModel
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.model.output_head import check_output_logits
+from rlhfless_functions.runtime.device_memory import empty
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import CriticModel, load_critic, load_policy, swap_critic, swap_policy
+
+logger = logging.getLogger(__name__)
 
 Policy = PreTrainedModel | PeftModel
 
@@ -51,7 +56,10 @@ class PreparationModels:
             self.forget()
 
     def forget(self) -> None:
-        """Hold no model: the next one asked for is loaded."""
+        """Hold no model, and free their memory: the next one asked for is loaded."""
+        for held in (self._policy, self._reference, self._critic):
+            if held is not None:
+                empty(held[1])
         self._policy = self._reference = self._critic = None
 
     def policy(self, weights: WeightsReference) -> Policy:
@@ -114,9 +122,12 @@ class PreparationModels:
         return self._model
 
     def _loaded(self, weights: WeightsReference) -> Policy:
+        started = time.monotonic()
         policy = load_policy(self._settings, weights)
         policy.requires_grad_(False)
         nn.Module.to(policy, self.device)
+        seconds = {"weights": weights.uri, "weights_seconds": round(time.monotonic() - started, 4)}
+        logger.info("model loaded", extra={"fields": seconds})
         try:
             check_output_logits(policy)
         except ValueError as error:

@@ -29,6 +29,7 @@ from rlhfless_functions.api import (
 from rlhfless_functions.data import rollouts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
+from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
 from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.data.rollouts import PreparedSample
@@ -56,6 +57,7 @@ class Preparer:
         self._scorer = RewardScorer()
         self._models = PreparationModels()
         self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
+        self._vocabulary = ""
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Load tokenizer and model before the first request.
@@ -139,6 +141,8 @@ class Preparer:
         rollouts.write_prepared(request.sink, samples)
         if request.trace is not None:
             write_trace_rows(request.trace, trace_rows(samples, request.visits, request.key.step))
+        if request.drafts is not None:
+            write_draft_history(request.drafts, samples, self._vocabulary)
         metrics = {
             **scores.metrics,
             **chunk_metrics([len(group.prompt.tokens) for group in groups], samples, results),
@@ -183,6 +187,7 @@ class Preparer:
         """The job's tokenizer: every weights version has the same."""
         if self._tokenizer is None or self._tokenizer[0] != model:
             self._tokenizer = model, load_tokenizer(model, weights)
+            self._vocabulary = vocabulary_digest(self._tokenizer[1].get_vocab())
         return self._tokenizer[1]
 
 

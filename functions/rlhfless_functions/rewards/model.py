@@ -12,6 +12,7 @@ from rlhfless_functions.model.forward import micro_batches
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.pool import Outcome, RewardUnusableError
 from rlhfless_functions.rewards.process import WorkerStopped
+from rlhfless_functions.runtime.device_memory import empty
 from rlhfless_functions.weights.building import building
 
 PASS_TOKENS = 16384
@@ -52,6 +53,10 @@ class RewardModel:
         # Decoders find a row's end as its last token that is not padding: with EOS as padding they miss it.
         self._pads = self._tokenizer.pad_token_id not in (None, self._tokenizer.eos_token_id)
         config.pad_token_id = self._tokenizer.pad_token_id if self._pads else -1
+
+    def close(self) -> None:
+        """Free its memory; it scores no more."""
+        empty(self._model)
 
     def score(self, groups: Sequence[RewardGroup], stopped: Callable[[], bool] = lambda: False) -> list[Outcome]:
         """Score groups; one outcome each, in their order.

@@ -102,7 +102,9 @@ class RewardScorer:
         return Scores(terms, totals, _metrics(outcomes, totals))
 
     def forget_models(self) -> None:
-        """Hold no reward model: one that is asked for is loaded again. The workers stay."""
+        """Hold no reward model, and free their memory: one that is asked for is loaded again. The workers stay."""
+        for model in self._models.values():
+            model.close()
         self._models.clear()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_int
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
-from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
+from rlhfless_functions.weights.source import checked_beside, model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel, check_weights_format
 from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, map_into, safetensors_files
 
@@ -62,10 +62,10 @@ def load_policy(
     """
     if ref.adapter is not None and model.lora is None:
         raise TaskError("bad_request", f"{ref.adapter} is given as an adapter, but model.lora is not set: set it")
-    folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri))
-    config = read_config(folder, ref.uri)
-    frozen = model.lora is not None
-    backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation, mapped=frozen)
+    with checked_beside(ref.uri, revision=model_revision(model, ref.uri)) as folder:
+        config = read_config(folder, ref.uri)
+        frozen = model.lora is not None
+        backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation, mapped=frozen)
     if model.lora is None:
         policy: PreTrainedModel | PeftModel = backbone
     else:

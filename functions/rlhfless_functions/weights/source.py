@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,6 +50,26 @@ def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True
             f"{uri} is no folder here, and the Hugging Face hub did not give it ({type(error).__name__}: {error});"
             " check the name, the network and HF_TOKEN, or give the path of a folder",
         ) from error
+
+
+@contextmanager
+def checked_beside(uri: str, *, revision: str | None = None) -> Iterator[Path]:
+    """The same folder at once, for what is made of it anew while its checksums are compared. Those of a copy were taken
+    when it was made.
+
+    Raises:
+        TaskError: as `weights_folder` does, if not before then at the end of the block, of which nothing may be kept.
+    """
+    folder = weights_folder(uri, revision=revision, verify=False)
+    with ThreadPoolExecutor(1) as thread:
+        checked = thread.submit(weights_folder, str(folder))
+        try:
+            yield folder
+        except TaskError:
+            # A damaged file may be one that can't be loaded, too.
+            checked.result()
+            raise
+        checked.result()
 
 
 def model_revision(model: ModelSettings, uri: str) -> str | None:

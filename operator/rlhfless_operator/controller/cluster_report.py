@@ -50,8 +50,17 @@ _REMEDIES = (
         "ResourceClaims (that )?are being deleted",
         "a claim goes with its last pod, and is made again: kubectl describe resourceclaim says which pods it has",
     ),
+    (
+        "its node has not prepared it",
+        "read why: kubectl describe pod POD; its GPUs' driver may not run on the node, or a volume can't be mounted",
+    ),
     ("the scheduler has not looked at it", "see that kube-scheduler runs: kubectl get pods --namespace kube-system"),
     ('cannot \\w+ resource "resourceclaims"', "grant it, as the chart does with rbac.create: true"),
+    (
+        "Insufficient memory",
+        "wait for what is in use, add memory or nodes, or lower spec.pods.resources.requests.memory; of pods without"
+        " a task on the same slots the operator ends one at a time, when a task waits for this one",
+    ),
     ("Insufficient", "wait for what is in use, add nodes, or lower generation.instances.max"),
     ("untolerated taint", "tolerate the taint in spec.pods.tolerations"),
     ("didn't match Pod's node affinity", "mend spec.pods.nodeSelector or spec.pods.affinity: no node is like that"),

@@ -60,6 +60,9 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     """Progressing: Kueue has not admitted the job yet, or has evicted it; the message is Kueue's. What is done so far
     is kept."""
+    WAITING_FOR_TURN = "WaitingForTurn"
+    """Progressing: other jobs have the pool's GPUs, as the message says; the job goes on by itself when its turn comes.
+    A higher `spec.priority` goes first."""
     WAITING_FOR_LEASE = "WaitingForLease"
     """Progressing: another driver, perhaps one that was killed, has the job; its lease expires soon."""
     SUPERSEDED = "Superseded"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.controller.contention import PoolMembers
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
@@ -95,4 +96,6 @@ class OperatorContext:
     """The operator's."""
     room: Room
     """For jobs that don't say how many generation instances they may use."""
+    members: PoolMembers
+    """For plans that know how many GPUs other jobs want."""
     pacing: Pacing = Pacing()

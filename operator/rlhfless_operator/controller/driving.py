@@ -7,12 +7,13 @@ from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.contention import WantingPlatform
 from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import JobMeter
 from rlhfless_operator.controller.publisher import Publisher
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import takes_turns
+from rlhfless_operator.controller.sharing import PooledPlatform, takes_turns
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -55,18 +56,25 @@ async def run_driver(
         Exception: whatever `drive` raises.
     """
 
-    def make_platform(on_state: StateListener) -> MeteredPlatform:
+    pooled: PooledPlatform | None = None
+
+    def make_platform(on_state: StateListener) -> WantingPlatform:
         def both(change: StateChange) -> None:
             on_state(change)
             meter.observe(change)
 
         tell = partial(publisher.tell, generation=resource.generation)
+        nonlocal pooled
         platform = context.make_platform(resource, job, folder.root, both, tell)
+        pooled = platform if isinstance(platform, PooledPlatform) else None
         on_platform(platform)
-        return MeteredPlatform(platform, meter, lambda: publisher.found_services(resource.generation))
+        metered = MeteredPlatform(platform, meter, lambda: publisher.found_services(resource.generation))
+        return WantingPlatform(metered, member)
 
     def on_open(run: TrainingRun, journal: StepJournal) -> None:
         meter.attach(run, journal)
+        if pooled is not None:
+            pooled.costs = run.capacity.switch_cost
 
         def show(status: RLHFJobStatus) -> None:
             publisher.mirror(status)
@@ -82,19 +90,21 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
-    try:
-        await drive(
-            *(job, folder, make_platform, LiveProgress(on_note=note)),
-            actors=actors,
-            on_open=on_open,
-            takes_turns=takes_turns(job, context.settings),
-            draining_seconds=context.settings.draining_seconds,
-            budget=budget,
-            on_finished=on_finished,
-        )
-    except BudgetExhaustedError:
-        await _report(folder, note)
-        raise
+    with context.members.joined(job, resource.namespace) as member:
+        try:
+            await drive(
+                *(job, folder, make_platform, LiveProgress(on_note=note)),
+                actors=actors,
+                on_open=on_open,
+                takes_turns=takes_turns(job, context.settings),
+                draining_seconds=context.settings.draining_seconds,
+                contention=lambda: context.members.contention(member),
+                budget=budget,
+                on_finished=on_finished,
+            )
+        except BudgetExhaustedError:
+            await _report(folder, note)
+            raise
     await _report(folder, note)
 
 

@@ -6,7 +6,7 @@ They are the operator's rather than kopf's, because a replica that does not lead
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettingsError, v
 logger = logging.getLogger(__name__)
 
 ADMISSION_PATH = "/pods"
-"""Where the webhook is that makes pods go quickly."""
+"""Where the webhook is that makes pods go quickly, and places them near each other."""
 SLOTS_PATH = "/slots"
 """Where the webhook is that gives pods their slots."""
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,6 +64,7 @@ async def serve_admission(
     grace_seconds: int | None,
     slots: SlotAdmission | None = None,
     *,
+    topology_keys: Sequence[str] = (),
     renewal_seconds: float = _RENEWAL_SECONDS,
 ) -> AsyncIterator[int | None]:
     """Serve the webhooks on all addresses, by TLS; yields the port.
@@ -73,6 +74,8 @@ async def serve_admission(
         certificate: folder with `tls.crt` and `tls.key`, which are read anew when they have changed.
         grace_seconds: the longest grace period of a function pod; pods go as Knative has it without one.
         slots: gives pods their slots, where they use GPUs in turns.
+        topology_keys: labels of nodes that say where they are, the nearest domain first; pods are placed as Kubernetes
+            does without any.
         renewal_seconds: between two looks at the certificate.
 
     Raises:
@@ -93,8 +96,8 @@ async def serve_admission(
         return answer
 
     answers: dict[str, _Answer] = {}
-    if grace_seconds is not None:
-        answers[ADMISSION_PATH] = answering(partial(_quick_release, grace_seconds))
+    if grace_seconds is not None or topology_keys:
+        answers[ADMISSION_PATH] = answering(partial(_review, grace_seconds, topology_keys))
     if slots is not None:
         answers[SLOTS_PATH] = answering(slots.review)
 
@@ -114,8 +117,8 @@ async def serve_admission(
         renewal.cancel()
 
 
-async def _quick_release(grace_seconds: int, body: Any) -> dict[str, Any]:
-    return review(body, grace_seconds)
+async def _review(grace_seconds: int | None, topology_keys: Sequence[str], body: Any) -> dict[str, Any]:
+    return review(body, grace_seconds, topology_keys)
 
 
 def _certificate(folder: Path) -> tuple[bytes, bytes]:

@@ -13,11 +13,13 @@ from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.planner.placement import TOPOLOGY_KEYS
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.node_places import NodePlaces
 from rlhfless_operator.platforms.pod_watch import PodWatch
 from rlhfless_operator.platforms.room import pods_by_stage
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
@@ -36,6 +38,8 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
     client = KnativeClient(api, field_manager=FIELD_MANAGER)
     look = ClusterLook(api, settings)
     pools = SlotPools(client, settings)
+    # A role in some namespaces allows to list no nodes.
+    places = NodePlaces(client, settings.topology_keys or TOPOLOGY_KEYS, allowed=not settings.namespaces)
     async with PodWatch(client, settings.namespaces) as watch:
 
         def make(
@@ -70,6 +74,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 on_state=both,
                 on_problem=report.trouble,
                 slots=pools.share_of(job, resource.namespace),
+                places=places,
             )
             return ObservedPlatform(platform, look_around, tell)
 

@@ -16,6 +16,7 @@ import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from rlhfless_operator.controller.contention import PoolMembers
 from rlhfless_operator.controller.context import MakePlatform, OperatorContext, Pacing
 from rlhfless_operator.controller.endpoints import serve_admission, serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
@@ -82,6 +83,7 @@ class Operator:
                 artifacts=self.settings.artifacts,
                 queues=Queues(knative, self.settings),
                 room=Room(knative, self.settings),
+                members=PoolMembers(self.settings),
                 settings=self.settings,
                 pacing=self.pacing,
             )
@@ -92,6 +94,7 @@ class Operator:
                     Path(self.settings.admission_certificate),
                     self.settings.admission_grace_seconds,
                     SlotAdmission(knative) if self.settings.has_slots else None,
+                    topology_keys=self.settings.topology_keys,
                 ) as self.admission_port,
                 # Afterwards: a replica that has metrics is ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,

@@ -19,6 +19,7 @@ from rlhfless_operator.controller.figures import (
     response_tokens,
     training_figures,
 )
+from rlhfless_operator.planner.placement import DISTANCES
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.record import CHARGED_STATES, StepRecord
 from rlhfless_operator.records.status import Phase
@@ -67,6 +68,12 @@ class OperatorMetrics:
             "reassignments_total", "Shares that went on elsewhere: an instance was lost, or cut by choice.",
             *_JOB, "reason",
         )  # fmt: skip
+        self.weights_read = counter(
+            "weights_read_bytes_total",
+            "Bytes of new weights that generation instances read, by their distance to the learner.",
+            *_JOB,
+            "distance",
+        )
         self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
         self.asleep = gauge("instances_asleep", "Instances that are kept without a GPU.", *_JOB, "stage")
         self.forecast = gauge("cost_forecast_total", "Forecast of the whole job's cost at its end.", *_JOB)
@@ -128,8 +135,9 @@ class OperatorMetrics:
     def _of_jobs(self) -> tuple[Counter | Gauge | Histogram, ...]:
         return (
             *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
-            *(self.reassignments, self.actors, self.asleep, self.forecast, self.budget, self.cost_plan),
-            *(self.reward, self.accuracy, self.response_tokens, self.training, self.phase, self.last_progress),
+            *(self.reassignments, self.weights_read, self.actors, self.asleep, self.forecast, self.budget),
+            *(self.cost_plan, self.reward, self.accuracy, self.response_tokens, self.training, self.phase),
+            self.last_progress,
         )
 
 
@@ -157,6 +165,8 @@ class JobMeter:
         for stage in STAGES:
             self.metrics.stage_duration.labels(self.namespace, self.job, stage)
             self.metrics.cold_start.labels(self.namespace, self.job, stage)
+        for far in DISTANCES:
+            self.metrics.weights_read.labels(self.namespace, self.job, far)
 
     def detach(self) -> None:
         """The driver has ended."""
@@ -217,6 +227,8 @@ class JobMeter:
             metrics.cost_plan.labels(*labels, kind).inc(money)
         for reason, name in (("lost", "generation/lost_instances"), ("cut", "generation/cuts")):
             metrics.reassignments.labels(*labels, reason).inc(record.metrics.get(name, 0.0))
+        for far in DISTANCES:
+            metrics.weights_read.labels(*labels, far).inc(record.metrics.get(f"weights/bytes_{far}", 0.0))
         # A driver that finds the step's batch made by an earlier one has not seen its samples.
         if lengths := self.lengths.pop(record.step, []):
             for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):

@@ -3,14 +3,17 @@
 from collections.abc import AsyncGenerator
 
 from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.context import ClusterPlatform, MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.sharing import Pool
+from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage
-from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool
+from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatform, SwitchCosts, Waiting
 
 
 def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatform:
@@ -22,7 +25,7 @@ def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatf
     def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> ClusterPlatform:
         name = pool_of(job)
         inner = make_platform(resource, _keeping_nothing(job), root, on_state, tell)
-        return PooledPlatform(inner, resource, job, settings, name, pools.get(name))
+        return PooledPlatform(inner, resource, job, settings, name, pools.get(name), tell)
 
     return make
 
@@ -52,6 +55,7 @@ class PooledPlatform:
         settings: ClusterSettings,
         name: str,
         pool: GpuPool | None,
+        tell: Tell,
     ) -> None:
         self._platform = platform
         self._resource = resource
@@ -59,7 +63,10 @@ class PooledPlatform:
         self._settings = settings
         self._name = name
         self._pool = pool
+        self._tell = tell
         self._shared: SharedPlatform | None = None
+        self.costs: SwitchCosts = lambda stage: SwitchCost()
+        """What it costs the job to let an instance of a stage go and to have one again; nothing until it is said."""
 
     async def open(self) -> None:
         """Join the pool.
@@ -75,16 +82,21 @@ class PooledPlatform:
         await self._platform.open()
         if takes_turns(self._job, self._settings):
             return
-        spec = self._job.spec
+        spec, generation = self._job.spec, self._job.spec.generation.instances
+        actors = generation.max or room_in_pool(self._job, self._settings, self._resource.namespace) or 1
+        pooled = PooledJob(
+            self._resource.uid,
+            self._resource.namespace,
+            gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
+            name=self._resource.name,
+            priority=spec.priority,
+            instances={"generation": max(actors, generation.min)},
+            keep_alive=spec.keep_alive_seconds(),
+            costs=lambda stage: self.costs(stage),
+            on_wait=self._waits,
+        )
         try:
-            self._shared = self._pool.join(
-                self._platform,
-                job=self._resource.uid,
-                namespace=self._resource.namespace,
-                priority=spec.priority,
-                gpus=gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
-                keep_alive=spec.keep_alive_seconds(),
-            )
+            self._shared = self._pool.join(self._platform, pooled)
         except ValueError as error:
             raise PlatformUnavailableError(f"pool {self._name}: {error}") from error
 
@@ -103,6 +115,13 @@ class PooledPlatform:
     async def remove(self) -> None:
         """As the platform does."""
         await self._platform.remove()
+
+    def _waits(self, waiting: Waiting | None) -> None:
+        if waiting is None:
+            self._tell(conditions.PROGRESSING, True, Reason.TRAINING, "has its turn")
+        else:
+            message = waiting.message(self._name, self._resource.namespace)
+            self._tell(conditions.PROGRESSING, False, Reason.WAITING_FOR_TURN, message)
 
     @property
     def _joined(self) -> Platform:

@@ -9,6 +9,7 @@ from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import SlotsWanted
 from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
+from rlhfless_operator.platforms.slot_division import PoolDivision
 from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
 
 
@@ -34,6 +35,7 @@ class SlotPools:
         self._client = client
         self._settings = settings
         self._pools: dict[tuple[str, str], SlotPool] = {}
+        self._divisions: dict[str, PoolDivision] = {}
 
     def share_of(self, job: RLHFJob, namespace: str) -> SlotShare | None:
         """A job's part in the slots of its namespace; None for one that uses none."""
@@ -44,7 +46,9 @@ class SlotPools:
         settings = self._settings.pools[name]
         key = (namespace, name)
         if key not in self._pools:
-            self._pools[key] = SlotPool(self._client, namespace, name, settings)
+            if name not in self._divisions:
+                self._divisions[name] = PoolDivision(self._client, name, settings, self._settings.namespaces)
+            self._pools[key] = SlotPool(namespace, name, settings, self._divisions[name])
         actors = job.spec.generation.instances.max or room_in_pool(job, self._settings, namespace) or 1
         instances: Mapping[Stage, int] = {"generation": max(actors, job.spec.generation.instances.min)}
         at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())

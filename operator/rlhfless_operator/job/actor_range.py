@@ -16,6 +16,10 @@ class ActorRange:
         """The same with no more than `count` at a time."""
         return ActorRange(min(self.least, count), min(self.most, count))
 
+    def at_most(self, count: int) -> "ActorRange":
+        """The same with no more than `count` at a time, where the least allows it."""
+        return ActorRange(self.least, max(self.least, min(self.most, count)))
+
 
 def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> ActorRange:
     """What a job says of its instances, and what there is where it says nothing.

@@ -66,6 +66,10 @@ class GenerationSpec(Settings):
     share_prefixes: bool = False
     """Compute beginnings that prompts of several instances have in common once, and send their keys and values, where
     vLLM generates, instances share a file system and sending takes less time than computing."""
+    drafting: Literal["auto", "never"] = "never"
+    """`auto` guesses several tokens of a response at a time from earlier responses, and keeps those that would have
+    been sampled anyway; `never` samples a token at a time. The samples are the same. It is not yet known where `auto`
+    is faster."""
     flush: Duration = 5.0
     """Longest time that generated tokens are kept in an instance alone: what a lost instance costs at most."""
     pods: PodsSpec = PodsSpec()

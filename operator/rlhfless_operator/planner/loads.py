@@ -7,6 +7,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfless_operator.planner.admission import admit, seconds_at_ends
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.partition import Chain, Floats
 
@@ -108,6 +109,25 @@ class Loads:
         return seconds
 
     def ends(self, chosen: Indices, start_seconds: float) -> Floats:
+        """[chosen] when each sample of a share ends, admitted in the order given as far as there is room.
+
+        Exact for a batch. Where the KV cache has too little room, a sample is taken to fill what it will come to.
+        """
+        return self.ends_and_tail(chosen, start_seconds, 0.0)[0]
+
+    def ends_and_tail(self, chosen: Indices, start_seconds: float, tail_tokens: float) -> tuple[Floats, float]:
+        """`ends`, and when the share would be done if the last to be admitted had `tail_tokens` at least."""
+        latency = self.latency
+        length, context = self.length[chosen], self.context[chosen]
+        admission = admit(length, self.filled[chosen])
+        if admission.begin[-1] > 0:
+            ends = start_seconds + seconds_at_ends(admission, context, self._prefill(chosen), latency)
+        else:
+            ends = self._ends_at_once(chosen, start_seconds)
+        late = max(0.0, float(admission.begin[-1]) + tail_tokens - float(admission.end.max()))
+        return ends, float(ends.max()) + late * latency.step_seconds
+
+    def _ends_at_once(self, chosen: Indices, start_seconds: float) -> Floats:
         """[chosen] when each sample of a share ends, all of them running from the start on.
 
         A response of l steps ends when all have made l steps: after step · l, the whole work of those that are shorter
@@ -124,11 +144,18 @@ class Loads:
             others * (latency.sequence_seconds * sorted_length + latency.context_seconds * sorted_length**2 / 2)
             + latency.context_seconds * sorted_length * contexts
         )
-        prefill = self._shared[np.unique(self.group[chosen])].sum() * latency.prefill_token_seconds
-        before = start_seconds + float(prefill + self._own[chosen].sum())
+        before = start_seconds + float(self._prefill(chosen).sum())
         ends = np.empty(len(chosen))
         ends[rank] = before + latency.step_seconds * sorted_length + shorter + partial
         return ends
+
+    def _prefill(self, chosen: Indices) -> Floats:
+        """[chosen] seconds that each admission takes: the first of a group computes the prompt that it shares."""
+        group = self.group[chosen]
+        prefill: Floats = self._own[chosen].copy()
+        _, first = np.unique(group, return_index=True)
+        prefill[first] += self._shared[group[first]] * self.latency.prefill_token_seconds
+        return prefill
 
     def whole_groups(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""

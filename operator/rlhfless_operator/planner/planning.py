@@ -74,6 +74,18 @@ class Plan:
     """The least with which anyone could be done in the same time (`bounds.lower_bound`)."""
 
 
+@dataclass(frozen=True)
+class Division:
+    """Samples divided over instances, and nothing forecast yet."""
+
+    shares: tuple[Indices, ...]
+    """Numbers of each share's samples, in the order of admission."""
+    seconds: tuple[float, ...] | None = None
+    """Time of each share, where it is known exactly."""
+    least_seconds: float = 0.0
+    """What the plan takes at least, with a tail if any share may hold one."""
+
+
 def plan(
     policy: PolicyName,
     samples: Sequence[SampleLoad],
@@ -163,17 +175,25 @@ class Planner:
 
     def single(self) -> Plan:
         """Everything on one instance, longest first."""
-        return self._plan("single", [np.argsort(-self._loads.length, kind="stable")])
+        return self.plan_of(Division((np.argsort(-self._loads.length, kind="stable"),)), "single")
 
     def even(self) -> Plan:
         """As many prompts for each instance, in the order given, on as many instances as there may be."""
-        _, first = np.unique(self._loads.group, return_index=True)
-        prompts = self._loads.group[np.sort(first)]
-        place = np.empty(self._loads.groups, dtype=np.intp)
-        place[prompts] = np.arange(self._loads.groups)
-        shares = min(self._limits.max_instances, self._loads.groups)
-        owner = place[self._loads.group] * shares // self._loads.groups
-        return self._plan("even", [np.flatnonzero(owner == k) for k in range(shares)])
+        return self.plan_of(self.dealt(self._limits.max_instances), "even")
+
+    def dealt(self, shares: int, *, ranked: bool = False) -> Division:
+        """As many prompts for each of so many instances: in the order given, or those of like mean lengths together."""
+        loads = self._loads
+        if ranked:
+            prompts = np.argsort(-np.bincount(loads.group, loads.length) / np.bincount(loads.group), kind="stable")
+        else:
+            _, first = np.unique(loads.group, return_index=True)
+            prompts = loads.group[np.sort(first)]
+        place = np.empty(loads.groups, dtype=np.intp)
+        place[prompts] = np.arange(loads.groups)
+        shares = min(shares, loads.groups)
+        owner = place[loads.group] * shares // loads.groups
+        return Division(tuple(np.flatnonzero(owner == k) for k in range(shares)))
 
     def weighted(self, cost_weight: float, *, other_seconds: float = 0.0, other_instance_seconds: float = 0.0) -> Plan:
         """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`.
@@ -201,7 +221,7 @@ class Planner:
             way.chain.minimise(objective, fast, least, most, self._tolerance / 2)
             for way, fast in zip(self._ways, self._fast, strict=True)
         ]
-        return self._best(covers, objective)
+        return self.plan_of(self._best(covers, objective))
 
     def within_deadline(self, seconds: float) -> Plan:
         """The cheapest plan that takes no longer than `seconds`.
@@ -209,12 +229,19 @@ class Planner:
         Raises:
             InfeasibleError: if none is that fast.
         """
-        covers = [way.chain.fill(seconds, self._limits.min_instances, self._limits.max_instances) for way in self._ways]
-        if all(cover is None for cover in covers):
+        division = self.divided(seconds)
+        if division is None:
             raise InfeasibleError(
                 f"the deadline of {seconds:g} seconds cannot be met: the fastest plan on"
                 f" {self._limits.max_instances} instances takes {self.least_seconds:g} seconds"
             )
+        return self.plan_of(division)
+
+    def divided(self, seconds: float) -> Division | None:
+        """The division of `within_deadline`; None where none is that fast."""
+        covers = [way.chain.fill(seconds, self._limits.min_instances, self._limits.max_instances) for way in self._ways]
+        if all(cover is None for cover in covers):
+            return None
         return self._best(covers, lambda _, instance_seconds: instance_seconds)
 
     def within_budget(self, instance_seconds: float) -> Plan:
@@ -237,9 +264,9 @@ class Planner:
                 f"the budget of {instance_seconds:g} instance-seconds is too small: the cheapest plan costs"
                 f" {self.least_instance_seconds:g} instance-seconds"
             )
-        return self._best(affordable, lambda seconds, _: seconds)
+        return self.plan_of(self._best(affordable, lambda seconds, _: seconds))
 
-    def staggered(self, seconds: float, stretch: float) -> Plan | None:
+    def staggered(self, seconds: float, stretch: float) -> Division | None:
         """Shares that end early where they can: each within `seconds`, or `stretch` times what its longest group needs.
 
         None where that takes more instances than there may be. Not the cheapest for its time: for those who have a
@@ -249,16 +276,17 @@ class Planner:
         cover = self._ways[0].chain.fill(seconds, least, most, stretch)
         if cover is None:
             return None
-        return self._plan("cost", self._ways[0].divide(cover.starts), cover.seconds, cover.makespan)
+        return Division(tuple(self._ways[0].divide(cover.starts)), cover.seconds, cover.makespan)
+
+    def deadlines(self, points: int) -> list[float]:
+        """Deadlines from the least to that of the cheapest plan, by equal ratios."""
+        slowest = max(way.chain.cheapest(self._limits.min_instances).makespan for way in self._ways)
+        ratio = max(1.0, slowest / self.least_seconds)
+        return [self.least_seconds * (1 + 1e-9) * ratio ** (k / max(1, points - 1)) for k in range(points)]
 
     def front(self, points: int = 24) -> list[Plan]:
         """Plans from the fastest to the cheapest, none of which is beaten in both time and cost by another."""
-        slowest = max(way.chain.cheapest(self._limits.min_instances).makespan for way in self._ways)
-        ratio = max(1.0, slowest / self.least_seconds)
-        plans = [
-            self.within_deadline(self.least_seconds * (1 + 1e-9) * ratio ** (k / max(1, points - 1)))
-            for k in range(points)
-        ]
+        plans = [self.within_deadline(seconds) for seconds in self.deadlines(points)]
         plans.sort(key=lambda each: (each.expected_seconds, each.expected_instance_seconds))
         front: list[Plan] = []
         for each in plans:
@@ -266,31 +294,26 @@ class Planner:
                 front.append(each)
         return front
 
-    def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Plan:
-        """The cover with the least objective as a plan; the earlier one, which keeps groups whole, unless it gains."""
+    def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Division:
+        """The cover with the least objective; the earlier one, which keeps groups whole, unless the other gains."""
         whole, *divided = covers
         if divided and (cover := divided[0]) is not None:
             gain = math.inf if whole is None else objective(whole.makespan, whole.total) * (1 - self._tolerance)
             if objective(cover.makespan, cover.total) < gain:
-                return self._plan("cost", self._ways[1].divide(cover.starts), least_seconds=cover.makespan)
+                return Division(tuple(self._ways[1].divide(cover.starts)), least_seconds=cover.makespan)
         assert whole is not None
-        return self._plan("cost", self._ways[0].divide(whole.starts), whole.seconds, whole.makespan)
+        return Division(tuple(self._ways[0].divide(whole.starts)), whole.seconds, whole.makespan)
 
-    def _plan(
-        self,
-        policy: PolicyName,
-        division: Sequence[Indices],
-        exact_seconds: Sequence[float] | None = None,
-        least_seconds: float = 0.0,
-    ) -> Plan:
+    def plan_of(self, division: Division, policy: PolicyName = "cost") -> Plan:
+        """A division with its forecast."""
         loads = self._loads
-        seconds = exact_seconds or loads.seconds(division, self._start)
-        slowest = max(*seconds, least_seconds) if self._tail else max(seconds)
+        seconds = division.seconds or loads.seconds(division.shares, self._start)
+        slowest = max(*seconds, division.least_seconds) if self._tail else max(seconds)
         return Plan(
             policy=policy,
             shares=tuple(
                 Share(tuple(map(loads.samples.__getitem__, chosen.tolist())), each, chosen)
-                for chosen, each in zip(division, seconds, strict=True)
+                for chosen, each in zip(division.shares, seconds, strict=True)
             ),
             expected_seconds=slowest,
             expected_instance_seconds=math.fsum(seconds),

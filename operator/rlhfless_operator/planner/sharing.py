@@ -1,4 +1,4 @@
-"""How jobs share a pool of GPUs: which of the instances that are asked for may run now."""
+"""How jobs that have their turn (`whole_gpus.py`) share a pool of GPUs: which of their instances may run now."""
 
 import heapq
 from collections import defaultdict

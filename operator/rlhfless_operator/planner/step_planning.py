@@ -8,16 +8,24 @@ complete, how many GPUs then work them off, and what that costs.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import Loads, SampleLoad
 from rlhfless_operator.planner.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
-from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.planner.planning import Division, InfeasibleError, Limits, Plan, Planner
 
 _STRETCHES = (1.05, 1.25)
+_RIVAL_COUNTS = 4
+"""Numbers of instances for which equal shares are forecast."""
+_ROUNDS = 4
+_MOST_ARRIVALS = 64
+"""Groups that a trainer is chosen for one by one."""
+_NEIGHBOUR = 1.1
+"""Ratio of the first deadlines that are tried beside the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ def plan_step(
         ready_seconds: into the step, when instances can work; their start-up and loading are charged in any case.
         tail_tokens: length of a runaway, where there may be some; else 0.
         runaways: by prompt, the share of its responses that are runaways.
-        points: plans of the front that are compared.
+        points: deadlines of each kind that are compared before the search goes on around the best.
     """
     if not 0 <= cost_weight <= 1:
         raise ValueError(
@@ -99,64 +107,159 @@ def plan_step(
         )
     if tail_tokens:
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
+    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail_tokens, delayed, cost_weight)
+    for planner in planners:
+        search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(points // 2)])
     planner = planners[0]
-    candidates = [plan for each in planners for plan in each.front(points // 2)]
-    candidates += [
-        plan
-        for limit in np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, points)
-        for stretch in _STRETCHES
-        if (plan := planner.staggered(float(limit), stretch)) is not None
-    ]
-    forecasts = [_Forecast(plan, loads, profile, ready_seconds, tail_tokens, delayed) for plan in candidates]
-    # A first guess of what time is worth chooses each trainer, and with all of them known the best plan is chosen.
-    weight = max(cost_weight, 1e-3)
-    guess = min(each.gpu_seconds for each in forecasts) + float(work.sum())
-    price = (1 - weight) / weight * guess / min(each.end for each in forecasts)
-    outcomes = [each.trained(work, tokens, training, price, len(each.plan.shares)) for each in forecasts]
-    fastest = min(seconds for _, seconds, _ in outcomes)
-    cheapest = min(cost for _, _, cost in outcomes)
-    values = [(1 - cost_weight) * seconds / fastest + cost_weight * cost / cheapest for _, seconds, cost in outcomes]
-    best = int(np.argmin(values))
-    trainer, seconds, cost = outcomes[best]
-    ready = forecasts[best].completions
-    if training.own_gpus:
-        ready = queue(ready, work / training.own_gpus)
-    _, first = np.unique(loads.group, return_index=True)
-    expected = dict(zip(loads.prompt[first].tolist(), ready.tolist(), strict=True))
-    price = (1 - weight) / weight * cheapest / fastest
-    return StepPlan(forecasts[best].plan, trainer, seconds, cost, price, expected)
+    limits_of = np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, points)
+    search.try_all([_Choice(planner, float(limit), stretch) for limit in limits_of for stretch in _STRETCHES])
+    search.try_rivals(planner, limits)
+    search.refine(_ROUNDS)
+    return search.best()
 
 
-class _Forecast:
-    """When the groups of a plan complete and its instances are free."""
+@dataclass(frozen=True)
+class _Choice:
+    """How to make a division: within a deadline, or staggered."""
+
+    planner: Planner
+    seconds: float
+    stretch: float = 0.0
+
+    def divide(self) -> Division | None:
+        if self.stretch:
+            return self.planner.staggered(self.seconds, self.stretch)
+        return self.planner.divided(self.seconds)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A division, forecast to the end of the step."""
+
+    choice: _Choice
+    division: Division
+    ready: Floats
+    """[groups] When each can be learnt from."""
+    trainer: TrainerPlan
+    seconds: float
+    gpu_seconds: float
+
+
+class _Search:
+    """Divisions that have been forecast, and the best of them."""
 
     def __init__(
         self,
-        plan: Plan,
+        loads: Loads,
+        profile: InstanceProfile,
+        training: Training,
+        work: Floats,
+        tokens: Floats,
+        ready_seconds: float,
+        tail_tokens: float,
+        delayed: NDArray[np.bool_],
+        cost_weight: float,
+    ) -> None:
+        self._loads, self._profile, self._training = loads, profile, training
+        self._work, self._tokens = work, tokens
+        self._ready, self._tail, self._delayed = ready_seconds, tail_tokens, delayed
+        self._cost_weight = cost_weight
+        weight = max(cost_weight, 1e-3)
+        self._odds = (1 - weight) / weight
+        self._price: float | None = None
+        self._tried: set[tuple[bytes, ...]] = set()
+        self._outcomes: list[_Outcome] = []
+
+    def try_all(self, choices: Sequence[_Choice]) -> None:
+        """Forecast what the choices come to, as far as there is any such division and it has not been seen."""
+        divisions = [(choice, choice.divide()) for choice in choices]
+        self._forecast([(choice, division) for choice, division in divisions if division is not None])
+
+    def try_rivals(self, planner: Planner, limits: Limits) -> None:
+        """Forecast what others would do: equal numbers of prompts, in the order given or ranked."""
+        most = min(limits.max_instances, self._loads.groups)
+        least = min(most, max(limits.min_instances, math.ceil(float(self._loads.filled.sum()))))
+        counts = sorted({round(count) for count in np.geomspace(least, most, _RIVAL_COUNTS)})
+        rivals = [planner.dealt(count, ranked=True) for count in counts]
+        choice = _Choice(planner, planner.least_seconds)
+        self._forecast([(choice, division) for division in [*rivals, planner.dealt(most)]])
+
+    def refine(self, rounds: int) -> None:
+        """Try deadlines and stretches beside those of the best, nearer each time."""
+        ratio = _NEIGHBOUR
+        for _ in range(rounds):
+            best = self._best().choice
+            near = [replace(best, seconds=best.seconds * ratio), replace(best, seconds=best.seconds / ratio)]
+            if best.stretch:
+                near += [replace(best, stretch=1 + (best.stretch - 1) * factor) for factor in (ratio**3, ratio**-3)]
+            self.try_all(near)
+            ratio = math.sqrt(ratio)
+
+    def best(self) -> StepPlan:
+        """The plan with the least weighted sum."""
+        found, price = self._best(), self._odds * self._cheapest() / self._fastest()
+        plan = found.choice.planner.plan_of(found.division)
+        _, first = np.unique(self._loads.group, return_index=True)
+        expected = dict(zip(self._loads.prompt[first].tolist(), found.ready.tolist(), strict=True))
+        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price, expected)
+
+    def _best(self) -> _Outcome:
+        fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
+        return min(
+            self._outcomes,
+            key=lambda each: (1 - weight) * each.seconds / fastest + weight * each.gpu_seconds / cheapest,
+        )
+
+    def _fastest(self) -> float:
+        return min(each.seconds for each in self._outcomes)
+
+    def _cheapest(self) -> float:
+        return min(each.gpu_seconds for each in self._outcomes)
+
+    def _forecast(self, divisions: Sequence[tuple[_Choice, Division]]) -> None:
+        fresh = []
+        for choice, division in divisions:
+            key = tuple(share.tobytes() for share in division.shares)
+            if key not in self._tried:
+                self._tried.add(key)
+                forecast = _Forecast(division, self._loads, self._profile, self._ready, self._tail, self._delayed)
+                fresh.append((choice, division, forecast))
+        if not fresh:
+            return
+        if self._price is None:
+            # A first guess of what time is worth chooses each trainer; with the rest known, the best plan is chosen.
+            guess = min(each.gpu_seconds for *_, each in fresh) + float(self._work.sum())
+            self._price = self._odds * guess / min(each.end for *_, each in fresh)
+        for choice, division, forecast in fresh:
+            found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
+            own, ready = self._training.own_gpus, forecast.completions
+            if own:
+                ready = queue(ready, self._work / own)
+            self._outcomes.append(_Outcome(choice, division, ready, *found))
+
+
+class _Forecast:
+    """When the groups of a division complete and its instances are free."""
+
+    def __init__(
+        self,
+        division: Division,
         loads: Loads,
         profile: InstanceProfile,
         ready: float,
         tail_tokens: float,
-        delayed: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        delayed: NDArray[np.bool_],
     ) -> None:
-        self.plan = plan
         self._profile = profile
         completions = np.zeros(loads.groups)
         self._ends = []
         tail = 0.0
-        for share in plan.shares:
-            chosen = share.numbers
-            ends = loads.ends(chosen, ready)
+        for chosen in division.shares:
+            # Where not all run from the start, a runaway may be the last to be admitted.
+            ends, late = loads.ends_and_tail(chosen, ready, tail_tokens)
             np.maximum.at(completions, loads.group[chosen], ends)
-            # A share that does not fit a batch takes longer than if all ran from the start.
-            took = share.expected_seconds - profile.startup_seconds - profile.weight_load_seconds + ready
-            self._ends.append(max(took, float(ends.max())))
-            rounds = float(loads.length[chosen].max())
-            if float(loads.occupancy[chosen].sum()) > rounds:
-                # Not all run from the start, and a runaway may be among the last to be admitted.
-                rounds = float(loads.length[chosen].mean())
-            late = max(0.0, tail_tokens - rounds) * profile.latency.step_seconds if tail_tokens else 0.0
-            tail = max(tail, self._ends[-1] + late)
+            self._ends.append(float(ends.max()))
+            tail = max(tail, late)
         self.end = max(self._ends)
         if delayed.any():
             # Migration gathers the runaways on the last instance, which stays for them.
@@ -175,8 +278,7 @@ class _Forecast:
             return self._trained_apart(work, tokens, training)
         free = free_gpus(self._ends, training.gpus, gpus)
         trainer = plan_trainer(
-            self.completions,
-            work,
+            *_gathered(self.completions, work),
             free,
             start_seconds=training.start_seconds,
             update_seconds=training.update_seconds,
@@ -208,9 +310,16 @@ class _Forecast:
         return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * paid
 
 
-def _delayed(
-    loads: Loads, sizes: np.ndarray[tuple[int], np.dtype[np.intp]], runaways: Mapping[int, float]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:
+    """Groups that arrive one after another, taken as one: enough to choose a trainer by."""
+    if len(arrivals) <= _MOST_ARRIVALS:
+        return arrivals, work
+    order = np.argsort(arrivals, kind="stable")
+    first = np.arange(_MOST_ARRIVALS) * len(arrivals) // _MOST_ARRIVALS
+    return np.maximum.reduceat(arrivals[order], first), np.add.reduceat(work[order], first)
+
+
+def _delayed(loads: Loads, sizes: NDArray[np.intp], runaways: Mapping[int, float]) -> NDArray[np.bool_]:
     """[groups] which to expect at the end only: as many as have a runaway on average, the likeliest ones."""
     _, first = np.unique(loads.group, return_index=True)
     share = np.array([runaways.get(int(prompt), 0.0) for prompt in loads.prompt[first]])

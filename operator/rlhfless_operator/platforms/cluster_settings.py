@@ -14,6 +14,8 @@ from rlhfless_operator.job.pods import KubernetesObject, PodsSpec
 PREFIX = "RLHFLESS_"
 _JSON = ("pods", "pools", "egress_rules")
 """Settings that are written as JSON."""
+_LISTS = ("namespaces", "topology_keys")
+"""Settings that are separated by commas."""
 _NUMBERS = ("metrics_port", "liveness_port", "admission_port", "admission_grace_seconds", "initial_scale")
 """Settings that are whole numbers."""
 
@@ -84,13 +86,16 @@ class ClusterSettings(Settings):
     here wait; where there are none at all, jobs take what Kubernetes gives them."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are run, separated by commas; all of them if empty."""
+    topology_keys: tuple[str, ...] = ()
+    """Labels of nodes that say where they are, the nearest domain first, separated by commas: the webhook has the
+    scheduler place a job's pods near each other by them. Pods go where Kubernetes puts them if empty."""
     metrics_port: Port = 9090
     """Port of Prometheus' metrics; 0 for any that is free."""
     liveness_port: Port = 8081
     """Port of the liveness probe; 0 for any that is free."""
     admission_port: Port | None = None
-    """Port of the webhooks by which function pods are made to go quickly, and get their slots; they are not served if
-    left out."""
+    """Port of the webhooks by which function pods are made to go quickly, are placed near each other, and get their
+    slots; they are not served if left out."""
     admission_certificate: str = Field(default="/etc/rlhfless/admission", min_length=1)
     """Folder with the webhook's certificate and key, `tls.crt` and `tls.key`, as Secrets of type kubernetes.io/tls have
     them. They are read anew when they change."""
@@ -181,7 +186,7 @@ def _read(name: str, field: FieldInfo, text: str) -> Any:
             return json.loads(text)
         except ValueError as error:
             raise ClusterSettingsError(f"{variable_of(name)}: not JSON ({error}); write JSON") from error
-    if name == "namespaces":
+    if name in _LISTS:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name in _NUMBERS:
         try:

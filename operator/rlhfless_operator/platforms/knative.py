@@ -22,6 +22,7 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.dispatch import deliver
 from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
 from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
+from rlhfless_operator.platforms.node_places import NodePlaces
 from rlhfless_operator.platforms.pod_watch import PodView, PodWatch
 from rlhfless_operator.platforms.slot_pool import SlotShare
 from rlhfless_operator.platforms.stage_pods import StagePods
@@ -53,6 +54,7 @@ class KnativePlatform:
         keep_alive: seconds that a surplus idle pod of each stage is kept.
         stall_seconds: longest silence of a stream that has begun.
         slots: the job's part in those of its namespace, for the stages whose pods use them in turns.
+        places: tells where nodes are; without it `Started` says nothing of its instance's place.
         on_state: told of every change of a pod's state.
         on_problem: told what keeps pods from working, whenever that has changed, after a stage's name or `slots` and a
             colon; nothing stands after it when that is over.
@@ -71,6 +73,7 @@ class KnativePlatform:
         on_state: StateListener,
         on_problem: Callable[[str], None] = lambda problem: None,
         slots: SlotShare | None = None,
+        places: NodePlaces | None = None,
     ) -> None:
         self._client = client
         self._watch = watch
@@ -80,6 +83,7 @@ class KnativePlatform:
         self._keep_alive = keep_alive
         self._stall_seconds = stall_seconds
         self._on_problem = on_problem
+        self._places = places
         self._objects = JobObjects(client, job, list(functions.values()), settings)
         self._books = {
             stage: StagePods(stage, on_state, self._noticing(stage), begin_asleep=function.slots is not None)
@@ -184,9 +188,11 @@ class KnativePlatform:
                 instance = await turns.acquire(stage)
                 events = turns.send(instance, request, self._stall_seconds)
             async for event in events:
-                if isinstance(event, Started) and instance is None:
-                    instance = event.instance
-                    book.taken(instance)
+                if isinstance(event, Started):
+                    if instance is None:
+                        instance = event.instance
+                        book.taken(instance)
+                    event = event.model_copy(update={"place": await self._place_of(book, event.instance)})
                 ended = isinstance(event, Done)
                 yield event
         except TaskFailedError as error:
@@ -281,6 +287,10 @@ class KnativePlatform:
             )
 
         return deliver(attempt, book, lambda: scaler.problem, self._settings.start_timeout)
+
+    async def _place_of(self, book: StagePods, instance: str) -> list[str]:
+        view = book.view(instance)
+        return await self._places.of(view.node) if view is not None and self._places is not None else []
 
     async def _published(self, book: StagePods, scaler: StageScaler, instance: str) -> None:
         """Wait until a task that was cut has published what it had, by asking its pod directly. Where pods can't be

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -32,6 +32,8 @@ _FATAL_REASONS = frozenset(
     }
 )  # fmt: skip
 """Reasons of a container that waits which more waiting does not mend."""
+_PREPARED = "PodReadyToStartContainers"
+"""Condition of a pod whose claims, volumes and network are there. Images are pulled after that."""
 
 
 class ContainerStatus(KubernetesModel):
@@ -63,6 +65,7 @@ class PodClaim(KubernetesModel):
 class PodSpec(KubernetesModel):
     """What a pod asks for."""
 
+    node_name: str = ""
     resource_claims: tuple[PodClaim, ...] = ()
 
 
@@ -101,6 +104,12 @@ class PodView:
     """Names of all ResourceClaims that have to be there for it to start."""
     overlooked: bool = False
     """Whether it waits for a node, and the scheduler has not said anything of it yet."""
+    node: str = ""
+    """Name of the node that it is on; empty until it has one."""
+    lacks_memory: bool = False
+    """Whether it waits for a node with enough memory."""
+    unprepared: bool = False
+    """Whether its node has not yet given it what its containers need: claims, volumes and a network."""
     process: str | None = None
     """When its function's process was started, as Kubernetes writes it; None while none runs."""
 
@@ -127,6 +136,7 @@ def view_of(pod: Pod) -> PodView | None:
     ready = conditions.get("Ready")
     deleting = pod.metadata.deletion_timestamp is not None
     problem, fatal = _problem(pod.status, conditions.get("PodScheduled"), deleting)
+    waits = pod.status.phase == "Pending" and not deleting
     return PodView(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
@@ -139,11 +149,18 @@ def view_of(pod: Pod) -> PodView | None:
         deletion_cost=pod.metadata.annotations.get(DELETION_COST),
         problem=problem,
         fatal=fatal,
+        node=pod.spec.node_name,
+        lacks_memory=not deleting and problem.startswith("Unschedulable: ") and "Insufficient memory" in problem,
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),
-        overlooked=pod.status.phase == "Pending" and "PodScheduled" not in conditions and not deleting,
+        overlooked=waits and "PodScheduled" not in conditions,
+        unprepared=waits and _is(conditions, "PodScheduled", "True") and _is(conditions, _PREPARED, "False"),
     )
+
+
+def _is(conditions: Mapping[str, Condition], kind: str, status: str) -> bool:
+    return kind in conditions and conditions[kind].status == status
 
 
 def _process(status: PodStatus) -> str | None:

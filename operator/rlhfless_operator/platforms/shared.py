@@ -1,18 +1,86 @@
 """Several jobs on one pool of GPUs: a platform that asks the pool before it starts an instance or sends a task."""
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Event, RunRequest, Stage
 from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
 from rlhfless_operator.planner.usage import RecentUse
+from rlhfless_operator.planner.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
 from rlhfless_operator.platforms.base import Platform, Preload
 
 Clock = Callable[[], float]
+SwitchCosts = Callable[[Stage], SwitchCost]
+"""What it costs a job to let an instance of a stage go and to have one again, as it is known by now."""
+Waits = Callable[["Waiting | None"], None]
+"""Told whom a job waits for, whenever that has changed; nobody any more."""
+
+
+@dataclass(frozen=True)
+class PooledJob:
+    """A job as a pool sees it."""
+
+    uid: str
+    namespace: str
+    gpus: Mapping[Stage, int]
+    """GPUs of an instance of each stage."""
+    name: str = ""
+    """What its user calls it."""
+    priority: int = 0
+    """The higher comes first."""
+    instances: Mapping[Stage, int] = field(default_factory=dict)
+    """Most of a stage that it may ask for at a time; one where it says nothing."""
+    keep_alive: Mapping[Stage, float] = field(default_factory=dict)
+    """Seconds that an instance without work is kept, as long as the pool allows it."""
+    costs: SwitchCosts = lambda stage: SwitchCost()
+    """Asked what it costs the job to hand a GPU over."""
+    on_wait: Waits = lambda waiting: None
+    """Told whom the job waits for."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A job that has its turn on a pool."""
+
+    namespace: str
+    name: str
+    gpus: int
+    """GPUs that it works with."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job waits for its turn on a pool."""
+
+    gpus: int
+    """GPUs that it waits for."""
+    holders: Sequence[Holder]
+    """Jobs that have theirs."""
+    seconds: float
+    """Until the first of these gives way to a job of its priority; it may be done before."""
+
+    def message(self, pool: str, namespace: str) -> str:
+        """What its user reads.
+
+        Args:
+            pool: its name.
+            namespace: of the user, who is not told the names of other namespaces' jobs.
+        """
+        held = ", ".join(
+            f"{f'job {each.name}' if each.namespace == namespace else 'a job of another namespace'} holds {each.gpus}"
+            for each in self.holders
+        )
+        minutes = math.ceil(self.seconds / 60)
+        return (
+            f"waits for its turn on {self.gpus} GPUs of pool {pool}: {held}, for {minutes} min more or until it is"
+            " done; a higher spec.priority goes first"
+        )
 
 
 class GpuPool:
@@ -27,32 +95,23 @@ class GpuPool:
         self._pool = pool
         self._clock = clock
         self._jobs: dict[str, SharedPlatform] = {}
+        self._turn_ends: asyncio.TimerHandle | None = None
 
-    def join(
-        self,
-        platform: Platform,
-        *,
-        job: str,
-        namespace: str,
-        priority: int,
-        gpus: Mapping[Stage, int],
-        keep_alive: Mapping[Stage, float],
-    ) -> "SharedPlatform":
+    def join(self, platform: Platform, job: PooledJob) -> "SharedPlatform":
         """Let a job in.
 
         Args:
-            platform: where the functions run. It keeps no instance of its own accord: that is the pool's business.
-            job: its unique id.
-            gpus: GPUs of an instance of each stage.
-            keep_alive: seconds that an instance without work is kept, as long as the pool allows it.
+            platform: where its functions run. It keeps no instance of its own accord: that is the pool's business.
 
         Raises:
             ValueError: an instance of it is larger than the pool, or than its namespace's quota.
         """
-        for stage, count in gpus.items():
-            check_feasible(Claim(job, stage, namespace, count, working=0, wanted=1), self._pool)
-        joined = SharedPlatform(self, platform, job, namespace, priority, gpus, keep_alive, self._clock)
-        self._jobs[job] = joined
+        for stage, count in job.gpus.items():
+            check_feasible(Claim(job.uid, stage, job.namespace, count, working=0, wanted=1), self._pool)
+        asked = sum(count * job.instances.get(stage, 1) for stage, count in job.gpus.items())
+        quota = self._pool.namespaces.get(job.namespace, self._pool.gpus)
+        joined = SharedPlatform(self, platform, job, min(asked, quota, self._pool.gpus), self._clock)
+        self._jobs[job.uid] = joined
         return joined
 
     def leave(self, job: str) -> None:
@@ -62,32 +121,49 @@ class GpuPool:
 
     def divide(self) -> None:
         """Divide the pool anew; every job hears of what changed for it."""
-        grants = share([claim for job in self._jobs.values() for claim in job.claims()], self._pool)
-        for job in self._jobs.values():
-            job.granted({stage: count for (owner, stage), count in grants.items() if owner == job.name})
+        now = self._clock()
+        claims = {uid: shared.claims() for uid, shared in self._jobs.items()}
+        contenders = [self._jobs[uid].contends(asked, now) for uid, asked in claims.items()]
+        asking = [each for each in contenders if each is not None]
+        turns = next_turns(asking, self._pool, now)
+        for contender in asking:
+            self._jobs[contender.job].has_turn(contender.job in turns, now)
+        self._tell(asking, turns, now)
+        without = {each.job for each in asking} - turns
+        allowed = [
+            replace(claim, wanted=claim.working, kept=0) if uid in without and claim.gpus else claim
+            for uid, asked in claims.items()
+            for claim in asked
+        ]
+        grants = share(allowed, self._pool)
+        for uid, shared in self._jobs.items():
+            shared.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
+
+    def _tell(self, asking: Sequence[Contender], turns: frozenset[str], now: float) -> None:
+        """Tell those that wait for whom, and look again when the first turn is over."""
+        if self._turn_ends is not None:
+            self._turn_ends.cancel()
+            self._turn_ends = None
+        having = [each for each in asking if each.job in turns]
+        holders = [Holder(each.namespace, self._jobs[each.job].job.name, each.gpus) for each in having]
+        ends = [self._jobs[each.job].since + turn_seconds(asking) for each in having]
+        left = min((end - now for end in ends if end > now), default=0.0)
+        waiting = {each.job: each for each in asking if each.job not in turns}
+        for uid, shared in self._jobs.items():
+            shared.waits(Waiting(waiting[uid].gpus, holders, left) if uid in waiting else None)
+        if waiting and left > 0:
+            self._turn_ends = asyncio.get_running_loop().call_later(left, self.divide)
 
 
 class SharedPlatform:
     """A job's platform as the pool allows it. Made by `GpuPool.join`."""
 
-    def __init__(
-        self,
-        pool: GpuPool,
-        platform: Platform,
-        job: str,
-        namespace: str,
-        priority: int,
-        gpus: Mapping[Stage, int],
-        keep_alive: Mapping[Stage, float],
-        clock: Clock,
-    ) -> None:
-        self.name = job
+    def __init__(self, pool: GpuPool, platform: Platform, job: PooledJob, most: int, clock: Clock) -> None:
+        self.job = job
         self._pool = pool
         self._platform = platform
-        self._namespace = namespace
-        self._priority = priority
-        self._gpus = gpus
-        self._keep_alive = keep_alive
+        self._most = most
+        """GPUs that it may ask for at a time; it is taken to do so until each of its stages has asked for some."""
         self._clock = clock
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
@@ -101,6 +177,12 @@ class SharedPlatform:
         self._timers: list[asyncio.TimerHandle] = []
         self._use = RecentUse(clock())
         self._used = 0.0
+        self.since = 0.0
+        """When its turn began, or when it began to wait for it."""
+        self._has_turn: bool | None = None
+        self._asked: set[str] = set()
+        self._peak = 0
+        self._waits_for: Waiting | None = None
 
     # --- what the training loop calls ---
 
@@ -114,7 +196,7 @@ class SharedPlatform:
         self._preloads[stage] = preload
         self._applied.pop(stage, None)
         self._pool.divide()
-        if keep_alive := self._keep_alive.get(stage, 0.0):
+        if keep_alive := self.job.keep_alive.get(stage, 0.0):
             loop = asyncio.get_running_loop()
             self._timers = [timer for timer in self._timers if timer.when() > loop.time()]
             self._timers.append(loop.call_later(keep_alive, self._pool.divide))
@@ -142,7 +224,7 @@ class SharedPlatform:
         try:
             await self._platform.close()
         finally:
-            self._pool.leave(self.name)
+            self._pool.leave(self.job.uid)
 
     # --- what the pool calls ---
 
@@ -150,6 +232,42 @@ class SharedPlatform:
         """What the job asks of the pool now."""
         self._charge()
         return [self._claim(stage) for stage in {*self._held, *self._waiting, *self._running}]
+
+    def contends(self, claims: Sequence[Claim], now: float) -> Contender | None:
+        """What it is among the jobs that ask for GPUs; None while it asks for none, and gives its turn up."""
+        asked = {claim.stage: (claim.wanted + claim.kept) * claim.gpus for claim in claims if claim.gpus}
+        if not any(asked.values()):
+            self._has_turn = None
+            return None
+        if self._has_turn is None:
+            self._has_turn, self.since = False, now
+        self._asked |= {stage for stage, gpus in asked.items() if gpus}
+        self._peak = max(self._peak, sum(asked.values()))
+        stages = [stage for stage, gpus in self.job.gpus.items() if gpus]
+        known = self._asked.issuperset(stages)
+        costs = [self.job.costs(stage) for stage in stages]
+        leaving = any(cost.over for cost in costs)
+        return Contender(
+            job=self.job.uid,
+            namespace=self.job.namespace,
+            gpus=0 if leaving else min(self._peak, self._most) if known else self._most,
+            since=self.since,
+            has_turn=self._has_turn,
+            priority=self.job.priority,
+            switch_seconds=max((cost.seconds for cost in costs), default=0.0),
+            keeps=keeps_any(costs),
+        )
+
+    def has_turn(self, has_turn: bool, now: float) -> None:
+        """Its turn has come, goes on, is over or has not come."""
+        if has_turn != self._has_turn:
+            self._has_turn, self.since = has_turn, now
+
+    def waits(self, waiting: Waiting | None) -> None:
+        """Whom it waits for."""
+        before, self._waits_for = self._waits_for, waiting
+        if (before and before.holders) != (waiting and waiting.holders):
+            self.job.on_wait(waiting)
 
     def granted(self, grants: Mapping[str, int]) -> None:
         """The pool was divided anew."""
@@ -161,18 +279,18 @@ class SharedPlatform:
     def _claim(self, stage: Stage) -> Claim:
         wanted = self._running[stage] + self._waiting[stage]
         holds = self._held.get(stage, deque())
-        oldest = self._clock() - self._keep_alive.get(stage, 0.0)
+        oldest = self._clock() - self.job.keep_alive.get(stage, 0.0)
         while len(holds) > 1 and holds[0][0] <= oldest:
             holds.popleft()
         return Claim(
-            job=self.name,
+            job=self.job.uid,
             stage=stage,
-            namespace=self._namespace,
-            gpus=self._gpus.get(stage, 0),
+            namespace=self.job.namespace,
+            gpus=self.job.gpus.get(stage, 0),
             working=self._running[stage],
             wanted=wanted,
             kept=max(0, max((count for _, count in holds), default=0) - wanted),
-            priority=self._priority,
+            priority=self.job.priority,
             used=self._used,
         )
 
@@ -200,7 +318,7 @@ class SharedPlatform:
                     await self._platform.hold(stage, count, self._preloads.get(stage))
 
     def _charge(self) -> None:
-        gpus = sum(count * self._gpus.get(stage, 0) for stage, count in self._running.items())
+        gpus = sum(count * self.job.gpus.get(stage, 0) for stage, count in self._running.items())
         self._used = self._use.charge(gpus, self._clock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

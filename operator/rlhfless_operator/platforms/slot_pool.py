@@ -1,9 +1,9 @@
 """The slots of one namespace, and the jobs whose pods take turns on them."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +12,16 @@ from typing import Protocol
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import (
     ApiError,
-    ConflictError,
     InvalidError,
-    KnativeClient,
     NotFoundError,
     UnavailableError,
 )
+from rlhfless_operator.planner.host_memory import NodeMate, pod_to_end
 from rlhfless_operator.planner.turns import SlotUse, Turns, WaitingTask, take_turns
 from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
-from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, claim, claim_selector
+from rlhfless_operator.platforms.slot_division import ClaimsReview, PoolDivision
 from rlhfless_operator.platforms.slots import SlotAccount
 
 _logger = logging.getLogger(__name__)
@@ -31,6 +30,8 @@ _REVIEW_SECONDS = 5.0
 """Between two looks at the claims."""
 _KEPT_SECONDS = 30.0
 """How long claims are kept after the last job: to get them again takes about as long. Without pods they hold no GPU."""
+_SCHEDULING_SECONDS = 15.0
+"""How long the scheduler of Kubernetes may take to use memory that was freed: it tries a pod again within 10 s."""
 _TICK_SECONDS = 1.0
 """Between two looks at a stage whose task waits, though nothing was heard."""
 
@@ -63,29 +64,17 @@ class SlotUser(Protocol):
     def lacks(self, stage: Stage) -> None:
         """A task of a stage waits for its pods' slots, while there are slots that no task wants."""
 
-    def reviewed(self, claims: "ClaimsReview") -> None:
+    def reviewed(self, claims: ClaimsReview) -> None:
         """The claims were looked at."""
+
+    def node_mates(self) -> Sequence[NodeMate]:
+        """All pods, as far as it matters to those on the same nodes."""
+
+    def end(self, pod: str) -> None:
+        """A pod without a task makes room for another one in its node's memory."""
 
     def trouble(self, problem: str) -> None:
         """What keeps slots from being there; empty when nothing does any more."""
-
-
-@dataclass(frozen=True)
-class ClaimsReview:
-    """The claims of a pool at one look."""
-
-    there: frozenset[str]
-    """All of them."""
-    ending: frozenset[str]
-    """Those that are being deleted."""
-    condemned: frozenset[str]
-    """Those whose pods have to go, as one of their group is being deleted: it takes no new pods."""
-
-    @property
-    def problem(self) -> str:
-        """What is wrong with them; empty if nothing is."""
-        names = ", ".join(sorted(self.ending))
-        return f"ResourceClaims are being deleted: {names}; their pods follow" if names else ""
 
 
 @dataclass(frozen=True)
@@ -123,19 +112,19 @@ class SlotPool:
     """The slots of one namespace in one pool.
 
     Args:
-        client: of the cluster.
         name: of the pool.
         settings: of the pool; it names a DeviceClass.
+        division: of the pool among its namespaces.
     """
 
-    def __init__(self, client: KnativeClient, namespace: str, name: str, settings: PoolSettings) -> None:
-        assert settings.device_class is not None, "a pool without a DeviceClass has no slots"
-        self._claims = client.resource(CLAIMS)
+    def __init__(self, namespace: str, name: str, settings: PoolSettings, division: PoolDivision) -> None:
+        self._division = division
         self._namespace = namespace
         self._name = name
         self._device_class = settings.device_class
         self._together = settings.gpus_per_group
         self._most = settings.share_of(namespace) // self._together
+        self._gpus = settings.gpus
         self._account = SlotAccount()
         self._users: dict[str, _Member] = {}
         self._owners: dict[str, SlotUser] = {}
@@ -146,24 +135,25 @@ class SlotPool:
         self._turns: Turns | None = None
         """What was decided since something last changed."""
         self._changed = asyncio.Condition()
-        self._making = asyncio.Lock()
         self._review: asyncio.Task[None] | None = None
         self._giving_back: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._made_room = -math.inf
+        """When a pod was last seen that made room in its node's memory."""
 
     # --- jobs ---
 
     @property
     def size(self) -> int:
-        """Slots that there are for the jobs that have joined."""
-        wanted = sum(-(-member.share.gpus // self._together) for member in self._users.values())
-        return min(wanted, self._most) * self._together
+        """Slots that there are to be for the jobs that have joined."""
+        return self._division.part(self._namespace) * self._together
 
     async def join(self, user: SlotUser, share: SlotShare) -> None:
         """Let a job in, and make as many slots as it can use at a time, or as its namespace may have.
 
         Raises:
-            PlatformUnavailableError: it can never run here, or the cluster has no claims, or refuses them.
+            PlatformUnavailableError: it can never run here, or the cluster has no claims, or refuses them, or as many
+                other namespaces as the pool has groups came first.
         """
         if share.largest > self._together:
             raise PlatformUnavailableError(
@@ -177,10 +167,19 @@ class SlotPool:
         # A job that comes later has no claim to what the others had before.
         used = min(self._use().used.values(), default=0.0)
         self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
+        self._want()
         try:
+            if self.size == 0:
+                raise PlatformUnavailableError(
+                    f"pool {self._name} has {self._gpus} GPUs, {self._together} together, and as many other namespaces"
+                    " have some of them; wait until their jobs have ended, or give the pool more gpus"
+                )
             await self._make_claims()
-        except ApiError as error:
+        except (ApiError, PlatformUnavailableError) as error:
             self._users.pop(user.job, None)
+            self._want()
+            if isinstance(error, PlatformUnavailableError):
+                raise
             raise PlatformUnavailableError(self._explained(error)) from error
         if self._giving_back is not None:
             self._giving_back.cancel()
@@ -193,6 +192,7 @@ class SlotPool:
         member = self._users.get(user.job)
         if member is not None and member.user is user:
             del self._users[user.job]
+            self._want()
         if self._users:
             return
         if self._review is not None:
@@ -315,22 +315,12 @@ class SlotPool:
 
     # --- claims ---
 
+    def _want(self) -> None:
+        wanted = sum(-(-member.share.gpus // self._together) for member in self._users.values())
+        self._division.want(self._namespace, wanted)
+
     async def _make_claims(self) -> None:
-        async with self._making:
-            found = (await self._claims.list(self._namespace, label_selector=claim_selector(self._name))).items
-            there = {each.metadata.name for each in found}
-            made: set[str] = set()
-            for group in range(self.size // self._together):
-                for index in range(self._together):
-                    manifest = claim(self._namespace, self._name, self._device_class, group, index)
-                    if manifest["metadata"]["name"] not in there:
-                        with contextlib.suppress(ConflictError):
-                            await self._claims.create(manifest)
-                        made.add(manifest["metadata"]["name"])
-        ending = [each.metadata for each in found if each.metadata.deletion_timestamp is not None]
-        groups = {each.labels.get(GROUP_LABEL) for each in ending}
-        condemned = frozenset(each.metadata.name for each in found if each.metadata.labels.get(GROUP_LABEL) in groups)
-        review = ClaimsReview(frozenset(there | made), frozenset(each.name for each in ending), condemned)
+        review = await self._division.review(self._namespace)
         for member in list(self._users.values()):
             member.user.reviewed(review)
 
@@ -338,9 +328,7 @@ class SlotPool:
         await asyncio.sleep(_KEPT_SECONDS)
         self._giving_back = None
         try:
-            async with self._making:
-                for each in (await self._claims.list(self._namespace, label_selector=claim_selector(self._name))).items:
-                    await self._claims.delete(self._namespace, each.metadata.name)
+            await self._division.give_back(self._namespace)
         except ApiError as error:
             _logger.warning("slots of %s stay without pods: %s", self._namespace, self._explained(error))
 
@@ -350,11 +338,28 @@ class SlotPool:
             await asyncio.sleep(_REVIEW_SECONDS)
             try:
                 await self._make_claims()
+                self._make_room()
             except UnavailableError as error:
                 _logger.warning("slots of %s: %s", self._namespace, self._explained(error))
             except ApiError as error:
                 for member in list(self._users.values()):
                     member.user.trouble(self._explained(error))
+
+    def _make_room(self) -> None:
+        """End a pod without a task where another one, whose task waits, lacks memory on the node."""
+        waiting = {(each.user.job, each.stage) for each in self._waiting.values()}
+        members = list(self._users.values())
+        pods = [replace(pod, priority=member.share.priority) for member in members for pod in member.user.node_mates()]
+        now = time.monotonic()
+        if any(pod.state == "ending" for pod in pods):
+            self._made_room = now
+        if now < self._made_room + _SCHEDULING_SECONDS:
+            return
+        chosen = pod_to_end(pods, waiting)
+        if chosen is not None:
+            self._made_room = now
+            _logger.warning("%s has no task, and ends: a pod whose task waits lacks memory on its node", chosen)
+            self._owners[chosen].end(chosen)
 
     def _explained(self, error: ApiError) -> str:
         match error:

@@ -12,6 +12,8 @@ from rlhfless_operator.platforms.scaling import StageSituation
 
 _LATE_SECONDS = 2.0
 """Creation times are in whole seconds; news that is later than this is late itself, and the pod's own time counts."""
+_PREPARATION_SECONDS = 15.0
+"""For a node to prepare a pod; it takes one or two."""
 _KEPT_PROBLEMS = 8
 _COST_OF_WORK = "1000"
 _COST_OF_KEEPING = "100"
@@ -33,6 +35,8 @@ class _Pod:
     """Whether it is doing so."""
     suspicion: str = ""
     """What keeps it from starting, though Kubernetes says nothing of it."""
+    unprepared_since: float | None = None
+    """Since when its node has had it without preparing it."""
     proven: bool = False
     """Whether it has worked before its readiness was told: news of that is on its way."""
     fresh: bool = False
@@ -93,7 +97,11 @@ class StagePods:
             late = not first and age > _LATE_SECONDS
             self._enter(view.name, pod, "starting", before=age if late else 0.0)
         pod.view = view
-        if not view.overlooked:
+        if not view.unprepared:
+            pod.unprepared_since = None
+        elif pod.unprepared_since is None:
+            pod.unprepared_since = time.monotonic()
+        if not (view.overlooked or view.unprepared):
             pod.suspicion = ""
         pod.proven = pod.proven and not view.ready
         self._settle(view.name, pod)
@@ -105,6 +113,25 @@ class StagePods:
         if pod is not None and pod.suspicion != suspicion:
             pod.suspicion = suspicion
             self.on_change()
+
+    def suspect_unprepared(self, at: float) -> float | None:
+        """Suspect pods that their nodes have not prepared for long, of which Kubernetes tells in events alone.
+
+        Returns:
+            When to look again; None if no pod waits for its node.
+        """
+        due = []
+        for name, pod in self._pods.items():
+            if pod.unprepared_since is None or pod.suspicion:
+                continue
+            late = pod.unprepared_since + _PREPARATION_SECONDS
+            if at < late:
+                due.append(late)
+                continue
+            claims = ", ".join(pod.view.claims) if pod.view is not None else ""
+            of_claims = f" (its ResourceClaims: {claims})" if claims else ""
+            self.suspect(name, f"Pending: its node has not prepared it for {_PREPARATION_SECONDS:g} s{of_claims}")
+        return min(due, default=None)
 
     def gone(self, view: PodView) -> None:
         """A pod is no more."""
@@ -238,6 +265,10 @@ class StagePods:
         """A pod as the watch has it."""
         pod = self._pods.get(instance)
         return pod.view if pod is not None else None
+
+    def resting_since(self, instance: str) -> float:
+        """When a pod had a task last, monotonic seconds; 0 if it never had one."""
+        return self._pods[instance].idle_since
 
     def idle_for(self, at: float) -> float:
         """How long the pod that is idle for longest has been so, in seconds; 0 if none is."""

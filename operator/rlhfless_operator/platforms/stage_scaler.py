@@ -125,7 +125,7 @@ class StageScaler:
         now = time.monotonic()
         asked = None if self._applied is None else self._applied[0]
         scale = scale_of(self._pods.situation(), asked=asked, keep_alive=self._keep_alive, at=now)
-        self._review_at = scale.review_at
+        self._review_at = _earlier(scale.review_at, self._pods.suspect_unprepared(now))
         if scale.bounds != self._applied:
             # Before, so that whichever pod the ReplicaSet picks, it is none at work.
             if self._applied is None or scale.pods < self._applied[0]:
@@ -139,8 +139,7 @@ class StageScaler:
         if now >= self._looked_at + _SHORTAGE_SECONDS:
             self._looked_at = now
             await self._look_into(missing)
-        again = self._looked_at + _SHORTAGE_SECONDS
-        self._review_at = again if self._review_at is None else min(again, self._review_at)
+        self._review_at = _earlier(self._review_at, self._looked_at + _SHORTAGE_SECONDS)
 
     async def _bound(self, scale: Scale) -> None:
         least, most = scale.bounds
@@ -193,3 +192,8 @@ class StageScaler:
             if problem:
                 logger.warning("%s pods of %s: %s", self._pods.stage, self._endpoint.revision, problem)
                 self._on_problem(f"{self._pods.stage}: {problem}")
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    times = [each for each in (one, other) if each is not None]
+    return min(times, default=None)

@@ -10,12 +10,14 @@ from typing import Any
 import aiohttp
 
 from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.planner.host_memory import NodeMate, NodeMateState
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.dispatch import Queue
 from rlhfless_operator.platforms.manifests import PORT
 from rlhfless_operator.platforms.pod_watch import PodView
 from rlhfless_operator.platforms.slot_claims import why_overlooked
-from rlhfless_operator.platforms.slot_pool import ClaimsReview, SlotPool
+from rlhfless_operator.platforms.slot_division import ClaimsReview
+from rlhfless_operator.platforms.slot_pool import SlotPool
 from rlhfless_operator.platforms.stage_pods import StagePods
 from rlhfless_operator.platforms.stream import run_task, shows_work
 
@@ -69,6 +71,8 @@ class TurnTaking:
         self._overlooked: set[str] = set()
         """Pods of which the scheduler had said nothing at the last look."""
         self._ending: set[str] = set()
+        self._evicted: set[str] = set()
+        """Pods that make room for others: they get no task any more."""
         self._processes: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -152,6 +156,7 @@ class TurnTaking:
     def pod_gone(self, view: PodView) -> None:
         """A pod is no more."""
         self._ending.discard(view.name)
+        self._evicted.discard(view.name)
         self._processes.pop(view.name, None)
         self._pool.gone(view.name)
 
@@ -168,19 +173,19 @@ class TurnTaking:
 
     def free(self, stage: Stage) -> Sequence[str]:
         """Pods of a stage that are awake and have no task."""
-        return self._books[stage].free()
+        return self._staying(self._books[stage].free())
 
     def asleep(self, stage: Stage) -> Sequence[str]:
         """Pods of a stage that sleep and could take a task."""
-        return [name for name in self._books[stage].asleep() if self._pool.knows(name)]
+        return [name for name in self._staying(self._books[stage].asleep()) if self._pool.knows(name)]
 
     def idle(self) -> Sequence[str]:
         """Pods of any stage that are awake and have no task."""
-        return [name for book in self._books.values() for name in book.free()]
+        return [name for book in self._books.values() for name in self._staying(book.free())]
 
     def leaving(self) -> Sequence[str]:
         """Pods of any stage that give their slots back already."""
-        return [name for book in self._books.values() for name in book.leaving()]
+        return [*self._evicted, *(name for book in self._books.values() for name in book.leaving())]
 
     def take(self, pod: str) -> None:
         """A task comes to a pod."""
@@ -219,6 +224,33 @@ class TurnTaking:
         self._overlooked = overlooked
         self._evict()
 
+    def node_mates(self) -> Sequence[NodeMate]:
+        """All pods, as far as it matters to those on the same nodes."""
+        found = []
+        for stage, book in self._books.items():
+            resting = {*self.free(stage), *self.asleep(stage)}
+            for name in book.names:
+                view = book.view(name)
+                if view is None:
+                    continue
+                state: NodeMateState = "other"
+                if view.deleting or name in self._evicted:
+                    state = "ending"
+                elif view.lacks_memory:
+                    state = "lacks memory"
+                elif name in resting:
+                    state = "resting"
+                found.append(NodeMate(name, self.job, stage, frozenset(view.claims), state, book.resting_since(name)))
+        return found
+
+    def end(self, pod: str) -> None:
+        """A pod without a task makes room for another one in its node's memory. It starts anew when it is needed."""
+        self._evicted.add(pod)
+        book = next(book for book in self._books.values() if pod in book.names)
+        book.wanted = max(0, book.wanted - 1)
+        book.on_change()
+        self._spawn(self._remove(book.stage, pod))
+
     def trouble(self, problem: str) -> None:
         """What keeps slots from being there; empty when nothing does any more."""
         if problem != self._reported:
@@ -226,6 +258,9 @@ class TurnTaking:
             self._on_problem(f"slots: {problem}")
 
     # --- the rest ---
+
+    def _staying(self, pods: Sequence[str]) -> list[str]:
+        return [name for name in pods if name not in self._evicted]
 
     def _welcome(self, view: PodView, first: bool) -> None:
         book = self._books[view.stage]

@@ -42,6 +42,10 @@ class JobFolder:
         """A part of the run's trace: how long the responses of a chunk were."""
         return join(self.root, "traces", _step(step), f"{part}.parquet")
 
+    def drafts(self, step: int) -> str:
+        """What later steps draft tokens from: the step's responses, a part for each chunk."""
+        return join(self.root, "drafts", _step(step))
+
     def weights(self, step: int) -> str:
         """A weights version."""
         return join(self.root, "weights", _step(step))

@@ -11,18 +11,37 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/lost_instances": Metric("instances", "Instances that were lost while they generated."),
     "generation/cuts": Metric("requests", "Requests that were cut; their samples went on elsewhere."),
     "generation/moved_samples": Metric("samples", "Samples that were moved to another actor by choice."),
+    "generation/passes": Metric("number", "Decode passes, all instances together, where transformers generates."),
+    "generation/tokens_per_pass": Metric(
+        "tokens", "Tokens that a sequence got from a decode pass, mean: 1 without drafts, where transformers generates."
+    ),
+    "generation/drafts/tried": Metric("tokens", "Tokens that were drafted, and computed in passes to see."),
+    "generation/drafts/accepted": Metric("tokens", "Those of them that would have been sampled anyway."),
+    "generation/drafts/seconds": Metric("seconds", "Time of looking for drafts, all instances together."),
+    "generation/drafts/unreadable": Metric("number", "Times that responses of an earlier step could not be read."),
     "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
     "generation/prefixes/tokens_fetched": Metric("tokens", "Of shared prefixes: whose keys and values were fetched."),
     "generation/prefixes/bytes_sent": Metric("bytes", "Keys and values that were sent."),
     "generation/prefixes/bytes_fetched": Metric("bytes", "Keys and values that were fetched."),
     "generation/prefixes/seconds_sent": Metric("seconds", "Time of sending, all instances together."),
     "generation/prefixes/seconds_fetched": Metric("seconds", "Time of fetching, all instances together."),
+    "weights/bytes_same_node": Metric(
+        "bytes",
+        "On a cluster: bytes of new weights that generation instances on the learner's node read, since the step before"
+        " was learnt. Each instance counts a version once.",
+    ),
+    "weights/bytes_same_zone": Metric(
+        "bytes", "The same of instances on other nodes of its zone, or of another domain of `placement.topologyKeys`."
+    ),
+    "weights/bytes_across_zones": Metric("bytes", "The same of instances in other zones."),
+    "weights/bytes_other_node": Metric("bytes", "The same of instances on other nodes, where zones are not known."),
     "weights/seconds": Metric("seconds", "Until the last actor of the step had its weights."),
     "learning/beyond_preparation": Metric(
         "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
     ),
     "planning/expected_seconds": Metric("seconds", "What the plan expected of generation."),
     "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
+    "planning/contention": Metric("share", "Of the pool's GPU time: what other jobs wanted when the step was planned."),
     "planning/lower_bound_instance_seconds": Metric(
         "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
     ),

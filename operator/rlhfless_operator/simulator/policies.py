@@ -1,7 +1,7 @@
 """The systems that are compared, each as what it plans with, when it cuts, and what it may overlap and release.
 
 Every baseline gets prefix caching within an instance, migration of running samples without stopping the receiver, and
-instances released as soon as they are empty where the system can release at all. Its ratio and batch are those that
+instances released as soon as they are empty where it can release at all. Its ratio and batch here are those that
 served it best on the first scenario (docs/simulation.md). Ours pays a pause of the receiver for
 each cut, since an instance takes one request at a time; its engine's prefix cache keeps what the receiver had.
 """
@@ -15,7 +15,7 @@ from rlhfless_operator.planner.migration import Rule
 from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.scenarios import Scenario
 
-PolicyName = Literal["static", "rlhfuse", "paper", "laminar", "oracle", "rlhfless"]
+PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
 
 RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
 """(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
@@ -33,6 +33,8 @@ class PolicySettings:
     rule: RuleMaker | None = None
     holds_everything: bool = False
     """All GPUs are held for the whole step."""
+    starts: bool = True
+    """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
     restarts_receiver: bool = False
     """A receiver's contexts are computed again, as with an engine that keeps nothing between requests."""
     pause_seconds: float = 0.0
@@ -88,6 +90,7 @@ POLICIES = {
             planning="even",
             lengths="ignored",
             holds_everything=True,
+            starts=False,
             warms=False,
         ),
         PolicySettings(
@@ -97,6 +100,16 @@ POLICIES = {
             planning="even",
             lengths="ignored",
             rule=_global_ratio,
+            overlaps_preparation=True,
+        ),
+        PolicySettings(
+            "rlhfuse-resident",
+            "the same with both models on every GPU all the time, as the original has it: nothing is started, and what"
+            " is freed is still not charged",
+            planning="even",
+            lengths="ignored",
+            rule=_global_ratio,
+            starts=False,
             overlaps_preparation=True,
         ),
         PolicySettings(

@@ -106,8 +106,11 @@ class Scenario:
         return self.conditions.weight_load_seconds(self.weight_load_seconds, gigabytes, instances)
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
-        """Forward passes of the old and the reference policy, and of PPO's critic."""
-        passes = 3 if self.algorithm == "ppo" else 2
+        """Forward passes of the reference policy, and of the critic of PPO.
+
+        A step is one update, so the ratios are 1 and nobody asks the old policy.
+        """
+        passes = 2 if self.algorithm == "ppo" else 1
         return passes * 2 * self.model.parameters * tokens / (self.gpu.flops * self.preparation_utilisation)
 
     def learning_gpu_seconds(self, tokens: float) -> float:

@@ -27,6 +27,8 @@ METRICS = (
     "instances",
     "moves",
     "lost",
+    "first_epoch_seconds",
+    "first_epoch_gpu_seconds",
 )
 
 
@@ -94,8 +96,15 @@ def simulate_variants(
         lengths = trace or scenario.draw_trace(seed)
         for name, settings in variants.items():
             steps = run_policy(scenario, settings, lengths, seed, advance)
+            first = [step for step in steps if step.epoch == 0] or steps
             learnt = [step for step in steps if step.epoch > 0] or steps
-            by_policy[name].append(_means(scenario, learnt))
+            by_policy[name].append(
+                _means(scenario, learnt)
+                | {
+                    "first_epoch_seconds": fmean(step.seconds for step in first),
+                    "first_epoch_gpu_seconds": fmean(step.gpu_seconds for step in first),
+                }
+            )
     return {
         "scenario": scenario.name,
         "seeds": list(seeds),

@@ -19,6 +19,7 @@ from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.simulator.step_bound import least_gpu_seconds
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace, TraceStep
 
 Floats = NDArray[np.float64]
@@ -35,7 +36,7 @@ class StepResult:
     generation_gpu_seconds: float
     busy_gpu_seconds: float
     bound_gpu_seconds: float
-    """Lower bound of generation in the same time, and of preparation and learning within the step."""
+    """Lower bound of the whole step in the same time."""
     generation_bound_gpu_seconds: float
     paid_gpu_seconds: float
     """GPU-seconds at full price that cost as much."""
@@ -53,7 +54,8 @@ class Run:
 
     def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
         self._scenario, self._settings, self._trace = scenario, settings, trace
-        self._profile = scenario.profile()
+        profile = scenario.profile()
+        self._profile = profile if settings.starts else replace(profile, startup_seconds=0.0)
         self._random = np.random.default_rng(seed)
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
         self._trainer: TrainerPlan | None = None
@@ -84,6 +86,8 @@ class Run:
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
         total = scenario.gpus * end if settings.holds_everything else held + trainer.gpu_seconds
         bound = self._bound(responses, generation.seconds)
+        prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
+        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=settings.starts)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
         return StepResult(
@@ -93,7 +97,7 @@ class Run:
             gpu_seconds=total,
             generation_gpu_seconds=scenario.gpus * generation.seconds if settings.holds_everything else held,
             busy_gpu_seconds=busy,
-            bound_gpu_seconds=bound + self._training_bound(float(work.sum()), end),
+            bound_gpu_seconds=least,
             generation_bound_gpu_seconds=bound,
             paid_gpu_seconds=total - self._discount(generation),
             instances=len(division),
@@ -248,7 +252,7 @@ class Run:
     ) -> TrainerRun:
         """Preparation and learning."""
         scenario, settings = self._scenario, self._settings
-        start = 0.0 if settings.holds_everything else scenario.trainer_start_seconds
+        start = scenario.trainer_start_seconds if settings.starts else 0.0
         update = scenario.update_seconds
         free = self._free(generation)
         every, after = scenario.gpus, generation.seconds
@@ -266,11 +270,12 @@ class Run:
             prepared = np.full(len(work), max(after, early.end))
             afterwards = TrainerPlan(every, float(prepared[0]) - start)
             run = run_trainer(
-                prepared, work - preparation, np.zeros(every), afterwards, start_seconds=start, update_seconds=update
+                prepared, work - preparation, free, afterwards, start_seconds=start, update_seconds=update
             )
             return replace(run, gpu_seconds=run.gpu_seconds + float(preparation.sum()))
         ends = np.full(len(work), after)
-        return run_trainer(ends, work, np.zeros(every), afterwards, start_seconds=start, update_seconds=update)
+        # A GPU that still generates is not the learner's yet.
+        return run_trainer(ends, work, free, afterwards, start_seconds=start, update_seconds=update)
 
     def _discount(self, generation: GenerationRun) -> float:
         """GPU-seconds at full price that spot capacity saves."""
@@ -280,10 +285,6 @@ class Run:
     def _free(self, generation: GenerationRun) -> Floats:
         scenario = self._scenario
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
-
-    def _training_bound(self, work: float, end: float) -> float:
-        """Least GPU-seconds of preparation and learning: each GPU that takes part is started."""
-        return work + self._scenario.trainer_start_seconds * math.ceil(work / end)
 
     def _bound(self, responses: list[Response], seconds: float) -> float:
         """GPU-seconds of generation that nobody can beat in `seconds`."""

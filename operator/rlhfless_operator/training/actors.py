@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import SampleTask
+from rlhfless_functions.api import DecodeCounts, SampleTask
 from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.training.generated import Stretch
 
@@ -76,6 +76,7 @@ class Heard:
     """Response tokens that each sample had when the request began."""
     tokens: dict[Key, int] = field(default_factory=dict)
     finished: int = 0
+    decoding: DecodeCounts = field(default_factory=DecodeCounts)
     first: float = math.inf
     last: float = -math.inf
 

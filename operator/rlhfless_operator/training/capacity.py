@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.warming import keep_alive, wake_time
+from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Platform, Preload
 
 
@@ -64,6 +66,15 @@ class Capacity:
         self._sleeps = sleeps
         self._draining_seconds = draining_seconds
         self._stages = {stage: _Held() for stage in STAGES}
+        self._restart_seconds: dict[Stage, float] = {}
+        self._over: set[Stage] = set()
+
+    def switch_cost(self, stage: Stage) -> SwitchCost:
+        """What it costs to let an instance of a stage go and to have one again, as far as it is known."""
+        gaps = self.history.recent(f"gap/{stage}")
+        # A wait for other jobs is a gap as well, and a rare one: the median does not see it.
+        gap = statistics.median(gaps) if gaps else None
+        return SwitchCost(self._switch_seconds(stage), gap, over=stage in self._over)
 
     async def use(
         self, stage: Stage, count: int, preload: Preload | None = None, *, restart_seconds: float = 0.0
@@ -75,11 +86,13 @@ class Capacity:
             restart_seconds: what a fresh instance would have to do again besides starting.
         """
         held, now = self._stages[stage], self._clock()
+        self._over.discard(stage)
         held.preload = preload or held.preload
         if count > held.working:
             self._resume(stage, held, count - held.working, now)
         elif count < held.working:
-            limit = self._limit(stage, restart_seconds)
+            self._restart_seconds[stage] = restart_seconds
+            limit = self._limit(stage)
             held.idle_since += [now] * (held.working - count)
             held.kept_until += [now + limit] * (held.working - count)
         held.working = count
@@ -125,6 +138,7 @@ class Capacity:
     async def finish(self, stage: Stage) -> None:
         """No more work of a stage is to come: let its instances go now."""
         held = self._stages[stage]
+        self._over.add(stage)
         self._stop_waking(held)
         held.warmed = 0
         held.kept_until.clear()
@@ -152,15 +166,17 @@ class Capacity:
         del held.idle_since[-count if held.working else 0 :]
         del held.kept_until[max(0, len(held.kept_until) - count) :]
 
-    def _limit(self, stage: Stage, restart_seconds: float) -> float:
+    def _limit(self, stage: Stage) -> float:
         if self._keep_alive[stage] is not None:
             # The platform keeps them.
             return 0.0
         if self._sleeps:
             return math.inf
+        return keep_alive(self.history.recent(f"gap/{stage}"), self._switch_seconds(stage))
+
+    def _switch_seconds(self, stage: Stage) -> float:
         draining = self.history.mean(f"draining/{stage}", self._draining_seconds)
-        switch = draining + self.history.mean(f"startup/{stage}") + restart_seconds
-        return keep_alive(self.history.recent(f"gap/{stage}"), switch)
+        return draining + self.history.mean(f"startup/{stage}") + self._restart_seconds.get(stage, 0.0)
 
     async def _apply(self, stage: Stage) -> None:
         held = self._stages[stage]

@@ -1,16 +1,17 @@
 """What a job has learnt of its lengths, its instances and its stages, and the plans that rest on it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlhfless_functions.api import LearnResult, SampleTask, Stage
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.calibration import Calibration
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
@@ -38,15 +39,21 @@ class CostModel:
     Args:
         spec: the job's.
         actors: how many generation instances a step may use.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
     """
 
-    def __init__(self, spec: RLHFJobSpec, actors: ActorRange) -> None:
+    def __init__(
+        self, spec: RLHFJobSpec, actors: ActorRange, contention: Callable[[], Contention] = lambda: ALONE
+    ) -> None:
         self._spec = spec
         self._actors = actors
+        self._contention = contention
         longest = spec.sampling.max_response_tokens
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(_UNKNOWN_DEVICE)
         self.history = History()
+        self.room: EngineRoom | None = None
+        """What the instances of the newest step have said to have room for."""
         self._starting: dict[str, float] = {}
         self._draining: dict[str, float] = {}
 
@@ -80,6 +87,8 @@ class CostModel:
             self.calibration.latency,
             self.history,
             follows=follows,
+            contention=self._contention(),
+            room=self.room,
         )
 
     def share_prefixes(
@@ -93,7 +102,7 @@ class CostModel:
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
-        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause)
+        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause, room=self.room)
 
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
@@ -125,6 +134,7 @@ class CostModel:
             seconds + self.history.mean(startup("generation")),
             prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
             start_seconds=self.history.mean(startup("generation")),
+            max_batch=self.room.sequences if self.room is not None else None,
         )
         return bound if math.isfinite(bound) else None
 
@@ -144,7 +154,8 @@ class CostModel:
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
     ) -> None:
-        """Learn the speed of the instances from what a step's did."""
+        """Learn the speed of the instances, and what they have room for, from what a step's did."""
+        self.room = generation.room or self.room
         observe(self.calibration, generation, prompt_tokens)
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
@@ -180,6 +191,7 @@ class CostModel:
             "predictor": self.predictor.state(),
             "calibration": self.calibration.state(),
             "history": self.history.state(),
+            "room": self.room.model_dump() if self.room is not None else None,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -187,6 +199,8 @@ class CostModel:
         self.predictor = LengthPredictor.from_state(state["predictor"])
         self.calibration = Calibration.from_state(state["calibration"])
         self.history.restore(state.get("history", {}))
+        if (room := state.get("room")) is not None:
+            self.room = EngineRoom(**room)
 
 
 def startup(stage: Stage) -> str:

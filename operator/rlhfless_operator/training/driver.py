@@ -13,6 +13,7 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.rules import FIXED_FIELDS
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
@@ -67,6 +68,7 @@ async def drive(
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
+    contention: Callable[[], Contention] = lambda: ALONE,
     budget: Callable[[], BudgetSpec | None] | None = None,
     on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
@@ -78,6 +80,7 @@ async def drive(
         budget: asked for what the job may spend before each step; the document's if left out.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
         on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
@@ -99,6 +102,7 @@ async def drive(
             actors=actors,
             takes_turns=takes_turns,
             draining_seconds=draining_seconds,
+            contention=contention,
         )
         journal.budget = budget or journal.budget
         on_open(run, journal)

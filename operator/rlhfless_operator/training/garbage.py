@@ -1,5 +1,7 @@
 """Which artifacts nobody needs any more."""
 
+from collections.abc import Collection
+
 from rlhfless_functions import artifacts
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -10,17 +12,26 @@ def remove_remains(folder: JobFolder) -> None:
     artifacts.sweep(folder.root, artifacts.list_files(folder.root))
 
 
-def remove_garbage(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> None:
-    """Remove what neither the status names, nor a fresh learner would need, nor the step that runs now."""
-    for kind, keep in kept(folder, status, keep_checkpoints).items():
+def remove_garbage(
+    folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int, draft_steps: Collection[int] = ()
+) -> None:
+    """Remove what neither the status names, nor a fresh learner would need, nor the step that runs now.
+
+    Args:
+        draft_steps: steps whose responses may yet be drafted from.
+    """
+    for kind, keep in kept(folder, status, keep_checkpoints, draft_steps).items():
         artifacts.sweep(folder.file(kind), keep)
 
 
-def kept(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> dict[str, list[str]]:
+def kept(
+    folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int, draft_steps: Collection[int] = ()
+) -> dict[str, list[str]]:
     """URIs that stay, by sub-folder.
 
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
-    the newest checkpoint, and whatever the running step, the one after the status's, may be writing.
+    the newest checkpoint, responses to draft from, and whatever the running step, the one after the status's, may be
+    writing.
     """
     running = status.step + 1
     replayed_from = status.checkpoint.step + 1 if status.checkpoint else 1
@@ -39,6 +50,7 @@ def kept(folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int) -> dic
         ],
         # The newest step's results have its export, too.
         "results": [*(folder.results(step) for step in (0, status.step, *since_checkpoint))],
+        "drafts": [*(folder.drafts(step) for step in {*draft_steps, running})],
         "progress": [folder.progress(status.step), folder.progress(running)],
     }
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Done, Samples, SampleTask
+from rlhfless_functions.api import DecodeCounts, Done, EngineRoom, Samples, SampleTask
 from rlhfless_operator.planner.migration import Key
 
 
@@ -53,18 +53,35 @@ class GenerationOutcome:
     """Longest that an engine took until it had the step's weights."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    decoding: Counter[str] = field(default_factory=Counter)
+    """How tokens came about, of all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request went on with them."""
+    room: EngineRoom | None = None
+    """The least that any instance has said to have room for; None while none has."""
     before: list[str] = field(init=False)
     """Those of the sinks that were there at first: of earlier drivers, with which any sample may have been begun."""
 
     def __post_init__(self) -> None:
         self.before = list(self.sinks)
 
+    def has_room(self, room: EngineRoom) -> None:
+        """An instance has said what it has room for."""
+        self.room = room if self.room is None else least_room(self.room, room)
+
+    def decoded(self, counts: DecodeCounts) -> None:
+        """A request has come to an end, with these counts as it told last."""
+        self.decoding.update(counts.model_dump())
+
     def done(self, event: Done) -> None:
         """A request has come to its end."""
         self.prefixes.update(event.result.get("shared_prefixes", {}))
         self.weights_seconds = max(self.weights_seconds, event.result.get("weights_seconds", 0.0))
+
+
+def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
+    """What instances of both kinds have room for."""
+    return EngineRoom(sequences=min(one.sequences, other.sequences), kv_tokens=min(one.kv_tokens, other.kv_tokens))
 
 
 class Completion:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from rlhfless_functions.api import Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
+from rlhfless_functions.api import DecodeCounts, Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.planner.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
@@ -177,6 +177,7 @@ class _Stage:
             error = failure
         finally:
             # Of a request that was cut, too: closing its stream has let the instance publish what it had.
+            self._outcome.decoded(heard.decoding)
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
         actor.cut_at = None
@@ -192,6 +193,9 @@ class _Stage:
         if isinstance(event, Progress):
             lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
             heard.now(lengths)
+            if event.room is not None:
+                self._outcome.has_room(event.room)
+            heard.decoding = event.decoding
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
             heard.finished += len(event.samples)
@@ -204,6 +208,7 @@ class _Stage:
             self._sinks.flushed(sink, event)
         elif isinstance(event, Done):
             self._outcome.done(event)
+            heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
         if actor.cut_at is not None and heard.first < math.inf:
             self._outcome.pauses.append(heard.first - actor.cut_at)
             actor.cut_at = None

@@ -75,9 +75,12 @@ class Learning:
         assert self._task is not None
         learned = await self._task
         run = self._run
+        more = run.weights_traffic.take()
         if self._prepared_at is not None:
-            beyond = {"learning/beyond_preparation": time.monotonic() - self._prepared_at}
-            learned = learned.model_copy(update={"metrics": {**learned.metrics, **beyond}})
+            more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
+        learned = learned.model_copy(update={"metrics": {**learned.metrics, **more}})
+        size = int(learned.metrics.get("weights/bytes", 0))
+        run.weights_traffic.published(learned.weights.version, size, self._listener.place)
         # Unless it is kept, its successor takes the steps since the newest checkpoint again.
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
@@ -165,10 +168,12 @@ class _Listener:
         """While it waits: the pieces that it is done with."""
         self._ledger = journal.ledger
         self._instance = ""
+        self.place: list[str] = []
+        """Of the learner; see `Started.place`."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._instance, self.waits_after = event.instance, None
+            self._instance, self.place, self.waits_after = event.instance, event.place, None
         elif isinstance(event, Waiting):
             self.waits_after = event.pieces if event.waiting else None
             # It holds its GPU for nothing, and that is what the ledger shall say.

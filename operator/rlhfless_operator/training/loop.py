@@ -66,5 +66,6 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
             rollout = record_rollout(run, rollout)
             journal.keep_batch(step, rollout)
         run.cost_model.measured(rollout.lengths)
+        run.draft_history.generated(step, rollout.lengths)
         look_ahead(run, journal, step)
         return rollout, await learning.result()

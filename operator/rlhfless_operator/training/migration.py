@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.migration import Key, Migration, Rule
@@ -14,7 +15,12 @@ UNKNOWN_PAUSE_SECONDS = 0.5
 
 
 def open_migration(
-    spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, *, pause_seconds: float
+    spec: RLHFJobSpec,
+    plan: GenerationPlan,
+    latency: LinearLatency,
+    *,
+    pause_seconds: float,
+    room: EngineRoom | None = None,
 ) -> Migration:
     """The state machine of one step's generation.
 
@@ -22,25 +28,30 @@ def open_migration(
         plan: what is carried out; its estimates say what remains of a response.
         latency: of the instances, as far as it is known.
         pause_seconds: what a move has cost so far, besides prefill.
+        room: what the instances have said to have room for: no receiver is given more at a time.
     """
-    rule = _rule(spec, plan, latency, pause_seconds)
+    rule = _rule(spec, plan, latency, pause_seconds, room)
     return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
 
 
-def _rule(spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, pause_seconds: float) -> Rule | None:
+def _rule(
+    spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, pause_seconds: float, room: EngineRoom | None
+) -> Rule | None:
     settings = spec.planning.migration
-    kv_tokens = spec.generation.kv_budget_tokens or math.inf
+    kv_tokens, slots = spec.generation.kv_budget_tokens or math.inf, settings.slots
+    if room is not None:
+        kv_tokens, slots = min(kv_tokens, room.kv_tokens), min(slots, room.sequences)
     if settings.policy == "threshold":
-        return ActorRatio(0.95 if settings.ratio is None else settings.ratio, settings.slots)
+        return ActorRatio(0.95 if settings.ratio is None else settings.ratio, slots)
     if settings.policy == "global":
         samples = sum(len(share) for share in plan.shares)
-        return GlobalRatio(0.9 if settings.ratio is None else settings.ratio, settings.slots, kv_tokens, samples)
+        return GlobalRatio(0.9 if settings.ratio is None else settings.ratio, slots, kv_tokens, samples)
     if settings.policy == "repack":
-        return Repack(settings.slots, kv_tokens, settings.period)
+        return Repack(slots, kv_tokens, settings.period)
     if settings.policy == "benefit":
         return Saving(
             latency,
-            settings.slots,
+            slots,
             kv_tokens,
             longest=spec.sampling.max_response_tokens,
             time_price=plan.time_price,

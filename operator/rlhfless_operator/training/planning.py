@@ -1,12 +1,13 @@
 """The plan of a step's generation, from what the control plane knows: predicted lengths, speed, prices, limits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlhfless_functions.api import SampleTask, Stage
+from rlhfless_functions.api import EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
@@ -45,6 +46,8 @@ class GenerationPlan:
     """To the new weights."""
     groups: GroupForecast | None = None
     """What a learner that follows preparation can expect; None for one that waits for the whole batch."""
+    wanted_by_others: float = 0.0
+    """The share of the pool's GPU time that other jobs wanted when the step was planned."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -53,11 +56,12 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
     Args:
         prompt_tokens: tokens of every prompt of the dataset, by row.
     """
-    seen = [_observation(stretch, prompt_tokens) for stretch in outcome.stretches]
+    batch = outcome.room.sequences if outcome.room is not None else None
+    seen = [_observation(stretch, prompt_tokens, batch) for stretch in outcome.stretches]
     calibration.observe(*(each for each in seen if each is not None))
 
 
-def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation | None:
+def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | None) -> Observation | None:
     """What a request did, in the terms of the latency model; None if it generated nothing."""
     made = {key: max(0, tokens - stretch.begun[key]) for key, tokens in stretch.tokens.items()}
     total = sum(made.values())
@@ -65,7 +69,8 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int]) -> Observation 
         return None
     prompts = {prompt for prompt, _ in stretch.tokens}
     return Observation(
-        steps=max(made.values()),
+        # Where some had to wait there were more steps than the longest response has tokens.
+        steps=max(max(made.values()), total / batch if batch else 0),
         sequence_steps=total,
         context_tokens=sum(
             count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items()
@@ -93,6 +98,8 @@ def plan_generation(
     history: History,
     *,
     follows: bool = False,
+    contention: Contention = ALONE,
+    room: EngineRoom | None = None,
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
@@ -103,6 +110,8 @@ def plan_generation(
         prompt_tokens: tokens of every prompt of the dataset, by row.
         history: what the stages have taken so far.
         follows: whether learning may begin before the batch is complete.
+        contention: what other jobs leave of the GPUs.
+        room: what the instances have said to have room for; without it, only `generation.kvBudgetTokens` is known.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
     longest = spec.sampling.max_response_tokens
@@ -111,12 +120,18 @@ def plan_generation(
         for prompt in prompts
         for index, tokens in enumerate(estimates[prompt].group(samples_per_prompt, longest))
     ]
-    limits = Limits(actors.least, actors.most, kv_tokens=spec.generation.kv_budget_tokens)
+    kv_tokens, max_batch = spec.generation.kv_budget_tokens, None
+    if room is not None:
+        kv_tokens, max_batch = min(room.kv_tokens, kv_tokens or room.kv_tokens), room.sequences
+    limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
     start_seconds = history.mean("startup/generation")
     groups = None
+    cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
     if spec.planning.policy == "cost":
+        can_work = actors if contention.actors is None else actors.at_most(contention.actors)
+        limits = replace(limits, max_instances=can_work.most)
         step = plan_step(
             loads,
             InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, 0.0),
@@ -132,7 +147,7 @@ def plan_generation(
                 afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
                 accumulation_token_seconds=accumulation,
             ),
-            cost_weight=spec.planning.cost_weight,
+            cost_weight=cost_weight,
             # Instances are awaited where they are not warm yet, but most are.
             ready_seconds=0.0,
             tail_tokens=longest if surprise else 0.0,
@@ -148,8 +163,9 @@ def plan_generation(
     else:
         made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
         seconds = made.expected_seconds + history.mean("learning")
-        weight = max(spec.planning.cost_weight, 1e-3)
+        weight = max(cost_weight, 1e-3)
         price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
-    return GenerationPlan(made, tasks, estimates, price, made.expected_seconds - start_seconds, seconds, groups)
+    generation_seconds = made.expected_seconds - start_seconds
+    return GenerationPlan(made, tasks, estimates, price, generation_seconds, seconds, groups, contention.wanted)

@@ -1,6 +1,6 @@
 """The requests of one job: pure functions from the job and its status to the wire contract."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import (
@@ -80,6 +80,11 @@ class RequestBuilder:
         )
 
     @property
+    def drafts(self) -> bool:
+        """Whether tokens may be drafted, and responses are kept for it. An emulated GPU drafts none."""
+        return self._spec.generation.drafting == "auto" and self._spec.rehearsal is None
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one training step."""
         batch = self._spec.batch
@@ -153,10 +158,13 @@ class RequestBuilder:
         purpose: Purpose,
         weights: WeightsReference,
         sharing: PrefixSharing | None,
+        draft_steps: Callable[[Collection[int]], Sequence[int]],
         attempt: ActorAttempt,
     ) -> GenerationRequest:
-        """Generate what an actor has left; `sharing` is what the step's actors share."""
+        """Generate what an actor has left; `sharing` is what the step's actors share, and `draft_steps` says which
+        steps' responses may be like those to these training prompts."""
         folder = self._folder.prefixes(step, purpose)
+        prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
         return GenerationRequest(
             key=self._key(step, "generation", attempt.actor, attempt.number),
             result=join(attempt.sink, "result.json"),
@@ -175,6 +183,7 @@ class RequestBuilder:
             kv_budget_tokens=self._spec.generation.kv_budget_tokens,
             engine=self.engine,
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
+            drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
         )
 
     def prepare(
@@ -215,6 +224,7 @@ class RequestBuilder:
             sink=join(folder, f"{part}.parquet"),
             examples=[sample for sample in samples if sample in examples],
             trace=self._folder.trace(step, part) if training else None,
+            drafts=join(self._folder.drafts(step), f"{part}.parquet") if training and self.drafts else None,
             visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},
         )
 

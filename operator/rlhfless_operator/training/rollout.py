@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, PrepareRequest, PrepareResult, Purpose, SampleTask, WeightsReference
+from rlhfless_functions.api import (
+    BatchReference,
+    Event,
+    PrepareRequest,
+    PrepareResult,
+    Purpose,
+    SampleTask,
+    WeightsReference,
+)
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.dynamic_sampling import SamplingRounds
@@ -19,6 +27,7 @@ from rlhfless_operator.training.preparation import PreparationOutcome, prepare, 
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import training_examples
 from rlhfless_operator.training.unscorable import UnscorableError, check_unscorable
+from rlhfless_operator.training.weights_traffic import ReadsOfVersion
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,12 @@ async def generate_and_prepare(
     settings = _generation_settings(run, task, plan)
     migration = run.cost_model.open_migration(plan)
 
+    reads = ReadsOfVersion(run.weights_traffic, task.policy.version)
+
+    def on_event(actor: int, event: Event) -> None:
+        run.progress.event(actor, event)
+        reads(actor, event)
+
     async def groups() -> AsyncGenerator[CompleteGroup, None]:
         nonlocal generated_at
         async for group in generate(
@@ -152,7 +167,7 @@ async def generate_and_prepare(
             generated,
             settings,
             migration=migration,
-            on_event=run.progress.event,
+            on_event=on_event,
             on_actors=partial(run.capacity.use, "generation"),
         ):
             yield group
@@ -205,7 +220,9 @@ def _generation_settings(run: TrainingRun, task: RolloutTask, plan: GenerationPl
         driver=run.driver,
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
-        make_request=partial(run.requests.generate, task.step, task.purpose, task.policy, sharing),
+        make_request=partial(
+            run.requests.generate, task.step, task.purpose, task.policy, sharing, run.draft_history.steps_for
+        ),
     )
 
 

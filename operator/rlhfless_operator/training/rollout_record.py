@@ -1,5 +1,6 @@
 """How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
 
+from collections.abc import Mapping
 from itertools import groupby
 
 from rlhfless_operator.planner.lengths import PredictionReport, assess
@@ -43,12 +44,28 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "generation/lost_instances": float(generated.lost),
         "generation/cuts": float(generated.cuts),
         "generation/moved_samples": float(generated.moved),
+        **_decoding(generated.decoding),
         **{f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()},
         "weights/seconds": generated.weights_seconds,
         "generation/seconds": rollout.seconds["generation"],
         "planning/expected_seconds": rollout.plan.expected_generation_seconds,
         "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
+        "planning/contention": rollout.plan.wanted_by_others,
         **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
+    }
+
+
+def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
+    """How many tokens a pass gave, and what drafting did; nothing where the engine does not count passes."""
+    if not counts.get("sequence_passes"):
+        return {}
+    return {
+        "generation/passes": float(counts["passes"]),
+        "generation/tokens_per_pass": counts["tokens"] / counts["sequence_passes"],
+        "generation/drafts/tried": float(counts["drafted"]),
+        "generation/drafts/accepted": float(counts["accepted"]),
+        "generation/drafts/seconds": counts["drafting_seconds"],
+        "generation/drafts/unreadable": float(counts["unreadable"]),
     }
 
 

@@ -1,23 +1,26 @@
 """What a driver trains a job with: everything that does not change while it does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
+from rlhfless_operator.training.draft_history import DraftHistory
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
 from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.weights_traffic import WeightsTraffic
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class TrainingRun:
     """What the terminal view looks at."""
     driver: int
     """Number of this driver's lease."""
+    weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
+    """How far new weights went."""
+    draft_history: DraftHistory = field(default_factory=DraftHistory)
+    """Whose responses are there to draft from."""
 
     @property
     def spec(self) -> RLHFJobSpec:
@@ -55,12 +62,17 @@ class TrainingRun:
 
     def position(self) -> dict[str, Any]:
         """What a later driver needs besides the status: where the data is, and what was learnt to plan with."""
-        return {"cursor": self.prompts.cursor.state(), **self.cost_model.state()}
+        return {
+            "cursor": self.prompts.cursor.state(),
+            **self.cost_model.state(),
+            "drafts": self.draft_history.state(),
+        }
 
     def restore(self, position: dict[str, Any]) -> None:
         """Go on from a `position`."""
         self.prompts.go_to(position["cursor"])
         self.cost_model.restore(position)
+        self.draft_history.restore(position.get("drafts", {}))
 
 
 def open_run(
@@ -74,6 +86,7 @@ def open_run(
     actors: ActorRange,
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
+    contention: Callable[[], Contention] = lambda: ALONE,
 ) -> tuple[TrainingRun, StepJournal]:
     """A driver's run of a job, and its journal.
 
@@ -84,9 +97,10 @@ def open_run(
         actors: how many generation instances a step may use.
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, actors)
+    cost_model = CostModel(job.spec, actors, contention)
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)

@@ -197,9 +197,10 @@ class StepJournal:
         self.records.append(record)
         status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
         status = status.model_copy(update=self.outlook(status))
-        self._write_records(record, batch.samples if batch else [], position())
+        at = position()
+        self._write_records(record, batch.samples if batch else [], at)
         self._status_is(status)
-        self._behind.add(lambda: self._conclude(record, status))
+        self._behind.add(lambda: self._conclude(record, status, list(map(int, at.get("drafts", {})))))
         if status.checkpoint is not None:
             self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
@@ -280,11 +281,11 @@ class StepJournal:
 
         self._behind.add(write)
 
-    async def _conclude(self, record: StepRecord, status: RLHFJobStatus) -> None:
+    async def _conclude(self, record: StepRecord, status: RLHFJobStatus, draft_steps: list[int]) -> None:
         self.tracking.log(record)
         # What can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
-            await asyncio.to_thread(remove_garbage, self._folder, status, self._spec.checkpoints.keep)
+            await asyncio.to_thread(remove_garbage, self._folder, status, self._spec.checkpoints.keep, draft_steps)
 
     async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
         def fenced() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
 from rlhfless_functions.generation.engines.replay import EOS, EmulatedBatch, ReplayEngine
@@ -224,6 +224,7 @@ def test_sequences_wait_for_room_in_the_cache_and_in_the_batch(trace: str) -> No
         assert contexts <= budget + before * 24
     engine, _ = engine_of(trace, max_batch=5)
     run = engine.start(share(), SAMPLING, None)
+    assert run.room == EngineRoom(sequences=5, kv_tokens=10_000)
     while run.running or run.waiting:
         run.step()
         assert run.running <= 5

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import BloomConfig, BloomForCausalLM
 
+from rlhfless_functions.api import EngineRoom
 from rlhfless_functions.generation.engines.base import Engine, SequenceResult
+from rlhfless_functions.generation.engines.kv_cache import padded
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.runtime.task import TaskError
 from tests.generation.engines.shares import (
@@ -106,6 +108,13 @@ def test_a_prompt_is_computed_once_for_its_group_however_little_room_there_is(en
         results = finish(run)
         assert run.prompt_tokens == prompts
         assert run.response_tokens == sum(len(result.response_tokens) for result in results)
+
+
+def test_the_room_is_the_engines_and_not_the_shares(engine: Engine) -> None:
+    longest = max(len(prompt_tokens(prompt)) for prompt in range(8)) + SAMPLING.max_response_tokens
+    small, large = (engine.start(share(8, samples), SAMPLING, 4 * padded(longest)) for samples in (1, 3))
+    assert small.room == large.room == EngineRoom(sequences=4, kv_tokens=4 * padded(longest))
+    assert engine.start(share(1, 1), SAMPLING, None).room.sequences > 1
 
 
 def test_layers_with_and_without_a_window_attend_as_the_model_does(tmp_path: Path, tiny_model: Path) -> None:

@@ -1,5 +1,9 @@
 """Attention of one token a row without repeating keys and values, and the masks that go with it."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,10 +46,78 @@ def grouped_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     key_heads = key.shape[1]
-    output = scaled_dot_product_attention(
-        query.view(rows, key_heads, heads // key_heads, size), key, value, attn_mask=attention_mask, scale=scaling
-    )
+    grouped = query.view(rows, key_heads, heads // key_heads, size)
+    by_slot = _by_slot.get()
+    if by_slot is None:
+        output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    else:
+        output = _attend_by_slot(by_slot, grouped, key, value, attention_mask, scaling)
     return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+@dataclass(frozen=True)
+class RowsBySlot:
+    """Which slot's keys and values each row of a pass reads."""
+
+    slots: torch.Tensor
+    """[rows]"""
+    used: int
+    """The first so many rows are those of the first slots, in order."""
+    runs: Sequence[tuple[int, int, int]]
+    """(slot, first row, last row + 1) of rows behind those that read one slot."""
+
+
+_by_slot: ContextVar[RowsBySlot | None] = ContextVar("rows_by_slot", default=None)
+_GATHERED_ROWS = 64
+"""Rows whose keys and values are copied at a time: few enough for the memory to be had again each time."""
+_LEAST_RUN = 4
+"""Rows of one slot for which a call of their own costs less than copies of the slot's keys and values."""
+
+
+@contextmanager
+def attending_by_slot(rows: RowsBySlot) -> Iterator[None]:
+    """Let attention be given keys and values by slot, instead of by row."""
+    token = _by_slot.set(rows)
+    try:
+        yield
+    finally:
+        _by_slot.reset(token)
+
+
+def _attend_by_slot(
+    rows: RowsBySlot,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The same with `key` and `value` of all slots. A row's numbers do not depend on how rows are put together here."""
+    assert mask is not None
+    used = rows.used
+    parts = [scaled_dot_product_attention(query[:used], key[:used], value[:used], mask[:used], scale=scaling)]
+
+    def attend(first: int, last: int, its_key: torch.Tensor, its_value: torch.Tensor) -> None:
+        part = scaled_dot_product_attention(
+            query[first:last], its_key, its_value, attn_mask=mask[first:last], scale=scaling
+        )
+        parts.append(part)
+
+    def gather(first: int, last: int) -> None:
+        for start in range(first, last, _GATHERED_ROWS):
+            end = min(last, start + _GATHERED_ROWS)
+            slots = rows.slots[start:end]
+            attend(start, end, key.index_select(0, slots), value.index_select(0, slots))
+
+    done = used
+    for slot, first, last in rows.runs:
+        if last - first >= _LEAST_RUN:
+            gather(done, first)
+            its_key, its_value = (each[slot : slot + 1].expand(last - first, -1, -1, -1) for each in (key, value))
+            attend(first, last, its_key, its_value)
+            done = last
+    gather(done, len(rows.slots))
+    return torch.cat(parts)
 
 
 AttentionInterface.register(GROUPED, grouped_attention)

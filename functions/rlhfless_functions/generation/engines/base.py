@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlhfless_functions.api import FinishReason, WeightsReference
+from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason, WeightsReference
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
@@ -89,9 +89,18 @@ class ComputedTokens:
     """Those that were not held already."""
     response: int = 0
     """Those that were sampled, without those that the tasks came with."""
+    passes: int = 0
+    """Decode passes; 0 where the engine does not count them."""
+    sequence_passes: int = 0
+    """Sum over those passes of the sequences that took part: each got a token, or several that had been drafted."""
 
     def __add__(self, other: "ComputedTokens") -> "ComputedTokens":
-        return ComputedTokens(self.prompt + other.prompt, self.response + other.response)
+        return ComputedTokens(
+            self.prompt + other.prompt,
+            self.response + other.response,
+            self.passes + other.passes,
+            self.sequence_passes + other.sequence_passes,
+        )
 
 
 class EngineRun(ABC):
@@ -99,9 +108,11 @@ class EngineRun(ABC):
 
     Args:
         tasks: in the order of admission.
+        room: what the engine has room for; a share of a few sequences needs less.
     """
 
-    def __init__(self, tasks: Sequence[SequenceTask]) -> None:
+    def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:
+        self.room = room
         self._waiting = deque(tasks)
         self._computed = ComputedTokens()
 
@@ -155,6 +166,13 @@ class EngineRun(ABC):
         ]
         return [result for result in [*self.partials(), *waiting] if result.response_tokens]
 
+    def decoding(self) -> DecodeCounts:
+        """How the tokens came about, as far as the engine counts it."""
+        computed = self.computed
+        if not computed.passes:
+            return DecodeCounts()
+        return DecodeCounts(passes=computed.passes, sequence_passes=computed.sequence_passes, tokens=computed.response)
+
     def prefix_traffic(self) -> dict[str, float]:
         """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
         `seconds_sent` and the same with `_fetched`, of all workers; empty where instances compute their own prompts."""
@@ -179,13 +197,21 @@ class Engine(Protocol):
             TaskError: `engine_lost`: the memory comes back with the end of the process alone.
         """
 
-    def start(self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None) -> EngineRun:
+    def start(
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
+    ) -> EngineRun:
         """Open a run. One run at a time; a run that is abandoned needs no closing.
 
         Args:
             tasks: the share, in the order of admission.
             sampling: temperature (0 takes the likeliest tokens), limits and stop strings.
             kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
+            drafts: folders of responses of earlier steps, from which an engine that can drafts tokens, the most telling
+                one last; None where nothing is to be drafted. Tokens do not depend on it.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.

@@ -1,13 +1,16 @@
 """The continuous batch: sequences join when there is room and leave when they end; one token a row at a time."""
 
+import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rlhfless_functions.api import FinishReason
-from rlhfless_functions.generation.engines.attention import Masks
+from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
+from rlhfless_functions.generation.drafting.drafter import Drafter, Drafts, PassTiming
+from rlhfless_functions.generation.drafting.pass_rows import PassRows
+from rlhfless_functions.generation.engines.attention import Masks, RowsBySlot, attending_by_slot
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
@@ -16,25 +19,15 @@ from rlhfless_functions.generation.engines.base import (
     SequenceTask,
 )
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
-from rlhfless_functions.generation.engines.prefill import prefill
+from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import signed_keys, uniforms
 from rlhfless_functions.generation.engines.sampling import draw
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
-CPU_ROWS = 16
-"""Rows of a pass on a CPU are a multiple of this: from so many on, matrix kernels add up in one order."""
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Most tokens prefilled and replayed between two decode steps, unless one sequence has more; a stop waits for them."""
-REPLAY_ROWS = 256
-"""Tokens of a continued response computed in one pass."""
-
-
-def padded_rows(rows: int, device: torch.device) -> int:
-    """Rows that a decode pass of so many sequences computes."""
-    multiple = CPU_ROWS if device.type == "cpu" else 1
-    return -(-rows // multiple) * multiple
 
 
 class ContinuousBatch(EngineRun):
@@ -57,7 +50,10 @@ class ContinuousBatch(EngineRun):
         sampling: temperature and longest response.
         eos_token_ids: tokens that end a response.
         stop_strings: strings that end a response, if any.
-        slots: most sequences at a time.
+        slots: most sequences of this share at a time.
+        room: what the engine has room for.
+        drafter: says what to try, if anything does.
+        most_rows: of a pass with drafts.
     """
 
     def __init__(
@@ -70,16 +66,19 @@ class ContinuousBatch(EngineRun):
         eos_token_ids: Collection[int],
         stop_strings: StopStrings | None,
         slots: int,
+        room: EngineRoom,
+        drafter: Drafter | None = None,
+        most_rows: int = 0,
     ) -> None:
-        super().__init__(tasks)
-        self._model = model
+        super().__init__(tasks, room)
+        self._passes = ModelPasses(model, masks, cache)
         self._cache = cache
-        self._masks = masks
         self._sampling = sampling
         self._stop_strings = stop_strings
         self._slots = slots
+        self._drafter = drafter
+        self._most_rows = most_rows
         self._device = model.device
-        self._dtype = model.dtype
         self._eos = torch.zeros(model.config.get_text_config().vocab_size, dtype=torch.bool, device=self._device)
         self._eos[list(eos_token_ids)] = True
         rows = padded_rows(slots, self._device)
@@ -111,6 +110,11 @@ class ContinuousBatch(EngineRun):
         """Every running sequence as it is now."""
         return [self._result(slot, task, "cut") for slot, task in self._running_tasks()]
 
+    def decoding(self) -> DecodeCounts:
+        """How the tokens came about."""
+        counts = super().decoding()
+        return counts if self._drafter is None else counts.model_copy(update=self._drafter.counted())
+
     @torch.inference_mode()
     def step(self) -> list[SequenceResult]:
         """Admit what fits, sample a token for every running sequence, and return those that have finished."""
@@ -131,11 +135,45 @@ class ContinuousBatch(EngineRun):
     # --- decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self) -> list[SequenceResult]:
-        rows = self._rows(int(np.flatnonzero(self._host_active)[-1]) + 1)
-        window = padded(int(self._host_lengths[self._host_active].max()) + 1)
+        active = np.flatnonzero(self._host_active)
+        drafter = self._drafter if self._drafter is not None and self._drafter.on(len(active)) else None
+        drafts = self._propose(drafter, active) if drafter is not None else None
+        began = time.perf_counter()
+        rows = plain_rows = self._rows(int(active[-1]) + 1)
+        verified = None
+        if drafts is not None:
+            layout = PassRows.of(int(active[-1]) + 1, drafts, self._rows)
+            verified = self._verify(active, layout, drafts)
+        if verified is not None:
+            rows = len(layout.slots)
+            counts, tokens, reasons = verified
+        else:
+            counts = np.ones(len(active), dtype=np.int64)
+            reasons = self._sample(rows)
+            tokens = self._inputs[:rows].cpu().numpy()[active] if drafter is not None else counts
+        self._host_lengths[active] += counts
+        self._host_generated[active] += counts
+        self._computed += ComputedTokens(response=int(counts.sum()), sequence_passes=len(active), passes=1)
+        if drafter is not None:
+            timing = PassTiming(time.perf_counter() - began, rows, plain_rows, int(active[-1]) + 1)
+            drafter.sampled(active, counts, tokens, drafts, timing)
+        return self._release(reasons) if reasons else []
+
+    def _propose(self, drafter: Drafter, active: np.ndarray) -> Drafts | None:
+        def tokens_of(slot: int) -> tuple[int, Sequence[int], Sequence[int]]:
+            task = self._tasks[slot]
+            assert task is not None
+            return task.prompt, task.prompt_tokens, self._tokens[slot, : int(self._host_generated[slot])].tolist()
+
+        remaining = self._sampling.max_response_tokens - self._host_generated[active]
+        return drafter.propose(active, remaining, tokens_of, int(active[-1]) + 1, self._rows, self._most_rows)
+
+    def _sample(self, rows: int) -> dict[int, FinishReason]:
+        """Sample a token for each row; returns those that have ended, and why."""
         lengths, generated = self._lengths[:rows], self._generated[:rows]
+        window = padded(int(self._host_lengths[self._host_active].max()) + 1)
         self._cache.decode(lengths, window)
-        logits = self._forward(self._inputs[:rows], lengths, window)
+        logits = self._passes.forward(self._inputs[:rows], lengths, window)
         tokens, log_probs, sound = draw(logits, self._sampling.temperature, uniforms(self._keys[:rows], generated))
         column = generated[:, None]
         self._tokens[:rows].scatter_(1, column, tokens[:, None])
@@ -144,30 +182,66 @@ class ContinuousBatch(EngineRun):
         active = self._active[:rows]
         lengths += active
         generated += active
-        self._host_lengths += self._host_active
-        self._host_generated += self._host_active
-        self._computed += ComputedTokens(response=self.running)
         ended = self._ended(rows, tokens)
         # One transfer tells whether there is anything to do on the host.
         notable = (ended | (generated >= self._sampling.max_response_tokens) | ~sound) & active.bool()
         if not notable.any():
-            return []
+            return {}
         slots = notable.nonzero()[:, 0].tolist()
-        self._check_sound(sound, slots)
+        for slot in slots:
+            if not sound[slot]:
+                self._raise_unsound(slot, int(self._host_generated[slot]))
         natural = ended.tolist()
-        return self._release(slots, ["stop" if natural[slot] else "truncated" for slot in slots])
+        return {slot: "stop" if natural[slot] else "truncated" for slot in slots}
 
-    def _forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-        output = self._model(
-            input_ids=inputs[:, None],
-            attention_mask=self._masks.decode(positions, window, self._dtype),
-            position_ids=positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: torch.Tensor = output.logits[:, 0]
-        return logits
+    def _verify(
+        self, active: np.ndarray, layout: PassRows, drafts: Drafts
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, FinishReason]] | None:
+        """Sample a token behind each sequence's newest one and behind each draft, and keep those that follow from what
+        was sampled; returns how many each active row got, all of them, and which have ended. None, and no trace of the
+        drafts, where a row was no distribution."""
+        slots = self._index(layout.slots)
+        positions = self._host_lengths[layout.slots] + layout.offsets
+        columns = self._host_generated[layout.slots] + layout.offsets
+        inputs = self._inputs[slots]
+        inputs[layout.used :] = self._index(layout.drafted(drafts.tokens))
+        window = padded(int(positions.max()) + 1)
+        if layout.used == 1:
+            self._cache.replay(0, self._index(positions), window)
+            logits = self._passes.forward(inputs, self._index(positions), window)
+        else:
+            self._cache.verify(slots, self._index(positions), window)
+            with attending_by_slot(RowsBySlot(slots, layout.used, layout.runs)):
+                logits = self._passes.forward(inputs, self._index(positions), window)
+        noise = uniforms(self._keys[slots], self._index(columns))
+        tokens, log_probs, sound = draw(logits, self._sampling.temperature, noise)
+        drafted = np.arange(layout.used, layout.used + len(drafts.tokens))
+        if not sound[self._index(np.concatenate([active, drafted]))].all():
+            # Keys that are NaN reach the rows before them, which mask them, and would stay. It may be a draft's fault.
+            self._cache.erase(slots[self._index(drafted)], self._index(positions[drafted]))
+            return None
+        drawn = tokens.cpu().numpy()
+        ends = self._eos[tokens].cpu().numpy()
+        counts = layout.kept(active, drafts, drawn, ends)
+        reasons: dict[int, FinishReason] = {}
+        if self._stop_strings is not None:
+            sampled = drawn[layout.rows_of(active, counts, drafts)]
+            reasons |= self._cut_at_stop_strings(active, counts, sampled)
+        rows = layout.rows_of(active, counts, drafts)
+        last = rows[np.cumsum(counts) - 1]
+        for slot, count, row in zip(active.tolist(), counts.tolist(), last.tolist(), strict=True):
+            if ends[row]:
+                reasons[slot] = "stop"
+            elif slot not in reasons and int(self._host_generated[slot]) + count >= self._sampling.max_response_tokens:
+                reasons[slot] = "truncated"
+        at = self._index(rows)
+        self._tokens[slots[at], self._index(columns[rows])] = tokens[at]
+        self._log_probs[slots[at], self._index(columns[rows])] = log_probs[at]
+        grown = self._index(active)
+        self._inputs[grown] = tokens[self._index(last)]
+        self._lengths[grown] += self._index(counts)
+        self._generated[grown] += self._index(counts)
+        return counts, drawn[rows], reasons
 
     def _ended(self, rows: int, tokens: torch.Tensor) -> torch.Tensor:
         ended = self._eos[tokens]
@@ -176,26 +250,41 @@ class ContinuousBatch(EngineRun):
         slots = np.flatnonzero(self._host_active).tolist()
         columns = self._generated[:rows, None] - torch.arange(self._stop_strings.window, 0, -1, device=self._device)
         newest = self._tokens[:rows].gather(1, columns.clamp(min=0)).tolist()
-        ends = self._host_generated.tolist()
+        ends = (self._host_generated + 1).tolist()
         tails = [newest[slot][-ends[slot] :] for slot in slots]
         found = [slot for slot, stops in zip(slots, self._stop_strings.ended(tails), strict=True) if stops]
         ended[found] = True
         return ended
 
-    def _check_sound(self, sound: torch.Tensor, slots: list[int]) -> None:
-        for slot in slots:
-            task = self._tasks[slot]
-            if task is not None and not sound[slot]:
-                self._cache.reset()
-                raise NonFiniteLogitsError(task.prompt, task.index, int(self._host_generated[slot]) - 1)
+    def _cut_at_stop_strings(
+        self, active: np.ndarray, counts: np.ndarray, sampled: np.ndarray
+    ) -> dict[int, FinishReason]:
+        """Let responses end with the first token that completes a stop string; returns those that do."""
+        assert self._stop_strings is not None
+        window, ends = self._stop_strings.window, self._host_generated.tolist()
+        before = [self._tokens[slot, max(0, ends[slot] - window) : ends[slot]].tolist() for slot in active.tolist()]
+        tokens = [each.tolist() for each in np.split(sampled, np.cumsum(counts)[:-1])]
+        found = self._stop_strings.first_ends(before, tokens)
+        cut = np.array([end is not None for end in found])
+        counts[cut] = [end for end in found if end is not None]
+        return dict.fromkeys(active[cut].tolist(), "stop")
 
-    def _release(self, slots: list[int], reasons: list[FinishReason]) -> list[SequenceResult]:
+    def _raise_unsound(self, slot: int, position: int) -> None:
+        task = self._tasks[slot]
+        assert task is not None
+        self._cache.reset()
+        raise NonFiniteLogitsError(task.prompt, task.index, position)
+
+    def _release(self, reasons: dict[int, FinishReason]) -> list[SequenceResult]:
+        slots = list(reasons)
         results = []
-        for slot, reason in zip(slots, reasons, strict=True):
+        for slot, reason in reasons.items():
             task = self._tasks[slot]
             assert task is not None
             results.append(self._result(slot, task, reason))
             self._tasks[slot] = None
+        if self._drafter is not None:
+            self._drafter.released(slots, [result.response_tokens for result in results])
         self._host_active[slots] = False
         self._host_lengths[slots] = 0
         self._host_generated[slots] = 0
@@ -237,26 +326,13 @@ class ContinuousBatch(EngineRun):
             prefilled.add(task.prompt)
             admitted[slot] = self._waiting.popleft()
         if admitted:
-            self._copy({slot: (task, known[task.prompt]) for slot, task in admitted.items() if task.prompt in known})
-            self._prefill({slot: task for slot, task in admitted.items() if task.prompt not in known})
+            self._passes.copy(
+                {slot: (task, known[task.prompt]) for slot, task in admitted.items() if task.prompt in known}
+            )
+            new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
+            self._computed += ComputedTokens(prompt=self._passes.prefill(new))
             self._seat(admitted)
         self._prompt_slots = {task.prompt: slot for slot, task in self._running_tasks()}
-
-    def _copy(self, admitted: dict[int, tuple[SequenceTask, int]]) -> None:
-        """Take each prompt from a row that holds it. All are read before any row is overwritten."""
-        if admitted:
-            tokens = max(len(task.prompt_tokens) for task, _ in admitted.values())
-            sources = [source for _, source in admitted.values()]
-            self._cache.copy(self._index(sources), self._index(admitted), tokens)
-
-    def _prefill(self, admitted: dict[int, SequenceTask]) -> None:
-        """Compute each prompt once, and copy it to the rows of its group."""
-        prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
-        self._computed += ComputedTokens(prompt=sum(map(len, prompts.values())))
-        for members, layers in prefill(self._model, self._masks, prompts):
-            row_of = {prompt: row for row, prompt in enumerate(members)}
-            rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}
-            self._cache.store(layers, self._index(rows.values()), self._index(rows))
 
     def _seat(self, admitted: dict[int, SequenceTask]) -> None:
         """Set the rows' state, and replay what was sampled before."""
@@ -268,7 +344,7 @@ class ContinuousBatch(EngineRun):
             if done:
                 self._tokens[slot, :done] = torch.tensor(task.response_tokens, device=self._device)
                 self._log_probs[slot, :done] = torch.tensor(task.log_probs, device=self._device)
-                self._replay(slot, task)
+                self._passes.replay(slot, task)
         generated = [len(task.response_tokens) for task in tasks]
         lengths = [len(task.prompt_tokens) - 1 + done for task, done in zip(tasks, generated, strict=True)]
         inputs = [(task.response_tokens or task.prompt_tokens)[-1] for task in tasks]
@@ -281,20 +357,6 @@ class ContinuousBatch(EngineRun):
         self._generated[index] = self._index(generated)
         self._inputs[index] = self._index(inputs)
         self._keys[index] = self._index(signed_keys([task.seed for task in tasks]))
-
-    def _replay(self, slot: int, task: SequenceTask) -> None:
-        """Compute keys and values of the prompt's last token and of all response tokens but the last."""
-        tokens = [task.prompt_tokens[-1], *task.response_tokens[:-1]]
-        first = len(task.prompt_tokens) - 1
-        for start in range(0, len(tokens), REPLAY_ROWS):
-            chunk = tokens[start : start + REPLAY_ROWS]
-            positions = list(range(first + start, first + start + len(chunk)))
-            # Padding rows compute the last token again, and write the same.
-            spare = max(0, self._rows(1) - len(chunk))
-            rows = self._index([*positions, *[positions[-1]] * spare])
-            window = padded(positions[-1] + 1)
-            self._cache.replay(slot, rows, window)
-            self._forward(self._index([*chunk, *[chunk[-1]] * spare]), rows, window)
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -319,6 +381,8 @@ class ContinuousBatch(EngineRun):
         for array in (self._host_active, self._host_lengths, self._host_generated):
             array[holes] = array[sources]
             array[sources] = 0
+        if self._drafter is not None:
+            self._drafter.moved(sources, holes)
         for source, hole in zip(sources.tolist(), holes.tolist(), strict=True):
             self._tasks[hole], self._tasks[source] = self._tasks[source], None
 
@@ -329,4 +393,4 @@ class ContinuousBatch(EngineRun):
         return torch.zeros(rows, dtype=torch.long, device=self._device)
 
     def _index(self, values: Collection[int] | np.ndarray) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.long, device=self._device)
+        return index_of(self._device, values)

@@ -19,9 +19,9 @@ def padded(tokens: int) -> int:
 class SlotCache(Cache):
     """A transformers cache of [slots, heads, capacity, head size] a layer, allocated when a layer first writes.
 
-    Before each forward pass the caller says where its tokens go (`decode` or `replay`). Positions and masks are
-    explicit, so the cache has no length of its own. Rows are right-padded; what is beyond a row's length is masked but
-    finite.
+    Before each forward pass the caller says where its tokens go (`decode`, `verify` or `replay`). Positions and masks
+    are explicit, so the cache has no length of its own. Rows are right-padded; what is beyond a row's length is masked
+    but finite.
 
     Args:
         slots: sequences held.
@@ -37,6 +37,7 @@ class SlotCache(Cache):
         self._positions = self._slots
         self._addresses: dict[int, torch.Tensor] = {}
         self._shared_slot: int | None = None
+        self._in_order = True
         self._window = 0
 
     @property
@@ -54,13 +55,25 @@ class SlotCache(Cache):
         slots = torch.arange(len(positions), device=positions.device)
         self._aim(slots, positions, window, shared_slot=None)
 
+    def verify(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> None:
+        """The next pass feeds tokens of any slots, several of one among them, each as a row of its own. What attention
+        reads is that of all slots, in their order: `RowsBySlot` tells it which row is whose.
+
+        Args:
+            slots: [rows] slot of each row's token.
+            positions: [rows] where it goes.
+            window: as for `decode`.
+        """
+        self._aim(slots, positions, window, shared_slot=None)
+        self._in_order = False
+
     def replay(self, slot: int, positions: torch.Tensor, window: int) -> None:
         """The next pass feeds many tokens of one slot, each as a row of its own that reads the same keys and values."""
         self._aim(torch.full_like(positions, slot), positions, window, shared_slot=slot)
 
     def _aim(self, slots: torch.Tensor, positions: torch.Tensor, window: int, shared_slot: int | None) -> None:
         self._slots, self._positions, self._window = slots, positions, window
-        self._shared_slot = shared_slot
+        self._shared_slot, self._in_order = shared_slot, True
         self._addresses.clear()
 
     def update(
@@ -72,6 +85,8 @@ class SlotCache(Cache):
         _rows(keys).index_copy_(0, addresses, key_states.reshape(-1, key_states.shape[-1]))
         _rows(values).index_copy_(0, addresses, value_states.reshape(-1, value_states.shape[-1]))
         rows = len(self._slots)
+        if not self._in_order:
+            return keys[:, :, : self._window], values[:, :, : self._window]
         if self._shared_slot is None:
             return keys[:rows, :, : self._window], values[:rows, :, : self._window]
         slot = slice(self._shared_slot, self._shared_slot + 1)
@@ -114,6 +129,12 @@ class SlotCache(Cache):
             row = (self._slots[:, None] * heads + head) * self.capacity + self._positions[:, None]
             self._addresses[heads] = row.reshape(-1)
         return self._addresses[heads]
+
+    def erase(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Forget tokens that were written: as NaN, which a mask does not hide, they would stay."""
+        for layer in self._stores:
+            for store in layer:
+                store[slots, :, positions] = 0
 
     def reset(self) -> None:
         """Give the memory back: what it holds may be NaN, which a mask does not hide."""

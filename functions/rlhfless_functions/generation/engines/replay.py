@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -89,9 +89,13 @@ class ReplayEngine:
         self._cached, self._cached_prompts = {}, set()
 
     def start(
-        self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
     ) -> "EmulatedBatch":
-        """Open a run.
+        """Open a run. Nothing is drafted: a decode step is a token a sequence.
 
         Raises:
             TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt
@@ -167,7 +171,7 @@ class EmulatedBatch(EngineRun):
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        super().__init__(tasks)
+        super().__init__(tasks, EngineRoom(sequences=emulation.max_batch, kv_tokens=kv_tokens))
         self._emulation = emulation
         self._lengths = lengths
         self._longest = longest

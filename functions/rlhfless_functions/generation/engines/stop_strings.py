@@ -30,3 +30,20 @@ class StopStrings:
         """For each response, given its newest `window` tokens: does its text now contain a stop string?"""
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return [any(string in text for string in self._strings) for text in texts]
+
+    def first_ends(self, before: Sequence[list[int]], sampled: Sequence[list[int]]) -> list[int | None]:
+        """For each response that got several tokens at once: how many of them there are up to the first with which its
+        text contains a stop string; None where there is no such.
+
+        Args:
+            before: its newest `window` tokens before those.
+            sampled: those, at least one.
+        """
+        tails = [
+            [*known, *tokens[:end]][-self.window :]
+            for known, tokens in zip(before, sampled, strict=True)
+            for end in range(1, len(tokens) + 1)
+        ]
+        ended = iter(self.ended(tails))
+        found = [[next(ended) for _ in tokens] for tokens in sampled]
+        return [stops.index(True) + 1 if True in stops else None for stops in found]

@@ -9,14 +9,18 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhfless_functions import weights as stored
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
+from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
+from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
+from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
-from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch, padded_rows
+from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.memory import free_kv_tokens
+from rlhfless_functions.generation.engines.passes import padded_rows
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
-from rlhfless_functions.runtime.device_memory import give_back
+from rlhfless_functions.runtime.device_memory import empty, give_back
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
@@ -36,12 +40,18 @@ class _Loaded:
 
 
 class TransformersEngine:
-    """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`."""
+    """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`.
+
+    All versions of a model have one tokenizer, which stays over a sleep.
+    """
 
     def __init__(self) -> None:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._loaded: _Loaded | None = None
         self._cache: SlotCache | None = None
+        self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
+        self._experience = DraftExperience(self._device.type)
+        self._history = HistoryCache()
 
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
@@ -54,6 +64,7 @@ class TransformersEngine:
         if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
             self._cache = held = None
             held = self._load(model, weights)
+            self._experience = DraftExperience(self._device.type)
         elif held.weights != weights:
             stored.swap_policy(held.policy, weights)
             held.weights = weights
@@ -63,17 +74,26 @@ class TransformersEngine:
         policy = stored.load_policy(model, weights)
         use_grouped_attention(_backbone(policy))
         masks = Masks(policy.config.get_text_config())
-        tokenizer = stored.load_tokenizer(model, weights)
+        if self._tokenizer is None or self._tokenizer[0] != model:
+            self._tokenizer = model, stored.load_tokenizer(model, weights)
         torch.nn.Module.to(policy, self._device)
-        return _Loaded(model, weights, policy, tokenizer, masks)
+        return _Loaded(model, weights, policy, self._tokenizer[1], masks)
 
     def sleep(self) -> None:
         """Give the memory of model and KV cache back: the files that the model is read from again are in the host's."""
+        if self._loaded is not None:
+            empty(self._loaded.policy)
+        if self._cache is not None:
+            self._cache.reset()
         self._loaded = self._cache = None
         give_back()
 
     def start(
-        self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
     ) -> ContinuousBatch:
         """Open a run.
 
@@ -94,11 +114,30 @@ class TransformersEngine:
         check_room(longest, budget)
         capacity = padded(longest)
         most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
-        slots = min(len(tasks), most_rows, max(1, budget // capacity))
+        room = EngineRoom(sequences=min(most_rows, max(1, budget // capacity)), kv_tokens=budget)
+        slots = min(len(tasks), room.sequences)
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
         cache = self._reserve(padded_rows(slots, self._device), capacity)
         eos = eos_token_ids(model, tokenizer)
-        return ContinuousBatch(model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots)
+        drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
+        return ContinuousBatch(
+            model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots, room, drafter, most_rows
+        )
+
+    def _drafter(
+        self,
+        loaded: _Loaded,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        slots: int,
+        longest: int,
+        folders: Sequence[str],
+    ) -> Drafter:
+        prompts = {task.prompt for task in tasks}
+        history = HistoryLoader(folders, prompts, loaded.tokenizer, self._history) if folders else None
+        known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
+        vocabulary = loaded.policy.config.get_text_config().vocab_size
+        return Drafter(self._experience, padded_rows(slots, self._device), longest, known_tokens, vocabulary, history)
 
     def _reserve(self, slots: int, capacity: int) -> SlotCache:
         """The cache of the last run where it is large enough and not far too large, else a new one."""

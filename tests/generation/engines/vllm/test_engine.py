@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlhfless_functions.api import (
+    EngineRoom,
     Event,
     GenerationRequest,
     Partial,
@@ -129,6 +130,8 @@ def test_sequences_that_outgrow_the_cache_are_preempted_and_none_is_lost(folder:
     engine = VllmEngine(EngineSettings(kv_budget_tokens=256, sequence_tokens=192))
     engine.load(settings_of(folder), version(folder))
     sampling = SamplingSettings(max_prompt_tokens=64, max_response_tokens=120)
+    assert engine.start(share(1, 1), sampling, None).room.kv_tokens == 256
+    assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192)
     crowded = generate(engine, share(8, 3), sampling)
     roomy = TransformersEngine()
     roomy.load(settings_of(folder), version(folder))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import GenerationConfig, PretrainedConfig
 
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
@@ -189,7 +189,14 @@ class VllmEngine:
         """Sample one response: what is slow the first time is done before the instance is ready."""
         sampling = EngineSampling(max_response_tokens=2)
         assert self._loaded is not None
-        run = VllmRun(self._loaded.engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, slots=1)
+        run = VllmRun(
+            self._loaded.engine,
+            [SequenceTask(0, 0, [0], seed=0)],
+            sampling,
+            [],
+            None,
+            EngineRoom(sequences=1, kv_tokens=1),
+        )
         try:
             while run.running or run.waiting:
                 run.step(check=False)
@@ -246,7 +253,13 @@ class VllmEngine:
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def start(self, tasks: Sequence[SequenceTask], sampling: EngineSampling, kv_budget_tokens: int | None) -> VllmRun:
+    def start(
+        self,
+        tasks: Sequence[SequenceTask],
+        sampling: EngineSampling,
+        kv_budget_tokens: int | None,
+        drafts: Sequence[str] | None = None,
+    ) -> VllmRun:
         """Open a run.
 
         Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
@@ -272,11 +285,12 @@ class VllmEngine:
             padded = -(-longest // cache.block_size) * cache.block_size
             slots = min(slots, max(1, budget // padded))
         check_room(longest, budget)
+        room = EngineRoom(sequences=slots, kv_tokens=budget)
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
         shared_as = str(held.weights) if self._settings.share_prefixes else None
-        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, slots, adapter, shared_as)
+        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as)
         return self._run
 
     def _abandon(self) -> None:

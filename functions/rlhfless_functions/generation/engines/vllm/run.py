@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_functions.api import FinishReason
+from rlhfless_functions.api import EngineRoom, FinishReason
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
@@ -60,7 +60,7 @@ class VllmRun(EngineRun):
         sampling: temperature and longest response.
         end_tokens: tokens that end a response.
         stop_strings: strings that end a response, if any.
-        slots: most sequences in vLLM at a time.
+        room: most sequences and tokens in vLLM at a time.
         adapter: what requests name as their adapter, if any.
         shared_as: what shared prefixes are computed with, where they can be shared.
     """
@@ -72,16 +72,16 @@ class VllmRun(EngineRun):
         sampling: EngineSampling,
         end_tokens: Sequence[int],
         stop_strings: StopStrings | None,
-        slots: int,
+        room: EngineRoom,
         adapter: Any = None,
         shared_as: str | None = None,
     ) -> None:
-        super().__init__(tasks)
+        super().__init__(tasks, room)
         self._engine = engine
         self._sampling = sampling
         self._end_tokens = list(end_tokens)
         self._stop_strings = stop_strings
-        self._slots = slots
+        self._slots = room.sequences
         self._adapter = adapter
         self._shared_as = shared_as
         self._running: dict[str, _Running] = {}

@@ -1,0 +1,88 @@
+"""The passes of a model over a slot cache: whole prompts, responses that go on, and one token a row."""
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from rlhfless_functions.generation.engines.attention import Masks
+from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
+from rlhfless_functions.generation.engines.prefill import prefill
+
+CPU_ROWS = 16
+"""Rows of a pass on a CPU are a multiple of this: from so many on, matrix kernels add up in one order."""
+REPLAY_ROWS = 256
+"""Tokens of a continued response computed in one pass."""
+
+
+def padded_rows(rows: int, device: torch.device) -> int:
+    """Rows that a decode pass of so many sequences computes."""
+    multiple = CPU_ROWS if device.type == "cpu" else 1
+    return -(-rows // multiple) * multiple
+
+
+def index_of(device: torch.device, values: Collection[int] | np.ndarray) -> torch.Tensor:
+    """Whole numbers on a device."""
+    return torch.tensor(list(values), dtype=torch.long, device=device)
+
+
+class ModelPasses:
+    """A model, its masks, and the cache that its passes fill.
+
+    Args:
+        model: on its device, in evaluation mode.
+        masks: of the model.
+        cache: of its keys and values.
+    """
+
+    def __init__(self, model: PreTrainedModel, masks: Masks, cache: SlotCache) -> None:
+        self._model = model
+        self._masks = masks
+        self._cache = cache
+        self._device = model.device
+        self._dtype = model.dtype
+
+    def copy(self, admitted: dict[int, tuple[SequenceTask, int]]) -> None:
+        """Take each prompt from a row that holds it. All are read before any row is overwritten."""
+        if admitted:
+            tokens = max(len(task.prompt_tokens) for task, _ in admitted.values())
+            sources = [source for _, source in admitted.values()]
+            self._cache.copy(index_of(self._device, sources), index_of(self._device, admitted), tokens)
+
+    def prefill(self, admitted: dict[int, SequenceTask]) -> int:
+        """Compute each prompt once, and copy it to the rows of its group; returns how many tokens that were."""
+        prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
+        for members, layers in prefill(self._model, self._masks, prompts):
+            row_of = {prompt: row for row, prompt in enumerate(members)}
+            rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}
+            self._cache.store(layers, index_of(self._device, rows.values()), index_of(self._device, rows))
+        return sum(map(len, prompts.values()))
+
+    def replay(self, slot: int, task: SequenceTask) -> None:
+        """Compute keys and values of the prompt's last token and of all response tokens but the last."""
+        tokens = [task.prompt_tokens[-1], *task.response_tokens[:-1]]
+        first = len(task.prompt_tokens) - 1
+        for start in range(0, len(tokens), REPLAY_ROWS):
+            chunk = tokens[start : start + REPLAY_ROWS]
+            positions = list(range(first + start, first + start + len(chunk)))
+            # Padding rows compute the last token again, and write the same.
+            spare = max(0, padded_rows(1, self._device) - len(chunk))
+            rows = index_of(self._device, [*positions, *[positions[-1]] * spare])
+            window = padded(positions[-1] + 1)
+            self._cache.replay(slot, rows, window)
+            self.forward(index_of(self._device, [*chunk, *[chunk[-1]] * spare]), rows, window)
+
+    def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+        """Logits [rows, vocabulary] of a pass of one token a row; the cache has been told where they go."""
+        output = self._model(
+            input_ids=inputs[:, None],
+            attention_mask=self._masks.decode(positions, window, self._dtype),
+            position_ids=positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits[:, 0]
+        return logits
