@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, StepSettings, TaskKey, WeightsReference
+from rlhfless_functions.api import BatchReference, JournalledPiece, StepSettings, TaskKey, WeightsReference, piece_uri
 from rlhfless_functions.api.metrics import LEARNING_METRICS
 from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.learning import learner as learner_module
@@ -279,9 +279,12 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
         made |= result.metrics.keys()
     made |= Learner().run(job.request(2, "again"), context()).metrics.keys()
     one_update = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
-    following = {"following": str(job.folder / "chunk-"), "batch_settings": one_update}
+    journal = str(job.folder / "pieces")
+    piece = JournalledPiece(samples=job.batch(1).samples, parts=job.batch(1).parts)
+    artifacts.write_json(piece_uri(journal, 0), piece.model_dump(mode="json"))
+    following = {"following": journal, "batch_settings": one_update}
     bounded = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(low=0.5))
-    plain = Job(tmp_path / "followed", job.model, bounded, pieces=2, **following)
+    plain = Job(tmp_path / "followed", job.model, bounded, **following)
     made |= Learner().run(plain.request(1), context()).metrics.keys()
     # A state wakes where it has left a device: test_sleep.py.
     assert LEARNING_METRICS.keys() - made == {"seconds/wake"}

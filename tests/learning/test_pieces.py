@@ -1,25 +1,25 @@
-"""Learning from a batch in pieces, also while it is still being prepared: the same weights, bit for bit."""
+"""Learning from a batch in pieces, also while it is still being prepared: the journal says what the weights are."""
 
-import random
-import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, Event, PrepareResult, SampleTask, Waiting
+from rlhfless_functions.api import BatchReference, Event, JournalledPiece, Piece, SampleTask, Waiting, piece_uri
 from rlhfless_functions.data.rollouts import write_prepared
 from rlhfless_functions.learning import pieces, trained_models
 from rlhfless_functions.learning.learner import Learner
-from rlhfless_functions.learning.pieces import FollowedBatch, cut
+from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError
 from rlhfless_functions.runtime.task import TaskContext, TaskError
-from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, CriticSettings, LoraSettings
-from tests.learning.jobs import Job, StoppedContext, assert_equal, context, job_of, samples_of
+from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, CriticSettings, LearningSettings, LoraSettings
+from tests.learning.jobs import Job, assert_equal, context, job_of, samples_of
 
-PIECES = 3
 ONE_UPDATE = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
 JOBS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -33,10 +33,13 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "adapter with dropout": {"lora": LoraSettings(rank=2, dropout=0.2)},
 }
+Order = Sequence[Sequence[int]]
+"""The prompts of each piece."""
+ORDER: Order = [[2], [0, 3], [1]]
 
 
 def make_job(kind: str, folder: Path, model: Path) -> Job:
-    return job_of(folder, model, batch_settings=ONE_UPDATE, pieces=PIECES, **JOBS[kind])
+    return job_of(folder, model, batch_settings=ONE_UPDATE, **JOBS[kind])
 
 
 @pytest.fixture
@@ -44,77 +47,92 @@ def job(tmp_path: Path, tiny_model: Path) -> Job:
     return make_job("grpo", tmp_path, tiny_model)
 
 
-class Preparation:
-    """Publishes a step's groups in chunks, as the preparation function does: the result last."""
+class Driver:
+    """Prepares a step's groups and journals them, as a driver does: the part first."""
 
-    def __init__(self, job: Job, step: int, chunks: list[list[int]]) -> None:
-        self.following = str(job.folder / "chunks" / f"{step}" / "chunk-7-")
-        self._chunks, self._samples = chunks, samples_of(step)
-        self._published = 0
+    def __init__(self, job: Job, step: int, order: Order) -> None:
+        self.step = step
+        self.journal = str(job.folder / f"journal-{step}-{order}")
+        self.published = 0
+        self._order, self._samples = order, samples_of(step)
 
     def publish_next(self) -> None:
         """Nothing, once all are there."""
-        if self._published < len(self._chunks):
-            name = f"{self.following}{self._published:04d}"
-            prompts = self._chunks[self._published]
-            write_prepared(f"{name}.parquet", [sample for sample in self._samples if sample.prompt in prompts])
-            result = PrepareResult(part=f"{name}.parquet", groups=[], metrics={})
-            artifacts.write_json(f"{name}.json", result.model_dump(mode="json"))
-            self._published += 1
+        if self.published == len(self._order):
+            return
+        uri, prompts = piece_uri(self.journal, self.published), self._order[self.published]
+        part = f"{self.journal}/{self.published}.parquet"
+        samples = [sample for sample in self._samples if sample.prompt in prompts]
+        write_prepared(part, samples)
+        tasks = [SampleTask(prompt=sample.prompt, index=sample.index) for sample in samples]
+        artifacts.create_exclusive(uri, JournalledPiece(samples=tasks, parts=[part]).model_dump_json().encode())
+        self.published += 1
+
+    def batch(self) -> BatchReference:
+        """The whole batch as the journal has it."""
+        while self.published < len(self._order):
+            self.publish_next()
+        found = [
+            JournalledPiece.model_validate(artifacts.read_json(piece_uri(self.journal, number)))
+            for number in range(self.published)
+        ]
+        return BatchReference(
+            step=self.step,
+            parts=[part for piece in found for part in piece.parts],
+            samples=[sample for piece in found for sample in piece.samples],
+            pieces=[Piece(samples=len(piece.samples), parts=piece.parts) for piece in found],
+        )
 
 
-def followed(job: Job, step: int, preparation: Preparation, where: str, **given: Any) -> Any:
-    batch = job.batch(step).model_copy(update={"parts": []})
-    return job.request(step, where, batch=batch, following=preparation.following, **given)
+def followed(job: Job, driver: Driver, where: str, **given: Any) -> Any:
+    batch = job.batch(driver.step).model_copy(update={"parts": []})
+    return job.request(driver.step, where, batch=batch, following=driver.journal, **given)
 
 
-def publish_while_waiting(monkeypatch: pytest.MonkeyPatch, preparation: Preparation) -> None:
-    """Whenever the learner finds nothing to do, another chunk is there when it looks again."""
-    monkeypatch.setattr(pieces, "sleep", lambda seconds: preparation.publish_next())
+def publish_while_waiting(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    """Whenever the learner finds nothing to do, another piece is there when it looks again."""
+    monkeypatch.setattr(pieces, "sleep", lambda seconds: driver.publish_next())
+
+
+def learn_whole(job: Job, driver: Driver, where: str = "journalled", **given: Any) -> None:
+    """Learn from a batch that is complete, in the journal's pieces."""
+    result = Learner().run(job.request(driver.step, where, batch=driver.batch(), **given), context())
+    job.weights[driver.step :] = [result.weights]
 
 
 @pytest.mark.parametrize("kind", JOBS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_batch_that_comes_bit_by_bit_gives_the_weights_of_one_that_is_there(
-    kind: str, seed: int, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("order", [ORDER, [[3, 1], [0, 2]]])
+def test_pieces_that_come_one_by_one_give_the_weights_of_a_batch_that_is_there(
+    kind: str, order: Order, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(kind, tmp_path, tiny_model)
-    job.undisturbed(2)
     learner = Learner()
+    batches: list[BatchReference] = []
     for step in (1, 2):
-        prompts = [0, 1, 2, 3]
-        random.Random(seed + step).shuffle(prompts)
-        preparation = Preparation(job, step, [prompts[:1], prompts[1:3], prompts[3:]])
-        publish_while_waiting(monkeypatch, preparation)
-        result = learner.run(followed(job, step, preparation, "followed"), context())
+        driver = Driver(job, step, order)
+        publish_while_waiting(monkeypatch, driver)
+        result = learner.run(followed(job, driver, "followed"), context())
         assert result.metrics["seconds/wait"] > 0
-        assert_equal(job.published(step, "followed"), job.published(step))
+        learn_whole(job, driver, replay=batches)
+        batches.append(driver.batch())
+        assert_equal(job.published(step, "followed"), job.published(step, "journalled"))
 
 
-def test_a_fresh_learner_that_replays_gets_there_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.undisturbed(3)
-    preparation = Preparation(job, 3, [[3], [2, 1, 0]])
-    publish_while_waiting(monkeypatch, preparation)
-    Learner().run(followed(job, 3, preparation, "fresh"), context())
-    assert_equal(job.published(3, "fresh"), job.published(3))
-
-
-def test_chunks_of_an_earlier_driver_are_parts_that_are_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.undisturbed(1)
-    earlier = Preparation(job, 1, [[1, 3]])
-    earlier.publish_next()
-    part = f"{earlier.following}0000.parquet"
-    later = Preparation(job, 1, [[0], [2]])
-    later.following = earlier.following.replace("-7-", "-8-")
-    publish_while_waiting(monkeypatch, later)
-    request = followed(job, 1, later, "resumed")
-    request = request.model_copy(update={"batch": request.batch.model_copy(update={"parts": [part]})})
-    Learner().run(request, context())
-    assert_equal(job.published(1, "resumed"), job.published(1))
+def test_a_fresh_learner_replays_what_the_journal_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, batches = Learner(), []
+    for step, order in ((1, ORDER), (2, [[1, 2, 3], [0]])):
+        driver = Driver(job, step, order)
+        batches.append(driver.batch())
+        job.weights.append(learner.run(followed(job, driver, "first"), context()).weights)
+    driver = Driver(job, 3, [[3], [2, 1, 0]])
+    publish_while_waiting(monkeypatch, driver)
+    learner.run(followed(job, driver, "first"), context())
+    Learner().run(followed(job, driver, "fresh", replay=batches), context())
+    assert_equal(job.published(3, "fresh"), job.published(3, "first"))
 
 
 def test_pieces_are_learnt_from_before_the_last_is_there(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    preparation = Preparation(job, 1, [[0], [1], [2, 3]])
+    driver = Driver(job, 1, ORDER)
     backward, learnt, learnt_when_waiting = trained_models._backward, 0, []
 
     def count(*arguments: Any) -> Any:
@@ -124,44 +142,125 @@ def test_pieces_are_learnt_from_before_the_last_is_there(job: Job, monkeypatch: 
 
     def wait(seconds: float) -> None:
         learnt_when_waiting.append(learnt)
-        preparation.publish_next()
+        driver.publish_next()
 
     monkeypatch.setattr(trained_models, "_backward", count)
     monkeypatch.setattr(pieces, "sleep", wait)
-    Learner().run(followed(job, 1, preparation, "early"), context())
+    Learner().run(followed(job, driver, "early"), context())
     assert learnt_when_waiting[0] == 0 < learnt_when_waiting[-1] < learnt
 
 
 def test_waiting_is_told_when_it_begins_and_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    preparation = Preparation(job, 1, [[1], [0], [2, 3]])
-    publish_while_waiting(monkeypatch, preparation)
+    driver = Driver(job, 1, ORDER)
+    driver.publish_next()
+    publish_while_waiting(monkeypatch, driver)
     events: list[Event] = []
-    Learner().run(followed(job, 1, preparation, "told"), TaskContext(emit=events.append))
-    told = [event.waiting for event in events if isinstance(event, Waiting)]
-    # For the first piece through two chunks, for the others through one.
-    assert told == [True, False, True, False]
+    Learner().run(followed(job, driver, "told"), TaskContext(emit=events.append))
+    told = [(event.waiting, event.pieces) for event in events if isinstance(event, Waiting)]
+    assert told == [(True, 1), (False, 1), (True, 2), (False, 2)]
 
 
-def test_whoever_waits_for_a_piece_can_be_told_to_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    job.undisturbed(2)
-    learner = Learner()
-    learner.run(job.request(1, "stopped"), context())
-    preparation = Preparation(job, 2, [[0, 1]])
-    publish_while_waiting(monkeypatch, preparation)
-    with pytest.raises(TaskError, match="step 2 was broken off by a drain") as caught:
-        learner.run(followed(job, 2, preparation, "stopped"), StoppedContext(20))
+class CutWhileItWaits:
+    """Cuts a task when it has looked in vain for the piece of a number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, driver: Driver, piece: int) -> None:
+        self.context = TaskContext(emit=lambda event: None)
+
+        def wait(seconds: float) -> None:
+            if driver.published == piece:
+                self.context.stop("cut")
+            else:
+                driver.publish_next()
+
+        monkeypatch.setattr(pieces, "sleep", wait)
+
+
+@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("sleeps", [False, True], ids=["", "asleep meanwhile"])
+def test_a_learner_that_is_let_go_keeps_what_it_has_accumulated(
+    kind: str, sleeps: bool, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(kind, tmp_path, tiny_model)
+    learner, driver = Learner(), Driver(job, 1, ORDER)
+    with pytest.raises(LetGoError, match="step 1 was let go"):
+        learner.run(followed(job, driver, "let go"), CutWhileItWaits(monkeypatch, driver, 2).context)
+    if sleeps:
+        learner.sleep()
+    # Whatever else draws random numbers in the process changes nothing.
+    torch.rand(7)
+    first, second, _ = driver.batch().parts
+    for part in (first, second):
+        artifacts.remove(part)
+    result = learner.run(followed(job, driver, "let go"), context())
+    assert result.metrics["seconds/train"] < result.metrics["seconds"]
+    again = Driver(job, 1, ORDER)
+    learn_whole(job, again)
+    assert_equal(job.published(1, "let go"), job.published(1, "journalled"))
+
+
+def test_ranks_that_are_let_go_keep_what_they_have_accumulated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = LearningSettings(processes=2)
+    learner, driver = Learner(), Driver(job, 1, ORDER)
+    try:
+        with pytest.raises(LetGoError):
+            learner.run(followed(job, driver, "let go", learning=two), CutWhileItWaits(monkeypatch, driver, 2).context)
+        team = learner._team
+        learner.sleep()
+        publish_while_waiting(monkeypatch, driver)
+        learner.run(followed(job, driver, "let go", learning=two), context())
+        assert learner._team is team is not None
+    finally:
+        learner.close()
+    whole = Learner()
+    try:
+        whole.run(job.request(1, "journalled", batch=driver.batch(), learning=two), context())
+    finally:
+        whole.close()
+    assert_equal(job.published(1, "let go"), job.published(1, "journalled"))
+
+
+def test_another_step_forgets_the_one_that_was_let_go(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, driver = Learner(), Driver(job, 1, ORDER)
+    with pytest.raises(LetGoError):
+        learner.run(followed(job, driver, "let go"), CutWhileItWaits(monkeypatch, driver, 1).context)
+    other = Driver(job, 1, [[0, 1], [2, 3]])
+    learner.run(job.request(1, "other", batch=other.batch()), context())
+    learn_whole(job, other)
+    assert_equal(job.published(1, "other"), job.published(1, "journalled"))
+
+
+def test_a_learner_that_is_drained_while_it_waits_forgets_the_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, driver = Learner(), Driver(job, 1, ORDER)
+    draining = TaskContext(emit=lambda event: None)
+    monkeypatch.setattr(pieces, "sleep", lambda seconds: draining.stop("drain"))
+    with pytest.raises(TaskError, match="step 1 was broken off by a drain") as caught:
+        learner.run(followed(job, driver, "stopped"), draining)
     assert caught.value.retryable
-    assert not artifacts.exists(str(job.folder / "stopped" / "weights-2"))
-    # Half of its gradients are forgotten, whoever takes the step again.
-    learner.run(job.request(2, "stopped"), context())
-    assert_equal(job.published(2, "stopped"), job.published(2))
+    assert not artifacts.exists(str(job.folder / "stopped" / "weights-1"))
+    publish_while_waiting(monkeypatch, driver)
+    learner.run(followed(job, driver, "stopped"), context())
+    learn_whole(job, driver)
+    assert_equal(job.published(1, "stopped"), job.published(1, "journalled"))
 
 
-def test_pieces_change_no_more_than_the_order_of_a_sum_does(job: Job) -> None:
-    job.undisturbed(1)
-    Learner().run(job.request(1, "whole", pieces=1), context())
-    whole, pieces = job.published(1, "whole"), job.published(1)
-    assert all(float((tensor - pieces[name]).abs().max()) < 1e-6 for name, tensor in whole.items())
+def in_pieces(prompts: list[int], bounds: set[int]) -> Order:
+    cuts = [0, *sorted(bounds), len(prompts)]
+    return [prompts[start:end] for start, end in pairwise(cuts) if end > start]
+
+
+@given(prompts=st.permutations(range(4)), bounds=st.sets(st.integers(1, 3)))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_arrival_changes_no_more_than_the_order_of_a_sum_does(
+    prompts: list[int], bounds: set[int], job: Job
+) -> None:
+    Learner().run(job.request(1, "whole"), context())
+    driver = Driver(job, 1, in_pieces(prompts, bounds))
+    where = [f"{place}-{driver.journal[-30:].replace('/', '')}" for place in ("once", "again")]
+    for each in where:
+        Learner().run(job.request(1, each, batch=driver.batch()), context())
+    whole, once, again = (job.published(1, each) for each in ("whole", *where))
+    assert all(float((tensor - once[name]).abs().max()) < 1e-6 for name, tensor in whole.items())
+    assert_equal(once, again)
 
 
 @pytest.mark.parametrize(
@@ -170,50 +269,56 @@ def test_pieces_change_no_more_than_the_order_of_a_sum_does(job: Job) -> None:
         ({"algorithm": AlgorithmSettings(epochs=2).resolved()}, "pieces: .*one optimizer update"),
         ({"batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2, minibatch_samples=4)}, "pieces: "),
         ({"algorithm": AlgorithmSettings(advantage_normalization="batch").resolved()}, "whole batch is needed"),
-        ({"pieces": 1, "following": "somewhere/chunk-"}, "following: "),
     ],
 )
-def test_what_needs_the_whole_batch_is_refused(job: Job, given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_what_needs_the_whole_batch_is_refused(job: Job, given: dict[str, Any], message: str, follows: bool) -> None:
+    driver = Driver(job, 1, ORDER)
+    where = {"following": driver.journal} if follows else {"batch": driver.batch()}
     with pytest.raises(TaskError, match=message) as caught:
-        Learner().run(job.request(1, "refused", **given), context())
+        Learner().run(job.request(1, "refused", **where, **given), context())
     assert caught.value.reason == "bad_request"
 
 
-def test_a_batch_without_a_sample_in_the_loss_changes_nothing(job: Job, tiny_model: Path) -> None:
+def test_pieces_that_do_not_add_up_to_the_batch_are_refused(job: Job) -> None:
+    batch = Driver(job, 1, ORDER).batch()
+    with pytest.raises(TaskError, match="6 samples and the batch of step 1 has 8") as caught:
+        Learner().run(job.request(1, "refused", batch=batch.model_copy(update={"pieces": batch.pieces[:2]})), context())
+    assert caught.value.reason == "bad_request"
+
+
+def test_a_sample_that_is_in_none_of_its_piece_s_parts_is_named(job: Job) -> None:
+    batch = Driver(job, 1, ORDER).batch()
+    swapped = [piece.model_copy(update={"parts": batch.pieces[0].parts}) for piece in batch.pieces]
+    with pytest.raises(TaskError, match=r"\(0, 0\) is in none of its piece's parts") as caught:
+        Learner().run(job.request(1, "refused", batch=batch.model_copy(update={"pieces": swapped})), context())
+    assert caught.value.reason == "data_invalid"
+
+
+def test_of_a_sample_that_was_prepared_twice_the_first_part_that_is_named_counts(job: Job) -> None:
+    driver = Driver(job, 1, ORDER)
+    batch = driver.batch()
+    other = str(job.folder / "other.parquet")
+    write_prepared(other, [sample for sample in samples_of(5) if sample.prompt < 4])
+    pieces = [piece.model_copy(update={"parts": [*piece.parts, other]}) for piece in batch.pieces]
+    Learner().run(job.request(1, "twice", batch=batch.model_copy(update={"pieces": pieces})), context())
+    learn_whole(job, driver)
+    assert_equal(job.published(1, "twice"), job.published(1, "journalled"))
+
+
+def test_a_batch_without_a_sample_in_the_loss_changes_nothing(job: Job) -> None:
     part = str(job.folder / "masked.parquet")
     write_prepared(part, samples_of(1, mask=False))
     batch = job.batch(1).model_copy(update={"parts": [part]})
-    Learner().run(job.request(1, "masked", batch=batch), context())
-    job.undisturbed(1)
-    Learner().run(job.request(1, "whole", batch=batch, pieces=1), context())
+    Learner().run(job.request(1, "whole", batch=batch), context())
+    cut = batch.model_copy(update={"pieces": [Piece(samples=4, parts=[part])] * 2})
+    Learner().run(job.request(1, "masked", batch=cut), context())
     assert_equal(job.published(1, "masked"), job.published(1, "whole"))
 
 
-@given(groups=st.lists(st.integers(1, 4), min_size=1, max_size=20), pieces=st.integers(1, 24), seed=st.integers(0, 99))
-def test_every_sample_is_in_one_piece_with_its_group(groups: list[int], pieces: int, seed: int) -> None:
-    prompts = list(range(len(groups)))
-    random.Random(seed).shuffle(prompts)
-    samples = [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(groups[prompt])]
-    found = cut(samples, pieces)
-    assert [key for piece in found for key in piece] == [(sample.prompt, sample.index) for sample in samples]
-    assert len(found) == min(pieces, len(groups))
-    held = [{prompt for prompt, _ in piece} for piece in found]
-    assert sum(map(len, held)) == len(groups)
-    assert max(map(len, held)) - min(map(len, held)) <= 1
-
-
-def test_a_reader_sees_what_others_publish(job: Job) -> None:
-    preparation = Preparation(job, 1, [[3], [0], [1, 2]])
-    reference = job.batch(1).model_copy(update={"parts": []})
-    assert isinstance(reference, BatchReference)
-    batch = FollowedBatch(reference, preparation.following, check=lambda: None)
-
-    def publish() -> None:
-        for _ in range(3):
-            preparation.publish_next()
-
-    publisher = threading.Thread(target=publish)
-    publisher.start()
-    found = [sample.key for piece in batch.pieces(PIECES) for sample in piece]
-    publisher.join()
-    assert found == [(sample.prompt, sample.index) for sample in reference.samples]
+def test_a_reader_passes_over_the_pieces_that_it_is_done_with(job: Job) -> None:
+    driver = Driver(job, 1, ORDER)
+    reference = driver.batch()
+    journal = FollowedJournal(reference, driver.journal, context())
+    found = [sample.prompt for piece in journal.pieces(2, 6) for sample in piece.samples]
+    assert found == [1, 1]

@@ -67,8 +67,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 TOLERANCE = {"an adapter on a bfloat16 backbone": 5e-5}
-"""Of weights, 1e-6 elsewhere. A CPU without instructions for bfloat16 rounds a product by the rows that it has; 8e-6 was
-seen, where a step changes weights by up to the learning rate of 1e-3."""
+"""Of weights; 1e-6 elsewhere. A CPU without instructions for bfloat16 rounds a product by the rows that it has. 8e-6
+was seen, where a step changes weights by up to the learning rate of 1e-3."""
 
 
 def make_job(kind: str, folder: Path, model: Path) -> Job:

@@ -7,15 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     BatchReference,
     Event,
+    JournalledPiece,
     LearnRequest,
     PrepareRequest,
     SampleTask,
     TaskKey,
+    piece_uri,
 )
 from rlhfless_functions.data.traces import TraceRows, write_trace_rows
+from rlhfless_functions.learning import pieces
+from rlhfless_functions.learning.pieces import LetGoError
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.serving.emulation import EmulatedLearner, EmulatedPreparer
 from rlhfless_functions.settings import SamplingSettings
@@ -86,6 +91,41 @@ def seconds_of(clock: Clock, task: Callable[[TaskContext], object], *, asleep: b
 
     task(TaskContext(emit=emit, asleep=asleep))
     return clock.now - begun, told
+
+
+def test_learning_takes_its_time_for_each_piece_and_goes_on_after_it_was_let_go(
+    clock: Clock, emulation: EmulationSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [SampleTask(prompt=0, index=0), SampleTask(prompt=0, index=0)]
+    request = learn().model_copy(
+        update={"batch": BatchReference(step=1, parts=[], samples=samples), "following": str(tmp_path / "pieces")}
+    )
+    learner, letting_go = EmulatedLearner(emulation), TaskContext(emit=lambda event: None)
+
+    def publish(number: int) -> None:
+        piece = JournalledPiece(samples=samples[:1], parts=[])
+        artifacts.write_json(piece_uri(str(tmp_path / "pieces"), number), piece.model_dump(mode="json"))
+
+    def look(seconds: float) -> None:
+        clock.sleep(seconds)
+        letting_go.stop("cut")
+
+    monkeypatch.setattr(pieces, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(pieces, "sleep", look)
+    publish(0)
+    with pytest.raises(LetGoError):
+        learner.run(request, letting_go)
+    assert clock.now == pytest.approx(0.5 * TOKENS + pieces.LOOK_SECONDS)
+    publish(1)
+    begun = clock.now
+    result = learner.run(request, TaskContext(emit=lambda event: None))
+    assert clock.now - begun == pytest.approx(0.5 * TOKENS), "the first piece is not learnt from again"
+    assert result.metrics == {
+        "seconds/train": pytest.approx(0.5 * TOKENS),
+        "seconds": pytest.approx(0.5 * TOKENS),
+        "seconds/wait": 0.0,
+        "tokens": TOKENS,
+    }
 
 
 def test_preparation_reads_its_models_before_its_first_task_and_after_each_sleep(

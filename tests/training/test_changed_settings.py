@@ -67,7 +67,7 @@ def forget_settings(folder: Path) -> None:
         ),
         (LINEAR, {**LINEAR, "steps": 6}),
         pytest.param({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}, marks=pytest.mark.slow),
-        ({"batch": {"minibatchSamples": 16}, "learning": {"overlap": "auto"}}, {"batch": {"minibatchSamples": 16}}),
+        ({"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}}, {"batch": {"minibatchSamples": 16}}),
     ],
     ids=["learning rate", "all numbers", "length of the schedule", "schedule", "pieces"],
 )

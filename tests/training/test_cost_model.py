@@ -1,7 +1,6 @@
 """What a job learns on the way, and what its plans make of it."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,15 +136,17 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
 def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
-    assert math.isinf(plan.learning_begins), "nothing is known of learning"
+    assert plan.groups is None, "nothing is known of learning"
     metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
     cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
     assert cost_model.history.mean("learning") == pytest.approx(3.0)
     assert cost_model.history.mean("learning/token") == pytest.approx(2.0 / 200)
     assert cost_model.history.mean("learning/rest") == pytest.approx(1.0)
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
-    assert plan.learning_begins < plan.expected_step_seconds - 1.0
-    assert math.isinf(cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).learning_begins)
+    assert plan.groups is not None and set(plan.groups.ready) == {0, 1, 2}
+    assert max(plan.groups.ready.values()) < plan.expected_step_seconds - 1.0
+    assert all(seconds > 0 for seconds in plan.groups.learning.values())
+    assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).groups is None
 
 
 def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:

@@ -1,29 +1,44 @@
-"""Learning that begins while the batch is still being generated: the same weights, whatever happens on the way."""
+"""Learning that begins while the batch is still being generated: the journal says what is learnt, whatever happens."""
 
 import asyncio
 import contextlib
 import dataclasses
+import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.learning.learner import Learner
+from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.planner.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.training import rollout
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.records.settings_history import SettingsHistory
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training import rollout, step_journal
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.ledger import Ledger
-from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.planning import GenerationPlan, GroupForecast
 from rlhfless_operator.training.requests import RequestBuilder
+from tests.command_line import run_command
 from tests.processes import named
+from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
     final_weights,
+    folder_of,
     records_of,
     run_job,
     status_of,
@@ -33,8 +48,9 @@ from tests.training.whole_jobs import (
 OVERLAPPED: dict[str, Any] = {
     "steps": 2,
     "batch": {"minibatchSamples": None},
-    "learning": {"overlap": "auto"},
+    "learning": {"overlap": "ordered"},
 }
+BY_ARRIVAL: dict[str, Any] = {**OVERLAPPED, "learning": {"overlap": "auto"}}
 PATIENCE = 120.0
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -43,7 +59,13 @@ pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 class Overlap:
     """Has every step's learner begin at once, and its last group wait until the learner has nothing left to do."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_waiting: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        on_waiting: Callable[[str], bool] = lambda name: True,
+        *,
+        lets_go: bool = False,
+    ) -> None:
         self.waits = 0
         self._working: set[str] = set()
         self._on_waiting = on_waiting
@@ -51,7 +73,9 @@ class Overlap:
         plan, observe, prepare = CostModel.plan, Ledger.observe, rollout.prepare
 
         def plan_early(cost_model: CostModel, *arguments: Any, **named: Any) -> GenerationPlan:
-            return dataclasses.replace(plan(cost_model, *arguments, **named), learning_begins=0.0)
+            made = plan(cost_model, *arguments, **named)
+            expected = dict.fromkeys(made.estimates, 0.0)
+            return dataclasses.replace(made, groups=GroupForecast(expected, expected, 0.0))
 
         def listen(ledger: Ledger, change: StateChange) -> None:
             observe(ledger, change)
@@ -63,8 +87,12 @@ class Overlap:
             return prepare(platform, self._last_held_back(groups, expected), expected, *rest, **named)
 
         monkeypatch.setattr(CostModel, "plan", plan_early)
+        monkeypatch.setattr(LearnerPace, "begins", lambda pace, now, *rest: now)
+        monkeypatch.setattr(LearnerPace, "lets_go", lambda pace, now, expected, again: lets_go)
         monkeypatch.setattr(Ledger, "observe", listen)
         monkeypatch.setattr(rollout, "prepare", prepare_late)
+        # Journals go with their batches, once a checkpoint holds what was learnt from them.
+        monkeypatch.setattr(step_journal, "remove_garbage", lambda *arguments: None)
 
     def _hear(self, change: StateChange) -> None:
         if change.state == "busy":
@@ -130,28 +158,29 @@ def test_a_learner_that_is_killed_while_it_waits_costs_nothing_but_time(
     assert_equal_weights(final_weights(file), final_weights(unoverlapped))
 
 
+async def stop_once_its_learner_waits(file: Path, monkeypatch: pytest.MonkeyPatch, *, pieces: int = 0) -> None:
+    """Run a job whose last group never comes, until its learner waits and so many pieces are written down."""
+    waiting = asyncio.Event()
+
+    def never_go_on(name: str) -> bool:
+        if len(journal_of(file, 1)) >= pieces:
+            waiting.set()
+        return False
+
+    with monkeypatch.context() as patched:
+        Overlap(patched, never_go_on)
+        running = asyncio.create_task(train(file))
+        await asyncio.wait_for(waiting.wait(), PATIENCE)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
 def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
     tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tiny_job("stopped", **OVERLAPPED)
-
-    async def stop_once_it_waits() -> None:
-        waiting = asyncio.Event()
-
-        def never_go_on(name: str) -> bool:
-            waiting.set()
-            return False
-
-        with monkeypatch.context() as patched:
-            # The last group never comes: the driver stops before.
-            Overlap(patched, never_go_on)
-            running = asyncio.create_task(train(file))
-            await asyncio.wait_for(waiting.wait(), PATIENCE)
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-
-    asyncio.run(stop_once_it_waits())
+    asyncio.run(stop_once_its_learner_waits(file, monkeypatch))
     assert status_of(file)["step"] == 0
     Overlap(monkeypatch)
     run_job(file)
@@ -166,20 +195,148 @@ def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) ->
     assert_equal_weights(final_weights(file), final_weights(baseline))
 
 
+def journal_of(file: Path, step: int) -> list[dict[str, Any]]:
+    """The pieces of a step, as they were written down."""
+    folder = folder_of(file) / "batches" / f"step-{step:06d}" / "pieces-auto"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def learn_again(file: Path, where: Path) -> None:
+    """Take a finished job's steps again with one fresh learner, from their recorded batches, and compare weights."""
+    job = load_job(file).resolve_paths(file.parent)
+    folder = JobFolder(str(folder_of(file)))
+    steps = status_of(file)["step"]
+    batches = [
+        StepBatch.model_validate(artifacts.read_json(folder.result("batch", step))).batch
+        for step in range(1, steps + 1)
+    ]
+    builder = RequestBuilder(job, folder, "again")
+    base = RLHFJobStatus(
+        uid="again", weights=builder.initial if steps == 1 else WeightsReference(version=steps - 1, uri="")
+    )
+    request = builder.learn(base, batches[-1], batches[:-1], SettingsHistory(), steps, checkpoint_due=False, attempt=0)
+    request = request.model_copy(update={"publish": str(where), "result": str(where) + ".json"})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        Learner().run(request, TaskContext(emit=lambda event: None))
+    finally:
+        torch.set_num_threads(threads)
+    again = {name: tensor for path in where.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert_equal_weights(again, final_weights(file))
+
+
+def test_groups_are_learnt_from_as_they_arrive_and_the_journal_says_how(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlap = Overlap(monkeypatch)
+    file = tiny_job("arrival", **BY_ARRIVAL)
+    run_job(file)
+    assert overlap.waits >= 2
+    job = load_job(file)
+    for step in (1, 2):
+        pieces = journal_of(file, step)
+        assert len(pieces) > 1
+        prompts = [sample["prompt"] for piece in pieces for sample in piece["samples"]]
+        assert len(prompts) == job.spec.batch.prompts_per_step * job.spec.batch.samples_per_prompt
+        assert len(set(prompts)) == job.spec.batch.prompts_per_step
+    learn_again(file, tmp_path / "again")
+
+
+def test_a_learner_that_is_killed_in_mid_step_goes_by_the_journal(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+    written: list[Any] = []
+
+    def kill_the_first(name: str) -> bool:
+        if not journal_of(file, 1):
+            return False
+        if not killed:
+            (victim,) = named(name)
+            victim.kill()
+            killed.append(name)
+            written.extend(journal_of(file, 1))
+            return False
+        return name not in killed
+
+    Overlap(monkeypatch, kill_the_first)
+    file = tiny_job("killed", **BY_ARRIVAL)
+    run_job(file)
+    assert killed and written
+    assert journal_of(file, 1)[: len(written)] == written
+    learn_again(file, tmp_path / "again")
+
+
+def test_a_driver_that_is_gone_in_mid_step_is_gone_on_from_by_the_journal(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny_job("stopped", **BY_ARRIVAL)
+    asyncio.run(stop_once_its_learner_waits(file, monkeypatch, pieces=1))
+    written = journal_of(file, 1)
+    assert written and status_of(file)["step"] == 0
+    Overlap(monkeypatch)
+    run_job(file)
+    assert journal_of(file, 1)[: len(written)] == written
+    learn_again(file, tmp_path / "again")
+
+
+def test_a_driver_that_is_killed_is_gone_on_from_by_the_journal(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny_job("killed-driver", **BY_ARRIVAL)
+    driver = start(run_command(file), tmp_path / "log.txt")
+    deadline = time.monotonic() + PATIENCE
+    while not journal_of(file, 1):
+        assert driver.poll() is None and time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    written = journal_of(file, 1)
+    Overlap(monkeypatch)
+    run_job(file)
+    assert journal_of(file, 1)[: len(written)] == written
+    learn_again(file, tmp_path / "again")
+
+
+def test_a_learner_that_waits_for_long_is_let_go_and_asked_again(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: set[str] = set()
+
+    def go_on_once_another_waits(name: str) -> bool:
+        waited.add(name)
+        return len(waited) > 1
+
+    Overlap(monkeypatch, go_on_once_another_waits, lets_go=True)
+    file = tiny_job("let-go", **BY_ARRIVAL)
+    run_job(file)
+    assert len(waited) > 1
+    learn_again(file, tmp_path / "again")
+
+
+@pytest.mark.parametrize("overlap", ["auto", "ordered"])
 @pytest.mark.parametrize(
-    ("changes", "pieces"),
+    ("changes", "whole"),
     [
-        ({}, 6),
-        ({"learning": {"overlap": "never"}}, 1),
-        ({"batch": {"minibatchSamples": 8}}, 1),
-        ({"batch": {"minibatchSamples": 16}}, 6),
-        ({"algorithm": {"epochs": 2}}, 1),
-        ({"algorithm": {"name": "ppo"}}, 1),
-        ({"algorithm": {"name": "dapo"}, "learning": {"overlap": "never"}}, 1),
+        ({}, False),
+        ({"learning": {"overlap": "never"}}, True),
+        ({"batch": {"minibatchSamples": 8}}, True),
+        ({"batch": {"minibatchSamples": 16}}, False),
+        ({"algorithm": {"epochs": 2}}, True),
+        ({"algorithm": {"name": "ppo"}}, True),
+        ({"algorithm": {"name": "dapo"}, "learning": {"overlap": "never"}}, True),
     ],
 )
 def test_only_what_asks_nothing_of_the_whole_batch_is_learnt_in_pieces(
-    tiny_job: MakeJob, changes: dict[str, Any], pieces: int
+    tiny_job: MakeJob, changes: dict[str, Any], whole: bool, overlap: str
 ) -> None:
-    job: RLHFJob = load_job(tiny_job("job", **{**OVERLAPPED, **changes}))
-    assert RequestBuilder(job, JobFolder("folder"), "uid").pieces == pieces
+    job: RLHFJob = load_job(tiny_job("job", **{**OVERLAPPED, "learning": {"overlap": overlap}, **changes}))
+    assert RequestBuilder(job, JobFolder("folder"), "uid").overlap == ("never" if whole else overlap)
+
+
+def test_where_stages_take_turns_a_fixed_order_alone_stays(tiny_job: MakeJob) -> None:
+    for overlap, kept in (("auto", "never"), ("ordered", "ordered")):
+        job = load_job(tiny_job("job", **{**OVERLAPPED, "learning": {"overlap": overlap}}))
+        assert RequestBuilder(job, JobFolder("folder"), "uid", sleeps=True).overlap == kept

@@ -59,7 +59,7 @@ def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
 ) -> None:
     spec: dict[str, Any] = {
         "generation": {"instances": {"max": 1}},
-        "learning": {"overlap": "auto"},
+        "learning": {"overlap": "ordered"},
         "planning": {"policy": "cost"},
         "batch": {"minibatchSamples": 16},
     }

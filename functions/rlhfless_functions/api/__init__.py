@@ -38,6 +38,7 @@ from rlhfless_functions.api.messages import (
     WeightsReference,
     check_protocol,
 )
+from rlhfless_functions.api.pieces import JournalledPiece, Piece, piece_uri
 from rlhfless_functions.api.requests import (
     BaseRequest,
     BatchReference,
@@ -89,12 +90,14 @@ __all__ = [
     "GenerationResult",
     "GroupResult",
     "Heartbeat",
+    "JournalledPiece",
     "LearnRequest",
     "LearnResult",
     "MaterializeRequest",
     "MaterializeResult",
     "Message",
     "Partial",
+    "Piece",
     "PrepareRequest",
     "PrepareResult",
     "Progress",
@@ -116,4 +119,5 @@ __all__ = [
     "dump_event",
     "parse_event",
     "parse_request",
+    "piece_uri",
 ]

@@ -93,6 +93,8 @@ class Waiting(Message):
 
     event: Literal["waiting"] = "waiting"
     waiting: bool
+    pieces: int = 0
+    """Pieces of the step's batch that the task is done with."""
 
 
 class Heartbeat(Message):

@@ -13,6 +13,7 @@ from rlhfless_functions.api.messages import (
     WeightsReference,
     check_protocol,
 )
+from rlhfless_functions.api.pieces import Piece
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
@@ -164,7 +165,11 @@ class BatchReference(Message):
     parts: list[str]
     """URIs of the Parquet files that preparation wrote; all of them, unless a request says that it follows the rest."""
     samples: list[SampleTask] = Field(min_length=1)
-    """Every sample of the batch in canonical order, which is the order of learning."""
+    """Every sample of the batch in the order of learning."""
+    pieces: list[Piece] = Field(default=[])
+    """How the samples are divided into pieces whose gradients are accumulated one after the other; empty where the
+    batch is learnt from as a whole. The last bits of the weights depend on it. Pieces need an optimizer update that is
+    the whole step's, and an algorithm that asks nothing of the whole batch."""
 
 
 class StepSettings(Message):
@@ -173,8 +178,6 @@ class StepSettings(Message):
     optimizer: OptimizerSettings
     total_steps: int = Field(ge=1)
     """Steps of the whole job, for the schedule."""
-    pieces: int = Field(default=1, ge=1)
-    """See `LearnRequest.pieces`."""
 
 
 class Gang(Message):
@@ -209,13 +212,10 @@ class LearnRequest(BaseRequest):
     """Batches of the steps after the checkpoint and before this one, for a learner without the state in memory."""
     replay_settings: dict[int, StepSettings] = Field(default={})
     """By step, what replayed steps were first taken with, where that is not what this request says."""
-    pieces: int = Field(default=1, ge=1)
-    """Pieces of the batch, in canonical order, whose gradients are accumulated one after the other; the last bits of
-    the weights depend on it. More than one needs an optimizer update that is the whole step's, and an algorithm that
-    asks nothing of the whole batch."""
     following: str | None = None
-    """Where `batch` is still being prepared: how the URIs of the results of the chunks to come begin. Each piece is
-    accumulated as soon as it has been published; needs more than one."""
+    """Where `batch` is still being prepared: the folder of its piece journal. The learner reads the pieces in the order
+    of their numbers, and learns from each as soon as it is there. The names of `batch.samples` are known beforehand,
+    its parts and pieces are not."""
     algorithm: AlgorithmSettings
     """Resolved settings."""
     optimizer: OptimizerSettings

@@ -7,7 +7,7 @@ kept: with the same number of threads that gives the same weights, bit for bit.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,18 +15,23 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, Waiting, WeightsReference
-from rlhfless_functions.data.rollouts import PreparedSample
+from rlhfless_functions.api import (
+    ExportRequest,
+    ExportResult,
+    JournalledPiece,
+    LearnRequest,
+    LearnResult,
+    WeightsReference,
+)
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.learning.checkpoints import restore_checkpoint, save_checkpoint
 from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
-from rlhfless_functions.learning.pieces import FollowedBatch, whole_in_pieces
+from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
-from rlhfless_functions.learning.step import train_step, train_step_in_pieces
-from rlhfless_functions.learning.step_report import StepReport
+from rlhfless_functions.learning.step import StepInPieces, train_step
 from rlhfless_functions.learning.team import Team
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -62,6 +67,8 @@ class Learner:
         self._host = host
         self._team: Team | None = None
         self._state: TrainingState | None = None
+        self._begun: StepInPieces | None = None
+        """A step that was let go while it waited for a piece, in place of `_state`."""
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
@@ -93,6 +100,11 @@ class Learner:
                 f"step {request.key.step}: {error}. Lower batch.microbatchTokens or learning.logitsChunkTokens,"
                 " turn on learning.gradientCheckpointing or optimizer.offload, or train an adapter",
             ) from error
+        except LetGoError:
+            if self._ranks.instances > 1:
+                # The next attempt may have other instances.
+                self.close()
+            raise
         except TaskError:
             self.close()
             raise
@@ -113,24 +125,26 @@ class Learner:
         if self._ranks.instances > 1:
             # The others sleep when they are told to, and until then they would be waited for here.
             self.close()
-        state, self._state = self._state, None
+        (state, self._state), (begun, self._begun) = (self._state, None), (self._begun, None)
         try:
             if self._team is not None:
                 self._team.sleep()
             if state is not None:
                 move(state, torch.device("cpu"))
+            if begun is not None:
+                begun.move(torch.device("cpu"))
             give_back()
             self._ranks.all("asleep")
         except BaseException:
             self.close()
             raise
-        self._state = state
+        self._state, self._begun = state, begun
 
     def close(self) -> None:
         """End the other learning processes, if there are any; what they held is lost with them."""
         if self._team is not None:
             self._team.end()
-            self._team, self._ranks, self._state = None, Ranks(), None
+            self._team, self._ranks, self._state, self._begun = None, Ranks(), None, None
 
     def _call_ranks(self, request: LearnRequest, context: TaskContext) -> None:
         """Have as many processes as the request asks for, here and in other instances, and tell them what it is."""
@@ -141,14 +155,14 @@ class Learner:
         if request.gang is None:
             if not alone or size != self._ranks.size:
                 self.close()
-                self._state = None
+                self._state = self._begun = None
                 if size > 1:
                     self._team = Team(size)
                     self._ranks = self._team.join()
         else:
             if alone or self._team is None or self._team.size != size:
                 self.close()
-                self._state = None
+                self._state = self._begun = None
                 self._team = Team(size)
             place = meet(request.gang, request.key, size, self._held(), self._host, context)
             if not place.kept:
@@ -185,49 +199,75 @@ class Learner:
         request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
         _check_pieces(request)
 
-        def check() -> None:
-            if context.stop_reason is not None:
-                raise TaskError(
-                    "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
-                )
+        def go_on() -> None:
+            check(context, step)
 
-        given: TrainingBatch | FollowedBatch
-        if request.following is None:
-            with store_errors():
-                given = TrainingBatch(read_batch(request.batch), request.algorithm, step)
-        else:
-            given = FollowedBatch(
-                request.batch, request.following, check, lambda waiting: context.emit(Waiting(waiting=waiting))
+        journal: FollowedJournal | None = None
+        batch: TrainingBatch | None = None
+        if request.following is not None:
+            journal = FollowedJournal(
+                request.batch, request.following, context, lambda found: self._ranks.all(found)[0]
             )
+        elif not request.batch.pieces:
+            with store_errors():
+                batch = TrainingBatch(read_batch(request.batch), request.algorithm, step)
         seconds: dict[str, float] = {}
         # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
-        state, self._state = self._state, None
-        if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
-            state = None
-            # What sleep kept is of no use: loading and learning again is work, as for a fresh instance.
-            context.awake()
-            state = self._rebuild(request, check, seconds)
-        elif state.device != self._ranks.device:
-            with _timed(seconds, "seconds/wake"):
-                move(state, self._ranks.device)
+        state, begun = self._take_up(request, context, seconds, go_on)
         context.awake()
         parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
         logger.info("learning begins", extra={"fields": {"step": step, **parts}})
-        with _timed(seconds, "seconds/train"):
-            report, batch = _take_step(state, given, request, step, check)
-        if isinstance(given, FollowedBatch):
-            seconds["seconds/wait"] = given.waited_seconds
-            seconds["seconds/train"] -= given.waited_seconds
+        training = time.monotonic()
+        if batch is not None:
+            report = train_step(state, batch, request, step, go_on)
+        else:
+            begun = begun or StepInPieces(state, request, step)
+            try:
+                if journal is None:
+                    _add_pieces(begun, pieces_of(request.batch), step, go_on)
+                else:
+                    _add_pieces(begun, journal.pieces(begun.pieces, len(begun.samples)), step, go_on)
+            except LetGoError:
+                assert journal is not None
+                begun.seconds += time.monotonic() - training - journal.waited_seconds
+                self._begun = begun
+                raise
+            report, batch = begun.end(), TrainingBatch(begun.samples, request.algorithm, step)
+        earlier = begun.seconds if begun is not None else 0.0
+        seconds["seconds/train"] = time.monotonic() - training + earlier
+        if journal is not None:
+            seconds["seconds/wait"] = journal.waited_seconds
+            seconds["seconds/train"] -= journal.waited_seconds
         with _timed(seconds, "seconds/publish"):
             result = _publish(request, state)
         self._state = state
         metrics = step_metrics(report, batch, request.algorithm) | _bytes(request, state) | seconds
-        metrics |= {"seconds": time.monotonic() - started}
+        metrics |= {"seconds": time.monotonic() - started + earlier}
         result = result.model_copy(update={"metrics": metrics})
         # Whichever instance is heard first says the same.
         return result if request.gang is None else self._ranks.all(result)[0]
 
-    def _rebuild(self, request: LearnRequest, check: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
+    def _take_up(
+        self, request: LearnRequest, context: TaskContext, seconds: dict[str, float], go_on: Callable[[], None]
+    ) -> tuple[TrainingState, StepInPieces | None]:
+        """The state that the step starts from, on its device, and the step itself if it was let go before."""
+        (state, self._state), (begun, self._begun) = (self._state, None), (self._begun, None)
+        if begun is not None and _same_step(begun.request, request):
+            if begun.state.device != self._ranks.device:
+                with _timed(seconds, "seconds/wake"):
+                    begun.move(self._ranks.device)
+            return begun.state, begun
+        if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
+            # What sleep kept is of no use: loading and learning again is work, as for a fresh instance.
+            context.awake()
+            state = self._rebuild(request, go_on, seconds)
+        elif state.device != self._ranks.device:
+            with _timed(seconds, "seconds/wake"):
+                move(state, self._ranks.device)
+        state.use(request)
+        return state, None
+
+    def _rebuild(self, request: LearnRequest, go_on: Callable[[], None], seconds: dict[str, float]) -> TrainingState:
         loaded, self._loaded = self._loaded, None
         with _timed(seconds, "seconds/load"):
             fits = loaded is not None and loaded[:2] == (request.model, request.initial)
@@ -237,37 +277,31 @@ class Learner:
         with _timed(seconds, "seconds/replay"):
             for reference in request.replay:
                 logger.info("replaying step %d", reference.step)
+                then, step = _as_first_taken(request, reference.step), reference.step
+                state.use(then)
+                if reference.pieces:
+                    again = StepInPieces(state, then, step)
+                    _add_pieces(again, pieces_of(reference), step, go_on)
+                    again.end()
+                    continue
                 with store_errors():
-                    batch = TrainingBatch(read_batch(reference), request.algorithm, reference.step)
-                _take_step(state, batch, _as_first_taken(request, reference.step), reference.step, check)
+                    batch = TrainingBatch(read_batch(reference), request.algorithm, step)
+                train_step(state, batch, then, step, go_on)
         return state
 
 
-def _take_step(
-    state: TrainingState,
-    given: TrainingBatch | FollowedBatch,
-    request: LearnRequest,
-    step: int,
-    check: Callable[[], None],
-) -> tuple[StepReport, TrainingBatch]:
-    """Take a step, in pieces where that is asked for; also the whole batch."""
-    state.use(request)
-    if request.pieces == 1:
-        assert isinstance(given, TrainingBatch)
-        return train_step(state, given, request, step, check), given
-    samples: list[PreparedSample] = []
+def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: int, go_on: Callable[[], None]) -> None:
+    parts = Parts()
+    for piece in pieces:
+        taken.add(parts.take(piece.samples, piece.parts, step), go_on)
 
-    def batches() -> Iterator[TrainingBatch]:
-        if isinstance(given, FollowedBatch):
-            pieces = given.pieces(request.pieces)
-        else:
-            pieces = whole_in_pieces(given.samples, request.pieces)
-        for piece in pieces:
-            samples.extend(piece)
-            yield TrainingBatch(piece, request.algorithm, step)
 
-    report = train_step_in_pieces(state, batches(), request, step, check)
-    return report, TrainingBatch(samples, request.algorithm, step)
+def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
+    """Whether a request asks for what another one has begun: another attempt at it, perhaps another driver's."""
+    varying = {"key", "result", "heartbeat_seconds", "batch"}
+    varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
+    same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
+    return same and begun.key.job_uid == request.key.job_uid and begun.batch.step == request.batch.step
 
 
 def _as_first_taken(request: LearnRequest, step: int) -> LearnRequest:
@@ -322,18 +356,17 @@ def _check_steps(request: LearnRequest) -> int:
 
 def _check_pieces(request: LearnRequest) -> None:
     """Refuse pieces where the update needs the whole batch before its first gradient."""
-    if request.pieces == 1:
-        if request.following is not None:
-            raise TaskError("bad_request", "following: a batch can be followed in more than one of `pieces` alone")
+    if not request.batch.pieces and request.following is None:
         return
     size = request.batch_settings.minibatch_samples
     if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
-        raise TaskError("bad_request", "pieces: more than one needs a step of one optimizer update; ask for 1")
+        raise TaskError("bad_request", "batch.pieces: they need a step of one optimizer update; ask for none")
     if request.algorithm.normalizes_batch:
         normalization = request.algorithm.advantage_normalization
         raise TaskError(
             "bad_request",
-            f"pieces: with algorithm.advantageNormalization {normalization} the whole batch is needed; ask for 1",
+            f"batch.pieces: with algorithm.advantageNormalization {normalization} the whole batch is needed;"
+            " ask for none",
         )
 
 

@@ -13,7 +13,8 @@ Place = Callable[[torch.Tensor], torch.Tensor]
 def move(state: TrainingState, device: torch.device) -> None:
     """Move models and optimizers to a device, bit for bit; nothing happens where they are there.
 
-    Between steps there are no gradients. What `optimizer.offload` keeps in the host's memory stays there.
+    Gradients that a step has accumulated so far move with their parameters. What `optimizer.offload` keeps in the
+    host's memory stays there.
 
     Args:
         state: after a step; of one rank, of which each moves its own part.

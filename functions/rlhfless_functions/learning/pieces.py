@@ -1,99 +1,145 @@
-"""A batch in pieces of whole groups, in canonical order: whole already, or as preparation publishes it."""
+"""The pieces of a step's batch: of one that is complete, or as the step's journal names them. No torch here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate
 from time import monotonic, sleep
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, PrepareResult, SampleTask
+from rlhfless_functions.api import BatchReference, JournalledPiece, SampleTask, Waiting, piece_uri
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
 
 LOOK_SECONDS = 0.25
-"""Between two looks for chunks that have been published."""
+"""Between two looks for a piece."""
 
 Key = tuple[int, int]
 """(prompt, index) of a sample."""
 
 
-def cut(samples: Sequence[SampleTask], pieces: int) -> list[list[Key]]:
-    """The samples of each piece: about as many groups in each, none of them cut; fewer pieces where there are too few.
+class LetGoError(TaskError):
+    """The task was cut while it waited for a piece. What it has accumulated is whole, and can be gone on from."""
 
-    It depends on the arguments alone, so that whoever learns from the batch, and whenever, cuts it alike.
-    """
-    groups: dict[int, list[Key]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt, []).append((sample.prompt, sample.index))
-    ordered = list(groups.values())
-    bounds = [len(ordered) * number // pieces for number in range(pieces + 1)]
-    runs = [ordered[start:end] for start, end in pairwise(bounds) if end > start]
-    return [[key for group in run for key in group] for run in runs]
+    def __init__(self, step: int) -> None:
+        super().__init__("drained", f"step {step} was let go while it waited for a piece: ask again", retryable=True)
 
 
 @dataclass
-class FollowedBatch:
-    """A batch that is still being prepared, for one reader.
+class FollowedJournal:
+    """A step's piece journal, for one reader.
 
     Args:
-        reference: its samples; its parts are those that were there at first.
-        following: how the URIs of the results of the chunks that are to come begin.
-        check: called while there is nothing to read; raises to break off.
-        on_waiting: told when the reader has to wait, and when it need not any longer.
+        reference: names the samples that the pieces hold in all.
+        folder: of the journal.
+        context: asked whether to stop, and told when the reader has to wait and when it need not any longer.
+        agree: what all readers that have to go on together make of one's finding: the first one's.
     """
 
     reference: BatchReference
-    following: str
-    check: Callable[[], None]
-    on_waiting: Callable[[bool], None] = lambda waiting: None
+    folder: str
+    context: TaskContext
+    agree: Callable[[str], str] = lambda found: found
     waited_seconds: float = 0.0
     """How long there was nothing to do so far."""
-    _begun: bool = False
-    _read: set[str] = field(default_factory=set)
 
-    def pieces(self, number: int) -> Iterator[list[PreparedSample]]:
-        """Each piece, once all of it has been published.
+    def pieces(self, done: int = 0, samples: int = 0) -> Iterator[JournalledPiece]:
+        """Each piece once it is written, until they hold the whole batch.
+
+        Args:
+            done: pieces to pass over.
+            samples: how many samples those have in all.
 
         Raises:
-            ArtifactError: if what is published cannot be read.
+            ArtifactError: if a piece cannot be read.
+            TaskError: told to stop; a `LetGoError` if that was by a cut.
         """
-        found: dict[Key, PreparedSample] = {}
-        for piece in cut(self.reference.samples, number):
-            waiting = False
-            while any(key not in found for key in piece):
-                with store_errors():
-                    fresh = self._fresh()
-                    found |= read_prepared(fresh)
-                if not fresh:
-                    if not waiting:
-                        self.on_waiting(True)
-                    waiting = True
-                    self._wait()
-            if waiting:
-                self.on_waiting(False)
-            yield [found.pop(key) for key in piece]
+        left, number = len(self.reference.samples) - samples, done
+        while left:
+            uri = piece_uri(self.folder, number)
+            self._await(uri, number)
+            with store_errors():
+                piece = JournalledPiece.model_validate(artifacts.read_json(uri))
+            left -= len(piece.samples)
+            number += 1
+            yield piece
 
-    def _fresh(self) -> list[str]:
-        """Parts that have not been read yet."""
-        if not self._begun and self.reference.parts:
-            self._begun = True
-            return self.reference.parts
-        folder = self.following.rsplit("/", 1)[0]
-        results = [uri for uri in artifacts.list_files(folder) if uri.startswith(self.following)]
-        fresh = [uri for uri in results if uri.endswith(".json") and uri not in self._read]
-        self._read.update(fresh)
-        return [PrepareResult.model_validate(artifacts.read_json(uri)).part for uri in fresh]
+    def _await(self, uri: str, done: int) -> None:
+        waiting = False
+        while (found := self.agree(self._look(uri))) == "nothing":
+            if not waiting:
+                waiting = True
+                self.context.emit(Waiting(waiting=True, pieces=done))
+            began = monotonic()
+            sleep(LOOK_SECONDS)
+            self.waited_seconds += monotonic() - began
+        if found == "cut":
+            raise LetGoError(self.reference.step)
+        if found == "drain":
+            check(self.context, self.reference.step)
+            raise TaskError("drained", "another rank was told to stop: take the step again", retryable=True)
+        if waiting:
+            self.context.emit(Waiting(waiting=False, pieces=done))
 
-    def _wait(self) -> None:
-        began = monotonic()
-        self.check()
-        sleep(LOOK_SECONDS)
-        self.waited_seconds += monotonic() - began
+    def _look(self, uri: str) -> str:
+        with store_errors():
+            return "piece" if artifacts.exists(uri) else self.context.stop_reason or "nothing"
 
 
-def whole_in_pieces(samples: Sequence[PreparedSample], number: int) -> Iterator[list[PreparedSample]]:
-    """The same pieces of a batch that is there, in canonical order."""
-    by_key = {sample.key: sample for sample in samples}
-    tasks = [SampleTask(prompt=sample.prompt, index=sample.index) for sample in samples]
-    for piece in cut(tasks, number):
-        yield [by_key[key] for key in piece]
+@dataclass
+class Parts:
+    """Prepared parts, each of which is read once however many pieces it has samples of."""
+
+    _found: dict[str, dict[Key, PreparedSample]] = field(default_factory=dict)
+
+    def take(self, samples: Sequence[SampleTask], parts: Sequence[str], step: int) -> list[PreparedSample]:
+        """The prepared samples of a piece, in its order.
+
+        Raises:
+            ArtifactError: if a part cannot be read.
+            TaskError: `data_invalid` if a sample is in none of the parts.
+        """
+        with store_errors():
+            for part in parts:
+                if part not in self._found:
+                    self._found[part] = read_prepared([part])
+        taken = []
+        for sample in samples:
+            key = sample.prompt, sample.index
+            part = next((part for part in parts if key in self._found[part]), None)
+            if part is None:
+                raise TaskError(
+                    "data_invalid",
+                    f"step {step}: (prompt, index) {key} is in none of its piece's parts: prepare the step again",
+                )
+            taken.append(self._found[part].pop(key))
+        return taken
+
+
+def pieces_of(reference: BatchReference) -> Iterator[JournalledPiece]:
+    """The pieces of a batch that is complete.
+
+    Raises:
+        TaskError: `bad_request` if they do not add up to the batch.
+    """
+    ends = list(accumulate(piece.samples for piece in reference.pieces))
+    if ends[-1] != len(reference.samples):
+        raise TaskError(
+            "bad_request",
+            f"batch.pieces: they have {ends[-1]} samples and the batch of step {reference.step} has"
+            f" {len(reference.samples)}: name every sample in one piece",
+        )
+    for piece, end in zip(reference.pieces, ends, strict=True):
+        yield JournalledPiece(samples=reference.samples[end - piece.samples : end], parts=piece.parts)
+
+
+def check(context: TaskContext, step: int) -> None:
+    """Return unless the task is told to stop.
+
+    Raises:
+        TaskError: `drained`.
+    """
+    if context.stop_reason is not None:
+        raise TaskError(
+            "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
+        )

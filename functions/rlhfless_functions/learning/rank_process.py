@@ -7,6 +7,7 @@ request in the file of FOLDER that each further line names, or gives its device'
 ends with its input, and with the process INSTANCE. If it fails it says why in a line of JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ import torch
 from rlhfless_functions.api import LearnRequest
 from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning.learner import Learner
+from rlhfless_functions.learning.pieces import LetGoError
 from rlhfless_functions.learning.team import READY, SLEEP
 from rlhfless_functions.runtime import logs
 from rlhfless_functions.runtime.processes import die_with_parent, name_process
@@ -59,7 +61,8 @@ def _follow(folder: Path, threads: int, reports: TextIO) -> None:
                 learner.sleep()
                 continue
             request = LearnRequest.model_validate_json((folder / line.strip()).read_text())
-            learner.run(request, TaskContext(emit=lambda event: None))
+            with contextlib.suppress(LetGoError):
+                learner.run(request, TaskContext(emit=lambda event: None))
         except TaskError as error:
             told = {"reason": error.reason, "message": str(error), "retryable": error.retryable}
             print(json.dumps(told), file=reports, flush=True)

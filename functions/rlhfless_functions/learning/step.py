@@ -8,7 +8,9 @@ import torch
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.algorithms.diagnostics import sampler_statistics
 from rlhfless_functions.api import LearnRequest
+from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import MicroBatch, TrainingBatch
+from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.optimizers import schedule_factor
 from rlhfless_functions.learning.state import TrainingState, autocast
 from rlhfless_functions.learning.step_report import StepReport
@@ -49,47 +51,77 @@ def train_step(
     return taken.end()
 
 
-def train_step_in_pieces(
-    state: TrainingState,
-    pieces: Iterable[TrainingBatch],
-    request: LearnRequest,
-    step: int,
-    check: Callable[[], None],
-) -> StepReport:
-    """Take one training step of one optimizer update whose batch comes in pieces, one after the other.
+class StepInPieces:
+    """A training step of one optimizer update whose batch comes in pieces, one after the other.
 
     The losses are divided by what only the whole batch says, so that this is done to the gradients, at the end. What
     comes out depends on the pieces and their order, never on when they come.
 
     Args:
         state: after step − 1; after an exception it is of no use any more.
-        pieces: of this step; whatever they raise breaks off.
         request: see `train_step`.
         step: the training step, from 1.
-        check: called before every micro-batch; raises to break off.
-
-    Raises:
-        TaskError: see `train_step`.
     """
-    taken = _Step(state, request, step, check)
-    counted: list[int] = []
-    some = False
-    for piece in pieces:
-        _check_numbers(piece, state, step)
-        counted += piece.counted
-        some = taken.accumulate(piece, range(len(piece.samples)), 1.0) or some
-    if some:
-        assert request.algorithm.aggregation is not None
-        taken.divide(normalizer(counted, request.algorithm.aggregation, request.sampling.max_response_tokens))
-        taken.update()
-    return taken.end()
+
+    def __init__(self, state: TrainingState, request: LearnRequest, step: int) -> None:
+        self.state = state
+        self.request = request
+        self.samples: list[PreparedSample] = []
+        """Of all pieces so far."""
+        self.pieces = 0
+        """How many there were so far."""
+        self.seconds = 0.0
+        """What earlier attempts at the step took for them."""
+        self._number = step
+        self._taken = _Step(state, request, step, _unchecked)
+        self._counted: list[int] = []
+        self._randomness = _randomness()
+
+    def add(self, samples: Sequence[PreparedSample], check: Callable[[], None]) -> None:
+        """Accumulate the gradients of a piece.
+
+        Args:
+            samples: of the piece.
+            check: called before every micro-batch; raises to break off, and the step is of no use any more.
+
+        Raises:
+            TaskError: see `train_step`.
+        """
+        piece = TrainingBatch(samples, self.request.algorithm, self._number)
+        _check_numbers(piece, self.state, self._number)
+        _restore_randomness(self._randomness)
+        self._taken.check = check
+        self._taken.accumulate(piece, range(len(samples)), 1.0)
+        self._randomness = _randomness()
+        self._counted += piece.counted
+        self.samples += samples
+        self.pieces += 1
+
+    def end(self) -> StepReport:
+        """Take the update.
+
+        Raises:
+            TaskError: see `train_step`.
+        """
+        if any(self._counted):
+            aggregation, longest = self.request.algorithm.aggregation, self.request.sampling.max_response_tokens
+            assert aggregation is not None
+            self._taken.divide(normalizer(self._counted, aggregation, longest))
+            self._taken.update()
+        return self._taken.end()
+
+    def move(self, device: torch.device) -> None:
+        """Move all that the step holds, its gradients included, to a device, bit for bit."""
+        move(self.state, device)
+        self._taken.move(device)
 
 
 class _Step:
     """A training step under way."""
 
     def __init__(self, state: TrainingState, request: LearnRequest, step: int, check: Callable[[], None]) -> None:
-        self._state, self._request, self._step, self._check = state, request, step, check
+        self._state, self._request, self._step = state, request, step
+        self.check = check
         self._factor = schedule_factor(request.optimizer, step, request.total_steps)
         self._share_prompts = _shares_prompts(state, request)
         policy_is_frozen = step <= _critic_warmup(state, request)
@@ -141,6 +173,12 @@ class _Step:
         for model in self._trained:
             model.update(self._step, self._factor)
 
+    def move(self, device: torch.device) -> None:
+        """Move what is no part of the state."""
+        for model in self._trained:
+            model.move(device)
+        self.report.move(device)
+
     def end(self) -> StepReport:
         """How the step went, on all ranks."""
         self._state.version = self._step
@@ -174,7 +212,7 @@ class _Step:
     def _log_probs(
         self, batch: TrainingBatch, block: Block, rows: Sequence[int], prompts: SharedPrompts | None
     ) -> torch.Tensor:
-        self._check()
+        self.check()
         micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
         with autocast(self._request, self._state.policy):
             log_probs, _ = policy_log_probs(self._state, self._request, micro_batch, prompts)
@@ -185,7 +223,7 @@ class _Step:
         prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
         shared = [model.share(prompts) if prompts else None for model in self._trained]
         for rows in block.runs:
-            self._check()
+            self.check()
             micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
             if self._policy is None:
                 self._compare_with_sampler(micro_batch)
@@ -197,7 +235,7 @@ class _Step:
 
     def _keep_step(self, batch: TrainingBatch, rows: Sequence[int]) -> None:
         """Pass as often as the rank that has most to do: layers are gathered from all ranks, or from none."""
-        self._check()
+        self.check()
         micro_batch = batch.select(WHOLE, rows, self._state.device, packed=self._state.packed)
         for model in self._trained:
             model.add_nothing(micro_batch)
@@ -207,6 +245,21 @@ class _Step:
         numbers, mask = batch.numbers, batch.tokens.response_mask
         if "prepared_log_probs" in numbers:
             self.report.add(sampler_statistics(numbers["prepared_log_probs"], numbers["log_probs"], mask))
+
+
+def _unchecked() -> None:
+    """Nothing breaks off."""
+
+
+def _randomness() -> list[torch.Tensor]:
+    """Where torch's generators are: of the host, and of this process's GPU if it has one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+
+
+def _restore_randomness(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 def _critic_warmup(state: TrainingState, request: LearnRequest) -> int:

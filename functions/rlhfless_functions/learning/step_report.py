@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
 from rlhfless_functions.algorithms.diagnostics import Moments, Statistics, add_statistics, summarize
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch
@@ -43,6 +45,10 @@ class StepReport:
     def add(self, statistics: Statistics) -> None:
         """Take in a micro-batch's statistics."""
         self.statistics = add_statistics(self.statistics, statistics)
+
+    def move(self, device: torch.device) -> None:
+        """Move the statistics to a device."""
+        self.statistics = {name: Moments(moments.data.to(device)) for name, moments in self.statistics.items()}
 
     def add_up(self, ranks: Ranks) -> None:
         """Take in what the other ranks' passes came to."""

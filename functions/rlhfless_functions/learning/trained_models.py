@@ -58,6 +58,10 @@ class TrainedModel:
         """Pass a micro-batch and leave the gradients as they are."""
         _backward(self._loss_of(batch, None).total * 0)
 
+    def move(self, device: torch.device) -> None:
+        """Move what has been accumulated, but for the gradients, which move with their parameters."""
+        self._loss = self._loss.to(device)
+
     def divide(self, by: float) -> None:
         """Divide the gradients and the loss that have been accumulated."""
         for parameter in self.model.parameters():

@@ -26,6 +26,7 @@ from rlhfless_functions.data.prompts import Prompt, publish_prompts
 from rlhfless_functions.data.traces import TraceLengths
 from rlhfless_functions.generation.engines.replay import ReplayEngine, read_lengths
 from rlhfless_functions.generation.stage import Generator
+from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.serving.function import Function
@@ -130,6 +131,11 @@ class EmulatedPreparer(_Emulated):
 class EmulatedLearner(_Emulated):
     """Learning: names of weights that are never made. Its state moves to the host's memory and back."""
 
+    def __init__(self, emulation: EmulationSettings) -> None:
+        super().__init__(emulation)
+        self._begun: tuple[str, int, int] | None = None
+        """The step that was let go, and how many pieces and samples of it are done."""
+
     def sleep(self) -> None:
         """Take as long as moving the state to the host's memory does."""
         time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
@@ -138,17 +144,42 @@ class EmulatedLearner(_Emulated):
         """Take as long as a training step does."""
         if isinstance(request, ExportRequest):
             return ExportResult(uri=request.destination)
-        step = request.batch.step
-        emulation = self._emulation
-        begun = time.monotonic()
-        tokens = self._tokens(step, request.batch.samples, request.sampling.max_response_tokens)
+        emulation, waited, begun = self._emulation, 0.0, time.monotonic()
         if context.asleep:
             self._wait(emulation.learning_move_seconds, context)
-        self._take(tokens * emulation.learning_token_seconds + emulation.update_seconds, context)
-        critic = request.publish_critic
+        context.awake()
+        training = time.monotonic()
+        if request.following is None:
+            tokens = self._learn(request, request.batch.samples, context)
+        else:
+            tokens, waited = self._follow(request, request.following, context)
+        trained = time.monotonic() - training - waited
+        self._take(emulation.update_seconds, context)
+        critic, step = request.publish_critic, request.batch.step
+        metrics = {"seconds/train": trained, "seconds": time.monotonic() - begun, "tokens": float(tokens)}
         return LearnResult(
             weights=WeightsReference(version=step, uri=request.publish),
             critic=WeightsReference(version=step, uri=critic) if critic else None,
             checkpoint=request.save_checkpoint,
-            metrics={"seconds": time.monotonic() - begun},
+            metrics=metrics | ({} if request.following is None else {"seconds/wait": waited}),
         )
+
+    def _learn(self, request: LearnRequest, samples: Sequence[SampleTask], context: TaskContext) -> int:
+        tokens = self._tokens(request.batch.step, samples, request.sampling.max_response_tokens)
+        self._take(tokens * self._emulation.learning_token_seconds, context)
+        return tokens
+
+    def _follow(self, request: LearnRequest, folder: str, context: TaskContext) -> tuple[int, float]:
+        """Learn from each piece that the journal names; tokens of them, and seconds in which there was none."""
+        journal = FollowedJournal(request.batch, folder, context)
+        begun, self._begun = self._begun, None
+        pieces, samples = begun[1:] if begun is not None and begun[0] == folder else (0, 0)
+        tokens = 0
+        try:
+            for piece in journal.pieces(pieces, samples):
+                tokens += self._learn(request, piece.samples, context)
+                pieces, samples = pieces + 1, samples + len(piece.samples)
+        except LetGoError:
+            self._begun = folder, pieces, samples
+            raise
+        return tokens, journal.waited_seconds

@@ -85,6 +85,9 @@ class PreparationSpec(Settings):
     """Pods of preparation on a cluster; `rlhfless run` ignores them, but for a GPU that they ask for."""
 
 
+Overlap = Literal["never", "auto", "ordered"]
+
+
 class LearnerRange(Settings):
     """How many instances may take a learning step together. Each has `processes`, and a part of the weights, the
     gradients and the optimizer's state."""
@@ -106,10 +109,12 @@ class LearningSpec(LearningSettings):
     """Longest time that instances which learn together hold their GPUs while others of them are missing; then the step
     is taken with those that are there."""
 
-    overlap: Literal["never", "auto"] = "never"
-    """`auto` lets the `cost` planning policy begin to learn from groups that are prepared while others are still
-    generated, where a step is one optimizer update and no advantage needs the whole batch, but in no rehearsal; with
-    dynamic sampling it is refused. The last bits of the weights depend on this setting, and on nothing that happens."""
+    overlap: Overlap = "never"
+    """`auto` and `ordered` let the `cost` planning policy begin to learn from groups that are prepared while others are
+    still generated, where a step is one optimizer update and no advantage needs the whole batch; with dynamic sampling
+    they are refused. `auto` learns from groups as they arrive, and writes down in what order: the last bits of the
+    weights depend on that order, and whoever takes the step again follows it. `ordered` learns from them in the order
+    of their predicted lengths: the bits depend on nothing that happens, and the learner waits longer."""
     keep_alive: KeepAlive = None
     """How long the instance without work, which holds the optimizer's state in memory, is kept; `auto` weighs waiting
     against starting anew, loading the checkpoint and taking the steps since then again."""

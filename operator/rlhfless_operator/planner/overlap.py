@@ -29,7 +29,9 @@ class TrainerRun:
     gpu_seconds: float
     """GPU-seconds held, start-ups included."""
     asked: tuple[float, ...]
-    """When each GPU was asked for, up to the end."""
+    """When each GPU that was held to the end was asked for."""
+    let_go: tuple[tuple[float, float], ...] = ()
+    """From when to when each GPU was held that was let go before, to be asked for again."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,9 @@ class StepPlan:
     """At the price of generation's, where stages have prices of their own."""
     time_price: float
     """GPU-seconds of generation that a second of the step is worth at its λ."""
+    expected_groups: Mapping[int, float]
+    """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
+    has GPUs of its own, when it is prepared."""
 
 
 def plan_step(
@@ -135,6 +138,8 @@ class _Outcome:
 
     choice: _Choice
     division: Division
+    ready: Floats
+    """[groups] When each can be learnt from."""
     trainer: TrainerPlan
     seconds: float
     gpu_seconds: float
@@ -194,7 +199,9 @@ class _Search:
         """The plan with the least weighted sum."""
         found, price = self._best(), self._odds * self._cheapest() / self._fastest()
         plan = found.choice.planner.plan_of(found.division)
-        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price)
+        _, first = np.unique(self._loads.group, return_index=True)
+        expected = dict(zip(self._loads.prompt[first].tolist(), found.ready.tolist(), strict=True))
+        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price, expected)
 
     def _best(self) -> _Outcome:
         fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
@@ -225,7 +232,10 @@ class _Search:
             self._price = self._odds * guess / min(each.end for *_, each in fresh)
         for choice, division, forecast in fresh:
             found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
-            self._outcomes.append(_Outcome(choice, division, *found))
+            own, ready = self._training.own_gpus, forecast.completions
+            if own:
+                ready = queue(ready, self._work / own)
+            self._outcomes.append(_Outcome(choice, division, ready, *found))
 
 
 class _Forecast:

@@ -34,6 +34,10 @@ class JobFolder:
         """The prepared chunks of one step, and the results that announced them."""
         return join(self.root, "batches", _named(step, purpose))
 
+    def pieces(self, step: int, overlap: str) -> str:
+        """The journal of the pieces that one step's batch is learnt from in, by the setting that made them."""
+        return join(self.batches(step, "training"), f"pieces-{overlap}")
+
     def trace(self, step: int, part: str) -> str:
         """A part of the run's trace: how long the responses of a chunk were."""
         return join(self.root, "traces", _step(step), f"{part}.parquet")

@@ -90,4 +90,4 @@ def _fields(settings: StepSettings) -> dict[str, Any]:
     fields = {f"spec.optimizer.{name}": value for name, value in optimizer.items()}
     # Where the rate is constant nothing depends on how many steps there are.
     length = {"the job's steps": settings.total_steps} if settings.optimizer.schedule != "constant" else {}
-    return {**fields, **length, "pieces of a batch (spec.learning.overlap)": settings.pieces}
+    return {**fields, **length}

@@ -102,7 +102,7 @@ def _gantts(scenario: Scenario, seed: int, trace: Trace | RecordedTrace | None) 
 
 
 def _spans(scenario: Scenario, step: StepResult, *, everything: bool) -> list[SpanRecord]:
-    """States of the instances of a step; a row of the learner is one GPU, shown busy also where it waits for groups."""
+    """States of the instances of a step; a row of the learner is a GPU while it is held, waiting included."""
     offset = max(0.0, -min(each.begin for each in step.held))
     spans = []
 
@@ -121,10 +121,11 @@ def _spans(scenario: Scenario, step: StepResult, *, everything: bool) -> list[Sp
         if everything:
             add(each.name, "generation", "idle", each.end, step.generation_seconds)
     waking = 0.0 if everything else scenario.trainer_start_seconds
-    for number, asked in enumerate(step.trainer.asked):
+    holds = [*step.trainer.let_go, *((asked, step.trainer.end) for asked in step.trainer.asked)]
+    for number, (asked, end) in enumerate(holds):
         name = f"gpu-{number}"
-        add(name, "learning", "starting", asked, min(asked + waking, step.trainer.end))
-        add(name, "learning", "busy", asked + waking, step.trainer.end)
+        add(name, "learning", "starting", asked, min(asked + waking, end))
+        add(name, "learning", "busy", asked + waking, end)
     return spans
 
 

@@ -1,7 +1,7 @@
 """A run of several steps under one policy: what it takes, what it costs, and how close to the bound it comes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor, a
 from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
 from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.planner.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.planner.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.step_planning import Training, plan_step
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
@@ -58,6 +59,10 @@ class Run:
         self._random = np.random.default_rng(seed)
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
         self._trainer: TrainerPlan | None = None
+        self._foreseen: Mapping[int, float] = {}
+        """When the plan expects each prompt's group."""
+        self._price = 0.0
+        """GPU-seconds that a second of the step is worth."""
         self._trainer_gpus = scenario.gpus
 
     def step(self, groups: TraceStep) -> StepResult:
@@ -74,7 +79,7 @@ class Run:
         division, price = self._divide(responses, estimates)
         generation = self._generate(responses, division, estimates, price)
         completions, work, preparation = self._groups(prompts, lengths, generation)
-        trainer = self._train(generation, completions, work, preparation)
+        trainer = self._train(prompts, generation, completions, work, preparation)
         end = trainer.end
         self._trainer_gpus = trainer.gpus
         held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
@@ -138,7 +143,8 @@ class Run:
                 np.array([place[sample.prompt, sample.index] for sample in share.samples])
                 for share in step.generation.shares
             ]
-            self._trainer = step.trainer
+            self._trainer, self._foreseen = step.trainer, step.expected_groups
+            self._price = step.time_price
             return division, step.time_price / scenario.gpus_per_instance
         columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         if settings.planning == "even":
@@ -238,6 +244,7 @@ class Run:
 
     def _train(
         self,
+        prompts: Sequence[int],
         generation: GenerationRun,
         completions: Floats,
         work: Floats,
@@ -250,7 +257,10 @@ class Run:
         free = self._free(generation)
         every, after = scenario.gpus, generation.seconds
         if settings.overlaps_learning and self._trainer is not None:
-            return run_trainer(completions, work, free, self._trainer, start_seconds=start, update_seconds=update)
+            expected = np.array([self._foreseen[prompt] for prompt in prompts])
+            # Where the last group is waited for, letting go delays the end by a start.
+            pace = LearnerPace(start, start * (1 + self._price / self._trainer.gpus))
+            return run_paced(completions, expected, work, free, self._trainer.gpus, pace, update_seconds=update)
         afterwards = TrainerPlan(every, after - start)
         if settings.overlaps_preparation:
             # Groups that are complete are prepared on freed GPUs; what that takes is charged without idle time.

@@ -106,6 +106,10 @@ class Capacity:
         self._stages[stage].working -= count
         await self._apply(stage)
 
+    def holds(self, stage: Stage) -> bool:
+        """Whether an instance of a stage is wanted now, with work or without."""
+        return self._stages[stage].wanted(self._clock()) > 0
+
     def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
         """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
         so many work already.

@@ -16,12 +16,16 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.migration import Migration
+from rlhfless_operator.planner.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
 from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
 from rlhfless_operator.training.preparation import PreparationOutcome
+
+_LEAST_SWITCH_SECONDS = 1.0
+"""A learner is not let go for less, since it is seen to wait, and looks for what it waits for, a few times a second."""
 
 _UNKNOWN_DEVICE = LinearLatency(
     step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
@@ -103,6 +107,18 @@ class CostModel:
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
+
+    def learner_pace(self, steps: int, *, held: bool, time_price: float) -> LearnerPace:
+        """What decides when a learner that follows preparation begins, and when it lets go.
+
+        Args:
+            steps: how many a fresh learner takes again before it can work.
+            held: whether an instance is there.
+            time_price: instance-seconds of the learner that a second of the step is worth.
+        """
+        start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
+        switch = self.history.mean("draining/learning") + start * (1 + time_price)
+        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS))
 
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.

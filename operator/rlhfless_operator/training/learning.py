@@ -1,18 +1,18 @@
 """The learning stage: one request, from a batch to the next weights version; it may begin before the batch is there."""
 
 import asyncio
-import math
 import time
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from rlhfless_functions.api import BatchReference, Event, LearnResult, Started, Waiting
-from rlhfless_functions.artifacts import join
+from rlhfless_operator.planner.pace import LOOK_SECONDS
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange
+from rlhfless_operator.training.arrivals import Arrivals
 from rlhfless_operator.training.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
+from rlhfless_operator.training.piece_journal import PieceJournal
 from rlhfless_operator.training.planning import GenerationPlan
-from rlhfless_operator.training.preparation import chunks_of
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.tasks import RETRY_SECONDS, check_retry
@@ -21,7 +21,8 @@ from rlhfless_operator.training.tasks import RETRY_SECONDS, check_retry
 class Learning:
     """The learning of one step, cut if the step fails.
 
-    A learner begins with the whole batch, or, when the plan says so, while the batch is still being prepared.
+    A learner begins with the whole batch, or, when there is enough to learn from, while the batch is still being
+    prepared. Where it would wait for longer than it is worth, it is let go, and asked again.
     """
 
     def __init__(self, run: TrainingRun, journal: StepJournal, step: int) -> None:
@@ -30,22 +31,24 @@ class Learning:
         self._step = step
         self._task: asyncio.Task[LearnResult] | None = None
         self._asked = False
-        """Whether a learner has been asked."""
-        self._heard = asyncio.Event()
-        self._place: list[str] = []
-        """Of the learner; see `Started.place`."""
+        """Whether a learner was asked."""
+        self._attempts = 0
+        """How many attempts were made."""
+        self._listener = _Listener(journal)
         self._prepared_at: float | None = None
         """When preparation ended, where the learner began before."""
 
-    def expect(self, batch: BatchReference, plan: GenerationPlan) -> None:
+    def expect(self, batch: BatchReference, plan: GenerationPlan, pieces: PieceJournal) -> None:
         """Generation begins.
 
         Args:
-            batch: its samples in canonical order, and the parts that an earlier driver had prepared.
-            plan: says when to begin; never, where nothing is gained.
+            batch: names its samples.
+            plan: says what to expect when; nothing, where the learner is to wait for the whole batch.
+            pieces: which the learner follows.
         """
-        if math.isfinite(plan.learning_begins):
-            self._task = asyncio.create_task(self._follow(batch, plan.learning_begins))
+        if plan.groups is not None:
+            arrivals = Arrivals(plan.groups, pieces)
+            self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, plan.groups.time_price))
 
     async def begin(self, batch: BatchReference) -> None:
         """The batch is there: begin, unless a learner follows it already. Returns once the learner is at work.
@@ -60,8 +63,8 @@ class Learning:
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.create_task(self._take_step(batch))
-        self._task.add_done_callback(lambda task: self._heard.set())
-        await self._heard.wait()
+        self._task.add_done_callback(lambda task: self._listener.heard.set())
+        await self._listener.heard.wait()
         if self._task.done():
             self._task.result()
 
@@ -73,15 +76,15 @@ class Learning:
         """
         assert self._task is not None
         learned = await self._task
-        run, journal = self._run, self._journal
+        run = self._run
         more = run.weights_traffic.take()
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
         learned = learned.model_copy(update={"metrics": {**learned.metrics, **more}})
         size = int(learned.metrics.get("weights/bytes", 0))
-        run.weights_traffic.published(learned.weights.version, size, self._place)
+        run.weights_traffic.published(learned.weights.version, size, self._listener.place)
         # Unless it is kept, its successor takes the steps since the newest checkpoint again.
-        again = 0 if learned.checkpoint is not None else self._step - journal.checkpoint_step
+        again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
         if learned.checkpoint is not None:
             run.learners.recover()
@@ -98,18 +101,43 @@ class Learning:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _follow(self, batch: BatchReference, after_seconds: float) -> LearnResult:
-        await asyncio.sleep(after_seconds)
-        self._asked = True
-        folder = self._run.folder.batches(batch.step, "training")
-        return await self._take_step(batch, following=join(folder, chunks_of(self._run.driver)))
+    @property
+    def _steps_again(self) -> int:
+        """Steps that a fresh learner takes again before this one."""
+        return self._step - 1 - self._journal.checkpoint_step
+
+    async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals, time_price: float) -> LearnResult:
+        """Have the batch learnt from as it comes, in as many attempts as are worth it."""
+        run, listener = self._run, self._listener
+        done = 0
+        while True:
+            held = run.capacity.holds("learning")
+            pace = run.cost_model.learner_pace(self._steps_again, held=held, time_price=time_price)
+            while not arrivals.suffice(pace, done):
+                await asyncio.sleep(LOOK_SECONDS)
+            attempt = asyncio.create_task(self._take_step(batch, following=folder))
+            try:
+                while not attempt.done() and not arrivals.are_late(pace, listener.waits_after):
+                    await asyncio.wait([attempt], timeout=LOOK_SECONDS)
+                done = listener.waits_after or done
+            finally:
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+            if not attempt.cancelled():
+                # It may have come to its end just when it was to be let go.
+                return attempt.result()
+            # What it has accumulated stays with its instance; without that, it is learnt from the journal again.
+            listener.waits_after = None
+            await run.capacity.use("learning", 0)
+            await run.capacity.finish("learning")
 
     async def _take_step(self, batch: BatchReference, *, following: str | None = None) -> LearnResult:
         """Ask the learners. Those that lost their memory replay the batches since the newest checkpoint."""
         run, journal, size = self._run, self._journal, self._run.learners
         replay = journal.batches_since_checkpoint(batch.step)
         total_steps = run.prompts.total_steps
-        attempt = 0
+        self._asked = True
+        retries = 0
         while True:
             count = size.now
             await run.capacity.use("learning", count, run.learner_preload)
@@ -121,13 +149,16 @@ class Learning:
                     journal.settings,
                     total_steps,
                     checkpoint_due=batch.step == total_steps or batch.step % run.spec.checkpoints.every_steps == 0,
-                    attempt=attempt,
+                    attempt=self._attempts,
                     following=following,
                     gang=gang,
                 )
                 for gang in run.requests.gang(batch.step, count)
             ]
-            listeners = [_Listener(self._heard, journal) for _ in requests]
+            # An earlier one may have been let go after several attempts, and none is to have its name.
+            self._attempts += 1
+            # The first instance publishes.
+            listeners = [self._listener, *(_Listener(journal) for _ in requests[1:])]
             try:
                 result = await run_together(
                     run.platform,
@@ -135,8 +166,6 @@ class Learning:
                     within=run.spec.learning.gang_timeout,
                     listener=partial(next, iter(listeners)),
                 )
-                # The first of them publishes.
-                self._place = listeners[0].place
                 learned = LearnResult.model_validate(result)
                 return learned.model_copy(update={"metrics": {**learned.metrics, "learning/instances": float(count)}})
             except GangIncompleteError as error:
@@ -157,16 +186,19 @@ class Learning:
                     size.fall_to(count - error.lost)
                     await run.capacity.give_up("learning", count - size.now)
                     run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
-            attempt += 1
-            check_retry(lost, attempt, run.spec.limits.retries, f"learning of step {batch.step}")
+            retries += 1
+            check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
             await asyncio.sleep(RETRY_SECONDS)
 
 
 class _Listener:
     """Hears what a learner says of itself."""
 
-    def __init__(self, heard: asyncio.Event, journal: StepJournal) -> None:
-        self._heard = heard
+    def __init__(self, journal: StepJournal) -> None:
+        self.heard = asyncio.Event()
+        """Set once it has said anything."""
+        self.waits_after: int | None = None
+        """While it waits: the pieces that it is done with."""
         self._ledger = journal.ledger
         self._instance = ""
         self.place: list[str] = []
@@ -174,9 +206,10 @@ class _Listener:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._instance, self.place = event.instance, event.place
+            self._instance, self.place, self.waits_after = event.instance, event.place, None
         elif isinstance(event, Waiting):
+            self.waits_after = event.pieces if event.waiting else None
             # It holds its GPU for nothing, and that is what the ledger shall say.
             state: InstanceState = "idle" if event.waiting else "busy"
             self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))
-        self._heard.set()
+        self.heard.set()

@@ -1,6 +1,5 @@
 """The plan of a step's generation, from what the control plane knows: predicted lengths, speed, prices, limits."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,18 @@ from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
 
 @dataclass(frozen=True)
+class GroupForecast:
+    """What there is to learn from, and when."""
+
+    ready: Mapping[int, float]
+    """By prompt, seconds into the step when its group is expected to be prepared."""
+    learning: Mapping[int, float]
+    """By prompt, seconds that learning from its group takes."""
+    time_price: float
+    """Instance-seconds of the learner that a second of the step is worth."""
+
+
+@dataclass(frozen=True)
 class GenerationPlan:
     """A step's plan, and what it rests on."""
 
@@ -33,9 +44,8 @@ class GenerationPlan:
     """On instances that are ready."""
     expected_step_seconds: float
     """To the new weights."""
-    learning_begins: float = math.inf
-    """Seconds into the step when a learner that follows preparation begins, so that it has no group to wait for;
-    infinite for one that waits for the whole batch."""
+    groups: GroupForecast | None = None
+    """What a learner that follows preparation can expect; None for one that waits for the whole batch."""
     wanted_by_others: float = 0.0
     """The share of the pool's GPU time that other jobs wanted when the step was planned."""
 
@@ -115,7 +125,7 @@ def plan_generation(
         kv_tokens, max_batch = min(room.kv_tokens, kv_tokens or room.kv_tokens), room.sequences
     limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
     start_seconds = history.mean("startup/generation")
-    begins = math.inf
+    groups = None
     cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
@@ -144,7 +154,12 @@ def plan_generation(
             runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
         )
         made, seconds, price = step.generation, step.expected_seconds, step.time_price
-        begins = step.trainer.begin if accumulation else math.inf
+        if accumulation:
+            learning = dict.fromkeys(prompts, 0.0)
+            for load in loads:
+                learning[load.prompt] += accumulation * (load.prompt_tokens + load.expected_tokens)
+            of_learner = price / max(_price_ratio(spec, "learning"), 1e-6)
+            groups = GroupForecast(step.expected_groups, learning, of_learner)
     else:
         made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
         seconds = made.expected_seconds + history.mean("learning")
@@ -153,4 +168,4 @@ def plan_generation(
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
     generation_seconds = made.expected_seconds - start_seconds
-    return GenerationPlan(made, tasks, estimates, price, generation_seconds, seconds, begins, contention.wanted)
+    return GenerationPlan(made, tasks, estimates, price, generation_seconds, seconds, groups, contention.wanted)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,14 +15,16 @@ from rlhfless_operator.training.tasks import run_to_end
 
 _CHUNKS_PER_STEP = 6
 """About how many requests a step's groups are cut into: fewer overlap less, more cost more round trips."""
+_CHUNK = "chunk-"
+"""How the names of chunks begin."""
 
 
 @dataclass
 class PreparationOutcome:
     """What preparation made of a step's groups."""
 
-    parts: list[str] = field(default_factory=list)
-    """Prepared chunks."""
+    chunks: dict[str, list[int]] = field(default_factory=dict)
+    """Prompts of each prepared chunk, by the URI of its part."""
     groups: dict[int, GroupResult] = field(default_factory=dict)
     """What each prompt's group came to."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -34,7 +36,7 @@ class PreparationOutcome:
 
     def add(self, result: PrepareResult) -> None:
         """Take in a chunk."""
-        self.parts.append(result.part)
+        self.chunks[result.part] = [group.prompt for group in result.groups]
         self.examples += result.examples
         self.groups.update({group.prompt: group for group in result.groups})
         for name, value in result.metrics.items():
@@ -45,14 +47,9 @@ def prepared_before(folder: str) -> PreparationOutcome:
     """The chunks that an earlier driver of this step had prepared."""
     outcome = PreparationOutcome()
     for uri in artifacts.list_files(folder):
-        if uri.endswith(".json"):
+        if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json"):
             outcome.add(PrepareResult.model_validate(artifacts.read_json(uri)))
     return outcome
-
-
-def chunks_of(driver: int) -> str:
-    """How the names of a driver's chunks begin."""
-    return f"chunk-{driver}-"
 
 
 async def prepare(
@@ -64,6 +61,7 @@ async def prepare(
     *,
     driver: int,
     retries: int,
+    on_prepared: Callable[[PrepareResult], Awaitable[None]] | None = None,
 ) -> None:
     """Prepare groups in chunks as they come, until there are no more.
 
@@ -72,6 +70,8 @@ async def prepare(
         expected: number of groups to come, which sets the size of a chunk.
         make_request: (part, attempt, groups) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
+        on_prepared: where a learner takes groups as they come, told of every chunk. Chunks then become smaller, each a
+            sixth of the groups that are left, so that few wait for others at the end.
 
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.
@@ -79,7 +79,10 @@ async def prepare(
     waiting: list[CompleteGroup] = []
     arrived = asyncio.Event()
     ended = False
-    least = max(1, expected // _CHUNKS_PER_STEP)
+
+    def least() -> int:
+        left = expected - len(outcome.groups) if on_prepared is not None else expected
+        return max(1, left // _CHUNKS_PER_STEP)
 
     async def collect() -> None:
         nonlocal ended
@@ -94,7 +97,7 @@ async def prepare(
 
     async def work() -> None:
         while not ended or waiting:
-            if len(waiting) < least and not ended:
+            if len(waiting) < least() and not ended:
                 arrived.clear()
                 await arrived.wait()
                 continue
@@ -102,11 +105,14 @@ async def prepare(
             # group through the models by itself.
             chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
             # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
-            part = f"{chunks_of(driver)}{len(outcome.parts):04d}"
+            part = f"{_CHUNK}{driver}-{len(outcome.chunks):04d}"
             began = time.monotonic()
             result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
             outcome.seconds += time.monotonic() - began
-            outcome.add(PrepareResult.model_validate(result))
+            prepared = PrepareResult.model_validate(result)
+            outcome.add(prepared)
+            if on_prepared is not None:
+                await on_prepared(prepared)
 
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -21,16 +21,13 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
-from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.spec import Overlap, RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
 _HEARTBEAT_SECONDS = 5.0
-
-_PIECES = 6
-"""More wait less for the last groups of each, fewer pad less and have larger passes."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +95,15 @@ class RequestBuilder:
         return samples // (batch.minibatch_samples or samples) * self.algorithm.epochs
 
     @property
-    def pieces(self) -> int:
-        """Pieces of a step's batch whose gradients are accumulated one after the other."""
+    def overlap(self) -> Overlap:
+        """How a step's batch is divided into pieces whose gradients are accumulated one after the other: not at all, as
+        its groups arrive, or in an order that depends on nothing that happens."""
         whole = (
             self.updates_per_step > 1 or self.algorithm.normalizes_batch or bool(self.algorithm.dynamic_sampling_rounds)
         )
-        return 1 if self._spec.learning.overlap == "never" or whole or self._spec.rehearsal is not None else _PIECES
+        # A learner that waits for groups would have the GPUs that they need.
+        in_turns = self._sleeps and self._spec.learning.overlap == "auto"
+        return "never" if whole or in_turns else self._spec.learning.overlap
 
     @property
     def has_critic(self) -> bool:
@@ -233,7 +233,7 @@ class RequestBuilder:
 
     def step_settings(self, total_steps: int) -> StepSettings:
         """What a step that is taken now is taken with, of what may change in the middle of a job."""
-        return StepSettings(optimizer=self._spec.optimizer, total_steps=total_steps, pieces=self.pieces)
+        return StepSettings(optimizer=self._spec.optimizer, total_steps=total_steps)
 
     def learn(
         self,
@@ -248,8 +248,8 @@ class RequestBuilder:
         following: str | None = None,
         gang: Gang | None = None,
     ) -> LearnRequest:
-        """Take one training step; `following` where the batch is still being prepared, with others where there is a
-        gang."""
+        """Take one training step, with others where there is a gang. `following` is the piece journal of a batch that
+        is still being prepared."""
         step = batch.step
         settings = self.step_settings(total_steps)
         return LearnRequest(
@@ -264,7 +264,6 @@ class RequestBuilder:
             checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
             replay=replay,
             replay_settings=history.other_than(settings, (earlier.step for earlier in replay)),
-            pieces=settings.pieces,
             following=following,
             algorithm=self.algorithm,
             optimizer=settings.optimizer,

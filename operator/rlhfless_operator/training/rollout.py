@@ -2,17 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, Event, PrepareRequest, Purpose, SampleTask, WeightsReference
+from rlhfless_functions.api import (
+    BatchReference,
+    Event,
+    PrepareRequest,
+    PrepareResult,
+    Purpose,
+    SampleTask,
+    WeightsReference,
+)
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.dynamic_sampling import SamplingRounds
 from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
+from rlhfless_operator.training.piece_journal import PieceJournal, cut
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
 from rlhfless_operator.training.run import TrainingRun
@@ -50,13 +59,13 @@ class Rollout:
 
 
 async def roll_out(
-    run: TrainingRun, task: RolloutTask, on_planned: Callable[[BatchReference, GenerationPlan], None]
+    run: TrainingRun, task: RolloutTask, on_planned: Callable[[BatchReference, GenerationPlan, PieceJournal], None]
 ) -> Rollout | StepBatch:
     """Draw, predict, plan, generate and prepare one step; or find what an earlier driver has written down of it.
 
     Args:
-        on_planned: where learning takes the batch in pieces, told of it when its generation begins: of its samples in
-            canonical order, and of the parts that are there.
+        on_planned: where learning takes the batch in pieces, told when its generation begins: its samples, its plan and
+            its piece journal.
 
     Raises:
         StageFailedError: generation or preparation can't be done.
@@ -78,18 +87,21 @@ async def roll_out(
     replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
     rounds = SamplingRounds(run.spec.batch.prompts_per_step, replacements, run.prompts.count)
     first_plan: GenerationPlan | None = None
+    journal: PieceJournal | None = None
     while rounds.count:
         prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
         plan = run.plans.plan(prompts, samples, "training")
         if first_plan is not None:
             run.progress.samples += len(prompts) * samples
         first_plan = first_plan or plan
-        if run.requests.pieces > 1:
+        if run.requests.overlap != "never":
             # Rounds and pieces exclude each other.
             prompts = canonical_order(prompts, plan)
-            on_planned(_reference(task.step, prepared, prompts, samples), plan)
+            reference = _reference(task.step, prepared, prompts, samples)
+            journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
+            on_planned(reference, plan, journal)
         examples = training_examples(drawn, run.spec.tracking.sample_groups, samples)
-        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples)
+        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples, journal)
         rounds.settle(prompts, lambda prompt: prepared.groups[prompt].teaches)
         if note := rounds.note(task.step):
             run.progress.note(note)
@@ -97,7 +109,7 @@ async def roll_out(
     await _check_scored(run, task, prepared)
     generation_seconds = time.monotonic() - started - preparation_seconds
     return Rollout(
-        batch=_reference(task.step, prepared, rounds.chosen, samples),
+        batch=journal.batch(task.step) if journal else _reference(task.step, prepared, rounds.chosen, samples),
         plan=first_plan,
         generated=generated,
         prepared=prepared,
@@ -124,11 +136,13 @@ async def generate_and_prepare(
     generated: GenerationOutcome,
     prepared: PreparationOutcome,
     examples: Collection[SampleTask],
+    journal: PieceJournal | None = None,
 ) -> float:
     """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation.
 
     Args:
         examples: those of the samples that are to be had as text.
+        journal: where the batch is learnt from in pieces, told of what is prepared.
     """
     await run.capacity.use("generation", len(plan.shares), Preload(run.spec.model, task.policy, run.requests.engine))
     await run.capacity.use("preparation", 1)
@@ -169,16 +183,28 @@ async def generate_and_prepare(
             task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits, examples
         )
 
-    retries = run.spec.limits.retries
+    async def note(result: PrepareResult) -> None:
+        assert journal is not None
+        prompts = [group.prompt for group in result.groups]
+        tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
+        await asyncio.to_thread(journal.prepared, tasks, result.part)
+
     await prepare(
-        run.platform, groups(), len(plan.estimates), make_request, prepared, driver=run.driver, retries=retries
+        run.platform,
+        groups(),
+        len(plan.estimates),
+        make_request,
+        prepared,
+        driver=run.driver,
+        retries=run.spec.limits.retries,
+        on_prepared=note if journal is not None else None,
     )
     await run.capacity.use("preparation", 0)
     return time.monotonic() - generated_at
 
 
 def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
-    """The order of learning in pieces: those that are expected to be complete first come first.
+    """A fixed order of learning in pieces: those that are expected to be complete first come first.
 
     It depends on predicted lengths, which are those of earlier steps, and not on how this one is carried out.
     """
@@ -201,8 +227,22 @@ def _generation_settings(run: TrainingRun, task: RolloutTask, plan: GenerationPl
 
 
 def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], samples: int) -> BatchReference:
-    tasks = [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(samples)]
-    return BatchReference(step=step, parts=sorted(prepared.parts), samples=tasks)
+    return BatchReference(step=step, parts=sorted(prepared.chunks), samples=samples_of(prompts, samples))
+
+
+def _open_journal(run: TrainingRun, reference: BatchReference, prepared: PreparationOutcome) -> PieceJournal:
+    """The journal of a step's pieces, with what an earlier driver had prepared and not yet written down there."""
+    overlap = run.requests.overlap
+    folder = run.folder.pieces(reference.step, overlap)
+    journal = PieceJournal(folder, cut(reference.samples) if overlap == "ordered" else None)
+    for part, prompts in sorted(prepared.chunks.items()):
+        journal.prepared(samples_of(prompts, run.spec.batch.samples_per_prompt), part)
+    return journal
+
+
+def samples_of(prompts: Iterable[int], samples_per_prompt: int) -> list[SampleTask]:
+    """Whole groups, sample by sample."""
+    return [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(samples_per_prompt)]
 
 
 def _sinks_before(folder: str) -> list[str]:

@@ -115,7 +115,7 @@ def open_run(
     requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
-    plans = StepPlans(cost_model, prompts, follows=requests.pieces > 1 and not takes_turns)
+    plans = StepPlans(cost_model, prompts, follows=requests.overlap != "never" and not takes_turns)
     learners = GangSize(job.spec.learning.instances)
     run = TrainingRun(
         job, folder, requests, platform, capacity, prompts, cost_model, plans, learners, progress, driver=lease.number
