@@ -49,7 +49,7 @@ def test_an_evaluation_drafts_from_the_newest_step_alone_and_leaves_nothing() ->
     history = DraftHistory()
     history.generated(1, {3: [5]})
     history.generated(2, {4: [5]})
-    evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}})
+    evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}}, generation={"drafting": "auto"})
     requests = RequestBuilder(evaluated, JobFolder("runs/job"), "uid")
     made = requests.generate(2, "evaluation", requests.initial, None, history.steps_for, attempt_of(samples))
     assert made.drafts == ["runs/job/drafts/step-000002"]

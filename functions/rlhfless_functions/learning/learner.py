@@ -14,7 +14,6 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     ExportRequest,
     ExportResult,
@@ -25,11 +24,12 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
-from rlhfless_functions.learning.checkpoints import restore_checkpoint, save_checkpoint
+from rlhfless_functions.learning.checkpoints import restore_checkpoint
 from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
+from rlhfless_functions.learning.publishing import export, publish, published_bytes
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
 from rlhfless_functions.learning.step import StepInPieces, train_step
 from rlhfless_functions.learning.team import Team
@@ -37,18 +37,6 @@ from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights import (
-    load_policy,
-    load_tokenizer,
-    merge_adapter,
-    publish_adapter,
-    publish_adapter_together,
-    publish_critic,
-    publish_critic_together,
-    publish_weights,
-    publish_weights_together,
-)
-from rlhfless_functions.weights.policy import torch_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +77,7 @@ class Learner:
         try:
             if isinstance(request, ExportRequest):
                 context.awake()
-                return _export(request)
+                return export(request)
             with ends_where_stuck(request.gang, context):
                 self._call_ranks(request, context)
                 return self._learn(request, context)
@@ -239,9 +227,9 @@ class Learner:
             seconds["seconds/wait"] = journal.waited_seconds
             seconds["seconds/train"] -= journal.waited_seconds
         with _timed(seconds, "seconds/publish"):
-            result = _publish(request, state)
+            result = publish(request, state)
         self._state = state
-        metrics = step_metrics(report, batch, request.algorithm) | _bytes(request, state) | seconds
+        metrics = step_metrics(report, batch, request.algorithm) | published_bytes(request, state) | seconds
         metrics |= {"seconds": time.monotonic() - started + earlier}
         result = result.model_copy(update={"metrics": metrics})
         # Whichever instance is heard first says the same.
@@ -368,58 +356,3 @@ def _check_pieces(request: LearnRequest) -> None:
             f"batch.pieces: with algorithm.advantageNormalization {normalization} the whole batch is needed;"
             " ask for none",
         )
-
-
-def _publish(request: LearnRequest, state: TrainingState) -> LearnResult:
-    dtype, ranks = torch_dtype(request.model), state.ranks
-    if isinstance(state.policy, PeftModel):
-        if ranks.size == 1:
-            publish_adapter(request.publish, state.policy)
-        else:
-            publish_adapter_together(request.publish, state.policy, ranks)
-        weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
-    else:
-        if ranks.size == 1:
-            publish_weights(request.publish, state.policy, state.tokenizer, dtype)
-        else:
-            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks)
-        weights = WeightsReference(version=state.version, uri=request.publish)
-    critic = None
-    if state.critic is not None and request.publish_critic is not None:
-        if ranks.size == 1:
-            publish_critic(request.publish_critic, state.critic, dtype)
-        else:
-            publish_critic_together(request.publish_critic, state.critic, dtype, ranks)
-        critic = WeightsReference(version=state.version, uri=request.publish_critic)
-    if request.save_checkpoint is not None:
-        save_checkpoint(request.save_checkpoint, state)
-    return LearnResult(weights=weights, critic=critic, checkpoint=request.save_checkpoint, metrics={})
-
-
-def _bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
-    """What a version weighs that has just been published, and what it would if it were all weights."""
-    if state.ranks.rank:
-        return {}
-    with store_errors():
-        manifest = artifacts.manifest(request.publish)
-    assert manifest is not None
-    adapted = isinstance(state.policy, PeftModel)
-    numbers = sum(p.numel() for name, p in state.policy.named_parameters() if not (adapted and p.requires_grad))
-    return {
-        "weights/bytes": float(sum(entry.size for entry in manifest.files.values())),
-        "weights/full_bytes": float(numbers * torch_dtype(request.model).itemsize),
-    }
-
-
-def _export(request: ExportRequest) -> ExportResult:
-    """Publish one version as a plain Hugging Face folder, an adapter merged into it, or as a peft folder."""
-    tokenizer = load_tokenizer(request.model, request.weights)
-    policy = load_policy(request.model, request.weights, torch.float32)
-    if isinstance(policy, PeftModel):
-        assert request.model.lora is not None
-        if request.model.lora.export == "adapter":
-            publish_adapter(request.destination, policy, tokenizer, readme=request.model_card)
-            return ExportResult(uri=request.destination)
-        policy = merge_adapter(policy)
-    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), readme=request.model_card)
-    return ExportResult(uri=request.destination)
