@@ -171,6 +171,7 @@ ELSEWHERE: dict[str, str] = {
     "model.chatTemplate": "in every job of the matrix, for prompts that are chats",
     "generation.vllm": "where vLLM is installed: tests/generation/engines/vllm",
     "rehearsal": "nothing is trained: tests/training/test_rehearsal.py",
+    **dict.fromkeys(("learning.instances", "learning.gangTimeout"), "tests/training/test_gang.py"),
     "artifacts.uri": "in every job of the matrix; object stores in tests/training/test_store_outage.py",
     "tracking.wandb": "not installed: tests/training/test_tracking.py",
     "tracking.mlflow": "not installed: tests/training/test_tracking.py",
