@@ -36,6 +36,7 @@ NAMES = {
     "budget_used_ratio": set(),
     "cost_plan_total": {"kind"},
     "reassignments_total": {"reason"},
+    "weights_read_bytes_total": {"distance"},
     "reward": set(),
     "response_tokens": {"statistic"},
     "training": {"metric"},
