@@ -116,7 +116,7 @@ def test_simulated_policies_come_as_json() -> None:
     result = call("simulate", "paper-3b-gsm8k-grpo", "--seeds", "1", "--json")
     measured = json.loads(result.stdout)
     assert measured["scenario"] == "paper-3b-gsm8k-grpo"
-    assert {"static", "rlhfuse", "paper", "laminar", "oracle", "rlhfless"} == {
+    assert {"static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"} == {
         policy["policy"] for policy in measured["policies"]
     }
     fields = ("seconds", "gpu_seconds", "cost", "idle_share", "lower_bound_share")

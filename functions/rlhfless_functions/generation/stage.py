@@ -154,12 +154,11 @@ class _Share:
 
     def generate(self, engine: Engine) -> None:
         """Step until the share is done or the task is told to stop, publishing on the way."""
-        began = self._clock()
         request = self._request
         run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
         self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
-        now = self._clock()
+        now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
         # What was gathered from many sinks is in one from now on, for whoever goes on from here.

@@ -78,9 +78,11 @@ class Learner:
             if isinstance(request, ExportRequest):
                 context.awake()
                 return export(request)
+            # Before instances meet: one that refuses would be gone while the others wait for it.
+            step = _check_steps(request)
             with ends_where_stuck(request.gang, context):
                 self._call_ranks(request, context)
-                return self._learn(request, context)
+                return self._learn(request, step, context)
         except torch.OutOfMemoryError as error:
             self.close()
             raise TaskError(
@@ -181,9 +183,8 @@ class Learner:
             )
         return told
 
-    def _learn(self, request: LearnRequest, context: TaskContext) -> LearnResult:
+    def _learn(self, request: LearnRequest, step: int, context: TaskContext) -> LearnResult:
         started = time.monotonic()
-        step = _check_steps(request)
         request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
         _check_pieces(request)
 
