@@ -7,7 +7,7 @@ import pytest
 
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms import slot_pool
+from rlhfless_operator.platforms import slot_division, slot_pool
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
@@ -50,6 +50,8 @@ def jobs(
     """A namespace whose jobs an operator runs, in a pool of one slot whose DeviceClass is not there."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.5)
+    # The operator of the test before ended with its test, and left its claims in another namespace.
+    monkeypatch.setattr(slot_division, "_ABANDONED_SECONDS", 1.0)
     with fresh_namespace(server) as jobs:
         settings = ClusterSettings(
             functions_image="none",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.knative import KnativeClient
+from rlhfless_operator.platforms import slot_division
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slot_claims import CLAIMS
 from rlhfless_operator.platforms.slot_division import PoolDivision
@@ -27,8 +28,12 @@ class Teams:
         self.one, self.other = names
         self.claims = client.resource(CLAIMS)
         named = {name: pool["namespaces"][place] for place, name in enumerate(names) if "namespaces" in pool}
-        settings = PoolSettings(**{**pool, "device_class": "gpu.test", "namespaces": named})
-        self.division = PoolDivision(client, "default", settings, names)
+        self.settings = PoolSettings(**{**pool, "device_class": "gpu.test", "namespaces": named})
+        self.division = self.restarted()
+
+    def restarted(self) -> PoolDivision:
+        """What another operator begins with."""
+        return PoolDivision(self.client, "default", self.settings, (self.one, self.other))
 
     async def there(self, namespace: str) -> list[str]:
         found = (await self.claims.list(namespace)).items
@@ -100,6 +105,24 @@ async def test_what_one_namespace_does_not_need_the_other_has(four: Teams) -> No
     await four.division.give_back(four.one)
     await four.division.review(four.other)
     assert await four.there(four.other) == ["0-0", "1-0", "2-0", "3-0"]
+
+
+async def test_claims_that_an_operator_left_behind_are_given_back(four: Teams, monkeypatch: pytest.MonkeyPatch) -> None:
+    four.division.want(four.one, 4)
+    await four.division.review(four.one)
+    fresh = four.division = four.restarted()
+    fresh.want(four.other, 4)
+    await fresh.review(four.other)
+    assert len(await four.there(four.one)) == 4, "its jobs may still be found"
+    fresh.want(four.one, 4)
+    monkeypatch.setattr(slot_division, "_ABANDONED_SECONDS", 0.0)
+    await fresh.review(four.other)
+    assert len(await four.there(four.one)) == 4, "it has a job"
+    fresh.want(four.one, 0)
+    await fresh.review(four.other)
+    await fresh.review(four.other)
+    assert await four.there(four.one) == []
+    assert len(await four.there(four.other)) == 4
 
 
 async def test_groups_are_given_back_whole(server: ApiServer) -> None:

@@ -140,8 +140,8 @@ def killing(monkeypatch: pytest.MonkeyPatch, steps: range) -> dict[int, str]:
 
     make = learning._Listener.__init__
 
-    def note_step(self: Any, heard: asyncio.Event, journal: Any) -> None:
-        make(self, heard, journal)
+    def note_step(self: Any, journal: Any) -> None:
+        make(self, journal)
         self.step = journal.status.step + 1
 
     monkeypatch.setattr(learning._Listener, "__init__", note_step)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ from rlhfless_operator.knative import ConflictError, KnativeClient
 from rlhfless_operator.planner.division import divide
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, ResourceClaim, claim, claim_selector
+
+_ABANDONED_SECONDS = 60.0
+"""After this time claims are given back of which no job is known: longer than claims are kept after a namespace's last
+job, and than a new leader takes to find its jobs."""
 
 _Groups = dict[str, list[ResourceClaim]]
 """The claims of each group of a namespace."""
@@ -58,6 +63,8 @@ class PoolDivision:
         self._together = settings.gpus_per_group
         self._namespaces = namespaces
         self._wanted: dict[str, int] = {}
+        self._abandoned: dict[str, float] = {}
+        """Since when a namespace has had claims without a job."""
         self._changing = asyncio.Lock()
 
     def want(self, namespace: str, groups: int) -> None:
@@ -73,7 +80,8 @@ class PoolDivision:
         return self._parts().get(namespace, 0)
 
     async def review(self, namespace: str) -> ClaimsReview:
-        """Look at a namespace's claims, make those that are missing, and give back what another namespace lacks.
+        """Look at a namespace's claims, make those that are missing, and give back what another namespace lacks. Claims
+        that an operator left behind, as it ended soon after their last job, are given back too.
 
         Raises:
             ApiError: the API server refuses, or is not there.
@@ -81,6 +89,7 @@ class PoolDivision:
         async with self._changing:
             others = await self._groups(namespace)
             mine = others.pop(namespace, {})
+            await self._clear(others)
             found = [each for members in mine.values() for each in members]
             room = self._room(namespace) - sum(map(len, others.values())) - len(mine)
             made = await self._make(namespace, mine, room)
@@ -105,6 +114,14 @@ class PoolDivision:
         async with self._changing:
             for each in (await self._claims.list(namespace, label_selector=claim_selector(self._name))).items:
                 await self._claims.delete(namespace, each.metadata.name)
+
+    async def _clear(self, others: Mapping[str, _Groups]) -> None:
+        now = time.monotonic()
+        self._abandoned = {name: self._abandoned.get(name, now) for name in others if name not in self._wanted}
+        for name, since in self._abandoned.items():
+            if now >= since + _ABANDONED_SECONDS:
+                for each in [each for claims in others[name].values() for each in claims]:
+                    await self._claims.delete(name, each.metadata.name)
 
     def _parts(self) -> dict[str, int]:
         return divide(self._wanted, self._settings.gpus // self._together)
