@@ -1,4 +1,4 @@
-"""Two learning pods come to the weights of one."""
+"""Two learning pods come to the weights of one, also where one is lost, or never comes."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from harness.chart import Chart
-from harness.jobs import STEPS, Jobs, short
+from harness.jobs import STEPS, Jobs, in_stage, short
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 
@@ -64,3 +64,30 @@ def test_two_pods_come_to_the_weights_of_one(jobs: Jobs, storage: Storage, alone
     root = "/artifacts/runs/two-learners"
     assert learners(storage, root) == [2] * STEPS
     assert distance(storage, root, alone) <= 1e-6 * STEPS
+
+
+def test_a_step_goes_on_without_a_pod_that_is_lost(jobs: Jobs, kubectl: Kubectl, storage: Storage, alone: str) -> None:
+    name, root = "lost-learner", "/artifacts/runs/lost-learner"
+    jobs.apply(short(name, **GIVEN, learning=LEARNING))
+    jobs.wait(name, "learning of the second step or a later one", in_stage("learning", storage, root), 600)
+    pods = kubectl.list("pods", **{"rlhfless.io__job": name, "rlhfless.io__stage": "learning"})
+    assert len(pods) == 2
+    now = ("--grace-period=0", "--force", "--wait=false")
+    kubectl("delete", "pod", pods[0]["metadata"]["name"], *now)
+    jobs.wait_succeeded(name, 900)
+    assert 1 in learners(storage, root), "no step was taken without the lost pod"
+    assert distance(storage, root, alone) <= 1e-6 * STEPS
+    jobs.delete(name)
+
+
+def test_a_pod_that_never_comes_is_waited_for_once(jobs: Jobs, kubectl: Kubectl, storage: Storage, alone: str) -> None:
+    name, root = "lonely-learner", "/artifacts/runs/lonely-learner"
+    most = max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in kubectl.list("nodes"))
+    if most < 2:
+        pytest.skip("no node offers two nvidia.com/gpu, of which a learning pod could take more than half")
+    pods = {"resources": {"limits": {"nvidia.com/gpu": str(most // 2 + 1)}}}
+    jobs.apply(short(name, **GIVEN, learning={**LEARNING, "gangTimeout": "20s", "pods": pods}))
+    jobs.wait_succeeded(name, 900)
+    assert learners(storage, root) == [1] * STEPS
+    assert distance(storage, root, alone) <= 1e-6 * STEPS
+    jobs.delete(name)

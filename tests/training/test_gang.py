@@ -106,6 +106,24 @@ def test_a_gang_is_never_smaller_than_allowed_and_recovers() -> None:
     assert size.now == 4
 
 
+def test_a_gang_waits_less_and_less_often_for_instances_that_do_not_come() -> None:
+    size = GangSize(LearnerRange(min=1, max=2))
+    tries = []
+    for checkpoint in range(20):
+        if size.now == 2:
+            tries.append(checkpoint)
+            assert size.miss(1)
+        size.recover()
+    assert tries == [0, 1, 3, 7, 15]
+
+    while size.now == 1:
+        size.recover()
+    size.met(2)
+    assert size.miss(1)
+    size.recover()
+    assert size.now == 2, "once they have come, an absence is the first again"
+
+
 # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
 GIVEN: dict[str, Any] = {
     "optimizer": {"learningRate": 1e-3, "epsilon": 1e-3},

@@ -47,11 +47,16 @@ class GangSize:
     """How many instances the next attempt of a step is made with.
 
     It falls when some are lost or don't come. It is the most again after a checkpoint, where a larger gang has nothing
-    to learn once more.
+    to learn once more. Each time that some don't come twice as many checkpoints go by before they are waited for again:
+    those that are there hold their GPUs meanwhile.
     """
 
     allowed: LearnerRange
     now: int = field(init=False)
+    _absences: int = 0
+    """How often in a row some did not come."""
+    _checkpoints: int = 0
+    """Checkpoints until it is the most again."""
 
     def __post_init__(self) -> None:
         self.now = self.allowed.max
@@ -59,11 +64,25 @@ class GangSize:
     def fall_to(self, count: int) -> bool:
         """Go on with so many, or with the fewest that are allowed; whether so few are allowed."""
         self.now = max(self.allowed.min, min(self.now, count))
+        self._checkpoints = max(1, self._checkpoints)
         return self.now <= count
+
+    def miss(self, there: int) -> bool:
+        """Some did not come: go on with those that are there; whether so few are allowed."""
+        self._checkpoints = 2**self._absences
+        self._absences += 1
+        return self.fall_to(there)
+
+    def met(self, count: int) -> None:
+        """So many have taken a step."""
+        if count == self.allowed.max:
+            self._absences = 0
 
     def recover(self) -> None:
         """A checkpoint was written."""
-        self.now = self.allowed.max
+        self._checkpoints = max(0, self._checkpoints - 1)
+        if not self._checkpoints:
+            self.now = self.allowed.max
 
 
 async def run_together(

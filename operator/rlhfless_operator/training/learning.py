@@ -167,9 +167,10 @@ class Learning:
                     listener=partial(next, iter(listeners)),
                 )
                 learned = LearnResult.model_validate(result)
+                size.met(count)
                 return learned.model_copy(update={"metrics": {**learned.metrics, "learning/instances": float(count)}})
             except GangIncompleteError as error:
-                if size.fall_to(error.there):
+                if size.miss(error.there):
                     await run.capacity.give_up("learning", count - size.now)
                     run.progress.note(
                         f"step {batch.step}: {error.there} of {count} learning instances came within"
