@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.prerequisites import needs_claims
 pytestmark = needs_claims("no GPU is used in turns")
 
 CLAIM = "rlhfless-default-0-0"
+OPERATORS = {"app.kubernetes.io__instance": "rlhfless"}
 FUNCTION_PODS = ("get", "pods", "--selector=rlhfless.io/job", "--output=name")
 NOT_PREPARED = "its node has not prepared it"
 NO_DEVICES = "cannot allocate all claims"
@@ -99,14 +101,16 @@ def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
     root = f"/artifacts/runs/{name}"
     awake = AwakeSpans(kubectl, name)
     one_slot.apply(short(name, **ONE_GPU))
-    (operator,) = filter(is_ready, kubectl.list("pods", **{"app.kubernetes.io__instance": "rlhfless"}))
+    operators = [pod for pod in kubectl.list("pods", **OPERATORS) if is_ready(pod)]
     next_one = stop_in_its_sleep(one_slot, kubectl, processes, name, stage)
     try:
         wait_until_all_sleep(kubectl, name, next_one)
-        processes.kill(operator)
+        for operator in operators:
+            processes.kill(operator)
     finally:
         processes.go_on(next_one)
-    kubectl.wait_until("the operator was killed", lambda: restarts(kubectl, operator) > restarts_in(operator), 120)
+    for operator in operators:
+        kubectl.wait_until("the operator was killed", partial(started_again, kubectl, operator), 120)
 
     def ended(status: dict[str, Any]) -> bool:
         awake.look()
@@ -161,9 +165,9 @@ def health(status: dict[str, Any]) -> dict[str, Any]:
     return next((each for each in status.get("conditions", []) if each["type"] == "PodsHealthy"), {})
 
 
-def restarts(kubectl: Kubectl, pod: dict[str, Any]) -> int:
-    """How often the containers of a pod have been started again by now."""
-    return restarts_in(kubectl.get("pod", pod["metadata"]["name"]))
+def started_again(kubectl: Kubectl, pod: dict[str, Any]) -> bool:
+    """Whether containers of a pod have been started again since it was looked at."""
+    return restarts_in(kubectl.get("pod", pod["metadata"]["name"])) > restarts_in(pod)
 
 
 def restarts_in(pod: dict[str, Any]) -> int:
