@@ -26,6 +26,9 @@ class Options:
     device_class: str | None
     """RLHFLESS_E2E_DEVICE_CLASS: a DeviceClass of the cluster, for pods that use GPUs in turns. If left out, that is
     not tested."""
+    dra_driver: tuple[str, ...] | None
+    """RLHFLESS_E2E_DRA_DRIVER: command that kills the DRA driver of these devices without a warning where `kill` is its
+    last argument, and starts it again where that is `start`. If left out, that is not tested."""
     keep: bool
     """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
     patience: float
@@ -36,6 +39,7 @@ class Options:
         """Read the variables."""
         load = os.environ.get("RLHFLESS_E2E_LOAD")
         kill_api_server = os.environ.get("RLHFLESS_E2E_KILL_API_SERVER")
+        dra_driver = os.environ.get("RLHFLESS_E2E_DRA_DRIVER")
         images = (
             os.environ.get("RLHFLESS_E2E_OPERATOR_IMAGE", ""),
             os.environ.get("RLHFLESS_E2E_FUNCTIONS_IMAGE", ""),
@@ -47,6 +51,7 @@ class Options:
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
             device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
+            dra_driver=tuple(shlex.split(dra_driver)) if dra_driver else None,
             keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
             patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
         )
