@@ -70,7 +70,8 @@ def measured(how: str, batches: Sequence[Sequence[str]], kubectl: Kubectl, stora
     }
     account = dict.fromkeys(CHARGED_STATES, 0.0)
     for span in (span for each in spans.values() for span in each):
-        account[span["state"]] += span["end"] - span["start"]
+        if span["state"] in account:
+            account[span["state"]] += span["end"] - span["start"]
     figures = {
         "seconds": max(ends.values()),
         "ends": ends,
