@@ -324,3 +324,20 @@ def test_the_first_scenario_is_the_papers_best_case():
 def test_what_cannot_be_simulated_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_a_policy_is_told_replaces_that_part_of_what_it_learns() -> None:
+    """The parts by which the oracle differs are told one at a time, so that each can be measured."""
+    scenario = dataclasses.replace(SMALL, max_batch=8, lengths=dataclasses.replace(SMALL.lengths, runaways=0.1))
+    trace, ours = scenario.draw_trace(0), POLICIES["rlhfless"]
+
+    def steps(*told):
+        return run_policy(scenario, dataclasses.replace(ours, told=frozenset(told)), trace, 0)
+
+    def generated(told):
+        return [(step.instances, step.moves, step.generation_seconds) for step in steps(*told)]
+
+    assert POLICIES["oracle"].told == {"division", "migration", "arrivals"}
+    assert generated(["arrivals"]) == generated([]), "that is told to the learner alone"
+    assert [each[0] for each in generated(["migration"])] == [each[0] for each in generated([])]
+    assert generated(["division"]) != generated([])

@@ -121,7 +121,8 @@ class Run:
         ]
         limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
         if settings.planning == "optimal":
-            surprise = settings.lengths == "learnt" and sum(estimates[each.prompt].runaways for each in responses) > 0
+            runaways = {prompt: estimate.runaways for prompt, estimate in estimates.items()}
+            surprise = "division" not in settings.told and any(runaways.values())
             training = Training(
                 scenario.gpus,
                 scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
@@ -136,7 +137,7 @@ class Run:
                 cost_weight=weight,
                 ready_seconds=profile.weight_load_seconds,
                 tail_tokens=scenario.lengths.longest if surprise else 0.0,
-                runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
+                runaways=runaways,
             )
             place = {each.key: number for number, each in enumerate(responses)}
             division = [
@@ -164,7 +165,7 @@ class Run:
     def _expected(self, responses: list[Response], estimates: dict[int, LengthEstimate]) -> list[float]:
         """Expected tokens of each response."""
         longest, per_group = self._scenario.lengths.longest, self._trace.samples
-        if self._settings.lengths == "known":
+        if "division" in self._settings.told:
             return [float(each.length) for each in responses]
         if self._settings.planning != "optimal":
             return [estimates[each.prompt].mean for each in responses]
@@ -186,7 +187,7 @@ class Run:
         profile = replace(self._profile, weight_load_seconds=scenario.loading_seconds(len(division)))
         longest = scenario.lengths.longest
 
-        truth = {each.key: each.length for each in responses} if settings.lengths == "known" else None
+        truth = {each.key: each.length for each in responses} if "migration" in settings.told else None
 
         def outlook(key: Key, tokens: int) -> tuple[float, float]:
             if truth:
@@ -257,9 +258,11 @@ class Run:
         free = self._free(generation)
         every, after = scenario.gpus, generation.seconds
         if settings.overlaps_learning and self._trainer is not None:
-            expected = np.array([self._foreseen[prompt] for prompt in prompts])
+            foreseen = np.array([self._foreseen[prompt] for prompt in prompts])
+            expected = completions if "arrivals" in settings.told else foreseen
             # Where the last group is waited for, letting go delays the end by a start.
-            pace = LearnerPace(start, start * (1 + self._price / self._trainer.gpus))
+            switch = start * (1 + self._price / self._trainer.gpus)
+            pace = LearnerPace(start, switch, float(expected.max()))
             return run_paced(completions, expected, work, free, self._trainer.gpus, pace, update_seconds=update)
         afterwards = TrainerPlan(every, after - start)
         if settings.overlaps_preparation:

@@ -108,17 +108,18 @@ class CostModel:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
 
-    def learner_pace(self, steps: int, *, held: bool, time_price: float) -> LearnerPace:
+    def learner_pace(self, steps: int, *, held: bool, time_price: float, last_seconds: float) -> LearnerPace:
         """What decides when a learner that follows preparation begins, and when it lets go.
 
         Args:
             steps: how many a fresh learner takes again before it can work.
             held: whether an instance is there.
             time_price: instance-seconds of the learner that a second of the step is worth.
+            last_seconds: into the step, when the last group is expected.
         """
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
-        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS))
+        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
 
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
