@@ -341,3 +341,15 @@ def test_what_a_policy_is_told_replaces_that_part_of_what_it_learns() -> None:
     assert generated(["arrivals"]) == generated([]), "that is told to the learner alone"
     assert [each[0] for each in generated(["migration"])] == [each[0] for each in generated([])]
     assert generated(["division"]) != generated([])
+
+
+def test_what_is_held_is_started_once_and_paid_all_the_time() -> None:
+    scenario = dataclasses.replace(SMALL, startup_seconds=60.0, trainer_start_seconds=60.0)
+    first, *later = run_policy(scenario, POLICIES["rlhfless"], scenario.draw_trace(0), 0)
+    assert all(step.gpu_seconds == pytest.approx(step.instances * step.seconds) for step in later)
+    assert first.gpu_seconds == pytest.approx(first.instances * (first.seconds + 120.0))
+    assert first.seconds > 60 > max(step.seconds for step in later)
+    moving = run_policy(
+        scenario, dataclasses.replace(POLICIES["rlhfless"], may_hold=False), scenario.draw_trace(0), 0
+    )  # fmt: skip
+    assert sum(step.gpu_seconds for step in moving[1:]) > sum(step.gpu_seconds for step in later)

@@ -43,6 +43,18 @@ class Cuttable:
         return np.split(self.order, self.first[np.asarray(starts[1:], dtype=np.intp)])
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A share on an instance."""
+
+    ends: Floats
+    """[chosen] When each sample ends."""
+    waiting: Floats
+    """[chosen] About how long each waits for room after the instance has begun."""
+    tail_end: float
+    """When the share is done if the last to be admitted is a runaway."""
+
+
 class Loads:
     """Samples as columns.
 
@@ -113,10 +125,10 @@ class Loads:
 
         Exact for a batch. Where the KV cache has too little room, a sample is taken to fill what it will come to.
         """
-        return self.ends_and_tail(chosen, start_seconds, 0.0)[0]
+        return self.decoded(chosen, start_seconds, 0.0).ends
 
-    def ends_and_tail(self, chosen: Indices, start_seconds: float, tail_tokens: float) -> tuple[Floats, float]:
-        """`ends`, and when the share would be done if the last to be admitted had `tail_tokens` at least."""
+    def decoded(self, chosen: Indices, start_seconds: float, tail_tokens: float) -> Decoded:
+        """`ends`, and what becomes of the share if a response that begins with it had `tail_tokens` at least."""
         latency = self.latency
         length, context = self.length[chosen], self.context[chosen]
         admission = admit(length, self.filled[chosen])
@@ -124,8 +136,10 @@ class Loads:
             ends = start_seconds + seconds_at_ends(admission, context, self._prefill(chosen), latency)
         else:
             ends = self._ends_at_once(chosen, start_seconds)
-        late = max(0.0, float(admission.begin[-1]) + tail_tokens - float(admission.end.max()))
-        return ends, float(ends.max()) + late * latency.step_seconds
+        steps, last = float(admission.end.max()), float(ends.max())
+        late = max(0.0, float(admission.begin[-1]) + tail_tokens - steps)
+        waiting = admission.begin * (last - start_seconds) / max(steps, 1.0)
+        return Decoded(ends, waiting, last + late * latency.step_seconds)
 
     def _ends_at_once(self, chosen: Indices, start_seconds: float) -> Floats:
         """[chosen] when each sample of a share ends, all of them running from the start on.

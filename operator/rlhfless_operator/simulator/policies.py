@@ -41,6 +41,8 @@ class PolicySettings:
     """All GPUs are held for the whole step."""
     starts: bool = True
     """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
+    may_hold: bool = False
+    """It may hold GPUs with both models on them for whole steps, where starts cost more."""
     restarts_receiver: bool = False
     """A receiver's contexts are computed again, as with an engine that keeps nothing between requests."""
     pause_seconds: float = 0.0
@@ -141,6 +143,7 @@ POLICIES = {
             told=frozenset(get_args(Told)),
             rule=_saving,
             pause_seconds=PAUSE_SECONDS,
+            may_hold=True,
             overlaps_preparation=True,
             overlaps_learning=True,
         ),
@@ -151,6 +154,7 @@ POLICIES = {
             lengths="learnt",
             rule=_saving,
             pause_seconds=PAUSE_SECONDS,
+            may_hold=True,
             overlaps_preparation=True,
             overlaps_learning=True,
         ),

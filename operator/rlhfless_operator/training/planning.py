@@ -13,7 +13,8 @@ from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, Plan, plan
-from rlhfless_operator.planner.step_planning import Training, plan_step
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
 
