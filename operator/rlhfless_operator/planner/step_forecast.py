@@ -102,22 +102,19 @@ class StepForecast:
 
     def __init__(self, division: Division, loads: Loads, profile: InstanceProfile, ready: float, tail: Tail) -> None:
         self._profile, self._tail = profile, tail
-        completions, waiting = np.zeros(loads.groups), np.zeros(loads.groups)
-        ends, late, runaways = [], [], []
-        for chosen in division.shares:
-            # Where not all run from the start, a runaway may be the last to be admitted.
-            decoded = loads.decoded(chosen, ready, tail.tokens)
-            np.maximum.at(completions, loads.group[chosen], decoded.ends)
-            np.maximum.at(waiting, loads.group[chosen], decoded.waiting)
-            ends.append(float(decoded.ends.max()))
-            late.append(decoded.tail_end)
-            runaways.append(float(tail.expected[chosen].sum()))
-        self._completions: Floats = completions
+        # Where not all run from the start, a runaway may be the last to be admitted.
+        decoded = loads.decoded(division.shares, ready, tail.tokens)
+        waiting = loads.latest(decoded.waiting)
+        self._completions: Floats = loads.latest(decoded.ends)
         self._ahead: Floats = _spread(waiting.max() - waiting, tail)
+        ends = decoded.last
         if tail.delayed.any():
-            self._ways = _gatherings(np.array(ends), np.array(late), np.array(runaways), tail.work_seconds)
+            order = np.concatenate(division.shares)
+            sizes = np.array([len(chosen) for chosen in division.shares])
+            runaways = np.add.reduceat(tail.expected[order], np.cumsum(sizes) - sizes)
+            self._ways = _gatherings(ends, decoded.tail_end, runaways, tail.work_seconds)
         else:
-            self._ways = [_Gathering(ends, max(ends))]
+            self._ways = [_Gathering(ends.tolist(), float(ends.max()))]
         charged = profile.startup_seconds + profile.weight_load_seconds - ready
         self._charged = charged * len(ends)
         self.take(0.0)
