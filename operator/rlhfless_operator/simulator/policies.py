@@ -39,8 +39,14 @@ class PolicySettings:
     rule: RuleMaker | None = None
     holds_everything: bool = False
     """All GPUs are held for the whole step."""
+    generating_share: float = 1.0
+    """Part of the instances that generate, where everything is held; the GPUs of the others only prepare and learn."""
     starts: bool = True
     """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
+    knows_batch: bool = True
+    """Its forecast has responses wait for room in a batch and in the KV cache."""
+    paces: bool = True
+    """Its learner decides on what has come when it begins and lets go, not on the forecast alone."""
     may_hold: bool = False
     """It may hold GPUs with both models on them for whole steps, where starts cost more."""
     restarts_receiver: bool = False

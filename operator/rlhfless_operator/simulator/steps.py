@@ -140,7 +140,7 @@ class Run:
             step = plan_step(
                 loads,
                 profile,
-                limits,
+                limits if settings.knows_batch else Limits(1, scenario.instances),
                 training,
                 cost_weight=weight,
                 ready_seconds=profile.weight_load_seconds,
@@ -158,7 +158,8 @@ class Run:
             return division, step.time_price / scenario.gpus_per_instance
         columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         if settings.planning == "even":
-            return _equal(np.arange(columns.groups), columns, scenario.instances), 0.0
+            generating = max(1, round(settings.generating_share * scenario.instances))
+            return _equal(np.arange(columns.groups), columns, generating), 0.0
         means = np.zeros(columns.groups)
         means[columns.group] = columns.length
         ranked = np.argsort(-means, kind="stable")
@@ -289,6 +290,8 @@ class Run:
             foreseen = np.array([self._foreseen[prompt] for prompt in prompts])
             expected = completions if "arrivals" in settings.told else foreseen
             # Where the last group is waited for, letting go delays the end by a start.
+            if not settings.paces:
+                return run_trainer(completions, work, free, self._trainer, start_seconds=start, update_seconds=update)
             switch = start * (1 + self._price / self._trainer.gpus)
             pace = LearnerPace(start, switch, float(expected.max()))
             return run_paced(completions, expected, work, free, self._trainer.gpus, pace, update_seconds=update)
@@ -314,7 +317,9 @@ class Run:
         return spot * self._scenario.gpus_per_instance * (1 - self._scenario.conditions.spot_price)
 
     def _free(self, generation: GenerationRun) -> Floats:
-        scenario = self._scenario
+        scenario, settings = self._scenario, self._settings
+        if settings.holds_everything and settings.generating_share < 1:
+            return free_gpus([], scenario.gpus - len(generation.held) * scenario.gpus_per_instance, 1)
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
 
     def _bound(self, responses: list[Response], seconds: float) -> float:
