@@ -4,7 +4,8 @@
 
 Each row plans a step in full, from sample objects to shares: the median processor time of several plans. Lengths are
 lognormal by prompt with noise in the group and a few per cent at the cap; each sample of a group has its own expected
-length, so that nothing is made easy.
+length, so that nothing is made easy. The last rows plan a whole step (`plan_step`), as the simulator does and as live
+jobs do, with and without a limit of a batch, and show the least of several, since other work on a machine only adds.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import time
 
 import numpy as np
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
 
 # Llama-2-70B on eight H100: 10.1 ms for a decode step and what 256 sequences add at 512 and 2,048 tokens of context.
 LATENCY = LinearLatency(
@@ -51,6 +54,34 @@ def measure(samples: int, actors: int, repeats: int) -> dict[str, float | int]:
     return {"samples": samples, "actors": len(result.shares), "most": actors, "seconds": statistics.median(seconds)}
 
 
+TRAINING = {
+    "simulated": Training(16, 4e-5, 3.0, 0.5),
+    "live": Training(1, 1e-5, 0.0, 0.0, own_gpus=1, afterwards_seconds=5.0, accumulation_token_seconds=2e-5),
+}
+"""How a step is trained on: on the GPUs that instances leave, or by a learner of its own."""
+
+
+def measure_step(kind: str, max_batch: int | None, repeats: int) -> dict[str, float | int | str | None]:
+    """The least time of a whole step's plan, of 2,048 samples on at most 16 actors with possible runaways."""
+    loads = workload(2048, per_prompt=8)
+    instance = InstanceProfile(LATENCY, 1, 10**6, 2.0, 3.0)
+    seconds = []
+    for _ in range(repeats):
+        begin = time.process_time()
+        plan_step(
+            loads,
+            instance,
+            Limits(1, 16, 10**6, max_batch),
+            TRAINING[kind],
+            cost_weight=0.5,
+            ready_seconds=3.0,
+            tail_tokens=32_768.0,
+            runaways=dict.fromkeys(range(256), 0.02),
+        )
+        seconds.append(time.process_time() - begin)
+    return {"step": kind, "samples": 2048, "most": 16, "max_batch": max_batch, "seconds": min(seconds)}
+
+
 def main() -> None:
     """Print the table, or JSON."""
     parser = argparse.ArgumentParser(description="How fast the planner is.")
@@ -58,12 +89,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="plans per row")
     arguments = parser.parse_args()
     rows = [measure(samples, actors, arguments.repeats) for samples, actors in SIZES]
+    steps = [measure_step(kind, batch, arguments.repeats) for kind in TRAINING for batch in (None, 256)]
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([*rows, *steps], indent=2))
         return
     print(f"{'samples':>9} {'actors':>7} {'ms':>8}")
     for row in rows:
         print(f"{row['samples']:>9,} {row['actors']:>7,} {1000 * row['seconds']:>8.1f}")
+    for step in steps:
+        print(f"plan_step, {step['step']}, batch of {step['max_batch'] or 'any size'}: {1000 * step['seconds']:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from policy_limits import scenario_limits
-from policy_variants import ablate, compare, sweep, sweep_ratio
+from policy_variants import ablate, compare, effects, sweep, sweep_ratio, told
 
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 
@@ -33,8 +33,9 @@ COMPARED = ("static", "rlhfuse", "paper", "rlhfless")
 """Policies of a sweep."""
 
 
-SECTIONS = ("scenarios", "options", "sensitivity", "limits")
-"""Every policy on every scenario; each means alone and left out; what the figures rest on; what anyone could reach."""
+SECTIONS = ("scenarios", "options", "effects", "told", "sensitivity", "limits")
+"""Every policy on every scenario; each means alone and left out; each mend alone and left out; what the oracle's lead
+is made of; what the figures rest on; what anyone could reach."""
 
 BATCHES = (0.5, 0.75, 1.0, 1.5)
 UTILISATIONS = (0.2, 0.35)
@@ -67,6 +68,8 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
         )
     first = next(iter(SCENARIOS.values()))
     yield Part("options", first.name, lambda: ablate(first, sweep_seeds))
+    yield Part("effects", first.name, lambda: effects(first, sweep_seeds))
+    yield Part("told", first.name, lambda: told(first, sweep_seeds))
     for policy, ratios in RATIOS:
         yield Part(
             "sensitivity",

@@ -20,6 +20,8 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
     makers = {
         "scenarios": scenario_tables,
         "options": option_table,
+        "effects": option_table,
+        "told": option_table,
         "sensitivity": sensitivity_tables,
         "limits": limit_table,
     }

@@ -6,8 +6,15 @@ from typing import Any, get_args
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.migration import Rule
-from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack
-from rlhfless_operator.simulator.policies import POLICIES, ROOFLINE_BATCH, PolicyName, PolicySettings, RuleMaker
+from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.simulator.policies import (
+    POLICIES,
+    ROOFLINE_BATCH,
+    PolicyName,
+    PolicySettings,
+    RuleMaker,
+    Told,
+)
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.simulate import simulate, simulate_variants
 
@@ -16,7 +23,7 @@ def ablate(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
     """What each of our own means brings: ours without each of them, with each alone, and with none. The form is that of
     `simulate`; `none` comes first."""
     ours = POLICIES["rlhfless"]
-    none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False)
+    none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False, may_hold=False)
     variants = {
         "none": none,
         "only migration": replace(none, rule=ours.rule),
@@ -28,9 +35,59 @@ def ablate(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
         "without any overlap": replace(ours, overlaps_learning=False, overlaps_preparation=False),
         "without migration": replace(ours, rule=None),
         "without warming": replace(ours, warms=False),
-        "receivers compute again": replace(ours, restarts_receiver=True),
+        "without holding": replace(ours, may_hold=False),
+        "receivers compute again": replace(ours, restarts_receiver=True, rule=recomputing),
     }
     return simulate_variants(scenario, seeds, variants)
+
+
+def effects(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
+    """What each mend of the forecast and of the learner brings: alone, all together, and all but one. The form is that
+    of `simulate`; `none` comes first."""
+    ours = POLICIES["rlhfless"]
+    mends: dict[str, dict[str, Any]] = {
+        "a forecast that knows waiting": {"knows_batch": False},
+        "a learner that begins and lets go on what has come": {"paces": False},
+        "receivers that keep their contexts": {"restarts_receiver": True, "rule": recomputing},
+        "GPUs that may be held": {"may_hold": False},
+    }
+    off = {name: value for without in mends.values() for name, value in without.items()}
+    variants = {"none": replace(ours, **off)}
+    for name, without in mends.items():
+        variants[f"only {name}"] = replace(ours, **{field: off[field] for field in off.keys() - without.keys()})
+    variants["all"] = ours
+    for name, without in mends.items():
+        variants[f"without {name}"] = replace(ours, **without)
+    return simulate_variants(scenario, seeds, variants)
+
+
+def recomputing(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
+    """Our rule where receivers compute their contexts again, and it knows."""
+    make = POLICIES["rlhfless"].rule
+    assert make is not None
+    rule = make(scenario, profile, samples, price)
+    assert isinstance(rule, Saving)
+    return replace(rule, restarts_receiver=True)
+
+
+def told(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
+    """What separates ours from the oracle: ours, told one thing at a time. The form is that of `simulate`."""
+    ours = POLICIES["rlhfless"]
+    parts: dict[str, tuple[Told, ...]] = {
+        "rlhfless": (),
+        "told when groups are complete": ("arrivals",),
+        "told what remains, for moves": ("migration",),
+        "told both": ("arrivals", "migration"),
+        "told the lengths, for the division": ("division",),
+        "told the lengths for division and moves": ("division", "migration"),
+        "oracle": ("division", "migration", "arrivals"),
+    }
+    variants = {name: replace(ours, told=frozenset(what)) for name, what in parts.items()}
+    results = simulate_variants(scenario, seeds, variants)
+    free = replace(scenario, trainer_start_seconds=0.0)
+    (row,) = simulate_variants(free, seeds, {"rlhfless, the learner starts at once": ours})["policies"]
+    results["policies"].append(row)
+    return results
 
 
 def sweep(

@@ -13,22 +13,25 @@ import policy_study
 from policy_limits import scenario_limits
 from policy_study import COMPARED, Part, parts, study
 from policy_tables import limit_table, option_table, scenario_tables, sensitivity_tables, write_tables
-from policy_variants import TUNED_RATIOS, ablate, compare, sweep, sweep_ratio, tune, with_ratio
+from policy_variants import TUNED_RATIOS, ablate, compare, effects, sweep, sweep_ratio, told, tune, with_ratio
 
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
+from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.step_bound import least_gpu_seconds
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.traces import generate
 from tests.simulator.small_scenario import SMALL
 
+LENGTHS = dataclasses.replace(SMALL.lengths, longest=2400, runaways=0.05)
+
 
 def test_the_study_has_every_scenario_every_option_and_every_sensitivity() -> None:
     names = {section: [part.name for part in parts([0], [0]) if part.section == section] for section in (
-        "scenarios", "options", "sensitivity"
+        "scenarios", "options", "effects", "told", "sensitivity"
     )}  # fmt: skip
     assert names["scenarios"] == list(SCENARIOS)
-    assert names["options"] == ["paper-3b-gsm8k-grpo"]
+    assert names["options"] == names["effects"] == names["told"] == ["paper-3b-gsm8k-grpo"]
     for words in ("cost_weight", "τ of paper", "τ of rlhfuse", "lengths.noise", "lengths.runaways", "startup_seconds"):
         assert any(name.startswith(words) for name in names["sensitivity"]), words
     assert set(COMPARED) <= set(POLICIES)
@@ -68,7 +71,27 @@ def test_each_means_is_shown_alone_and_left_out() -> None:
     names = [row["policy"] for row in ablate(SMALL, [0])["policies"]]
     assert names[0] == "none"
     assert sum(name.startswith("only") for name in names) == 4
-    assert sum(name.startswith("without") for name in names) == 4
+    assert sum(name.startswith("without") for name in names) == 5
+
+
+def test_each_mend_is_shown_alone_and_left_out_and_changes_something() -> None:
+    scenario = dataclasses.replace(SMALL, max_batch=16, startup_seconds=0.5, lengths=LENGTHS)
+    rows = {row["policy"]: row for row in effects(scenario, [0])["policies"]}
+    assert next(iter(rows)) == "none"
+    for words in ("only", "without"):
+        assert sum(name.startswith(words) for name in rows) == 4
+    figures = {name: (row["seconds"], row["gpu_seconds"]) for name, row in rows.items()}
+    assert figures["without a forecast that knows waiting"] != figures["all"] != figures["none"]
+
+
+def test_what_the_oracle_knows_is_told_one_thing_at_a_time() -> None:
+    scenario = dataclasses.replace(SMALL, lengths=LENGTHS)
+    rows = {row["policy"]: row for row in told(scenario, [0])["policies"]}
+    (oracle,) = simulate(scenario, [0], policies=["oracle"])["policies"]
+    (ours,) = simulate(scenario, [0], policies=["rlhfless"])["policies"]
+    assert rows["oracle"] == oracle
+    assert rows["rlhfless"] == ours
+    assert len(rows) == 8
 
 
 def test_ablations_and_sweeps_have_the_form_of_results() -> None:

@@ -82,6 +82,7 @@ def test_long_contexts_wait_for_the_cache():
 def test_a_runaway_may_be_the_last_to_be_admitted():
     samples = [(prompt, 0, 100, 300) for prompt in range(8)]
     for batch, last in ((8, 0), (4, 300), (2, 900)):
-        ends, late = loads_of(samples, batch).ends_and_tail(np.arange(8), 0.0, 2000)
+        found = loads_of(samples, batch).decoded((np.arange(8),), 0.0, 2000)
+        ends, late = found.ends, float(found.tail_end[0])
         assert late == pytest.approx(ends.max() + (last + 2000 - last - 300) * LATENCY.step_seconds)
-        assert loads_of(samples, batch).ends_and_tail(np.arange(8), 0.0, 10)[1] == pytest.approx(ends.max())
+        assert loads_of(samples, batch).decoded((np.arange(8),), 0.0, 10).tail_end[0] == pytest.approx(ends.max())

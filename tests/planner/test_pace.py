@@ -42,6 +42,17 @@ def test_a_forecast_that_has_failed_keeps_it_no_longer_than_a_switch() -> None:
     assert PACE.lets_go(14.1, np.array([10.0]))
 
 
+def test_what_is_late_is_expected_no_later_than_the_longest_response() -> None:
+    """A group that is 12 s late most likely has a response of full length, which ends with the last of all."""
+    expected = np.array([10.0, 21.0, 30.0])
+    assert still_expected(22.0, expected, 30.0).tolist() == [30.0, 23.0, 30.0]
+    assert still_expected(31.0, expected, 30.0).tolist() == [32.0, 32.0, 32.0], "the last of all is late itself"
+    slow = LearnerPace(2.0, 4.0, last_seconds=30.0)
+    work = np.array([1.0])
+    assert slow.begins(22.0, 1.0, np.array([10.0]), work) == pytest.approx(31 - 2 - 2)
+    assert PACE.begins(22.0, 1.0, np.array([10.0]), work) == pytest.approx(35 - 2 - 2), "without it, the start is late"
+
+
 def paced(arrivals, expected, work, pace=PACE, gpus=2):
     free = np.zeros(gpus)
     return run_paced(

@@ -5,7 +5,8 @@ import pytest
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
-from rlhfless_operator.planner.step_planning import Training, plan_step
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
 
 PROFILE = InstanceProfile(LinearLatency(0.010, 2e-5, 5e-8, 3e-5), 1, 10**6, 1.0, 2.0)
 SAMPLES = [SampleLoad(prompt, index, 100, 100 + 15 * prompt) for prompt in range(40) for index in range(4)]
@@ -90,6 +91,26 @@ def test_possible_runaways_are_foreseen_in_the_time():
     calm = plan(0.0)
     wary = plan(0.0, tail_tokens=2000.0, runaways=dict.fromkeys(range(40), 0.02))
     assert calm.expected_seconds < 0.010 * 2000 < wary.expected_seconds
+
+
+def test_gpus_are_held_where_starts_cost_more() -> None:
+    """With starts that take longer than the work, nothing is let go; with free ones, everything is."""
+    dear = InstanceProfile(PROFILE.latency, 1, 10**6, 30.0, 2.0)
+    free = InstanceProfile(PROFILE.latency, 1, 10**6, 0.0, 0.0)
+
+    def step(profile, start, *, may_hold=True):
+        training = Training(CLUSTER, 4e-4, start, 0.5)
+        limits = Limits(1, CLUSTER, PROFILE.kv_tokens, 256)
+        ready = profile.weight_load_seconds
+        return plan_step(
+            SAMPLES, profile, limits, training, cost_weight=0.5, ready_seconds=ready, may_hold=may_hold
+        )  # fmt: skip
+
+    held = step(dear, 30.0)
+    assert held.holds
+    assert held.expected_gpu_seconds == pytest.approx(len(held.generation.shares) * held.expected_seconds)
+    assert not step(free, 0.0).holds
+    assert not step(dear, 30.0, may_hold=False).holds
 
 
 def test_a_weight_out_of_range_is_named():

@@ -324,3 +324,32 @@ def test_the_first_scenario_is_the_papers_best_case():
 def test_what_cannot_be_simulated_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_a_policy_is_told_replaces_that_part_of_what_it_learns() -> None:
+    """The parts by which the oracle differs are told one at a time, so that each can be measured."""
+    scenario = dataclasses.replace(SMALL, max_batch=8, lengths=dataclasses.replace(SMALL.lengths, runaways=0.1))
+    trace, ours = scenario.draw_trace(0), POLICIES["rlhfless"]
+
+    def steps(*told):
+        return run_policy(scenario, dataclasses.replace(ours, told=frozenset(told)), trace, 0)
+
+    def generated(told):
+        return [(step.instances, step.moves, step.generation_seconds) for step in steps(*told)]
+
+    assert POLICIES["oracle"].told == {"division", "migration", "arrivals"}
+    assert generated(["arrivals"]) == generated([]), "that is told to the learner alone"
+    assert [each[0] for each in generated(["migration"])] == [each[0] for each in generated([])]
+    assert generated(["division"]) != generated([])
+
+
+def test_what_is_held_is_started_once_and_paid_all_the_time() -> None:
+    scenario = dataclasses.replace(SMALL, startup_seconds=60.0, trainer_start_seconds=60.0)
+    first, *later = run_policy(scenario, POLICIES["rlhfless"], scenario.draw_trace(0), 0)
+    assert all(step.gpu_seconds == pytest.approx(step.instances * step.seconds) for step in later)
+    assert first.gpu_seconds == pytest.approx(first.instances * (first.seconds + 120.0))
+    assert first.seconds > 60 > max(step.seconds for step in later)
+    moving = run_policy(
+        scenario, dataclasses.replace(POLICIES["rlhfless"], may_hold=False), scenario.draw_trace(0), 0
+    )  # fmt: skip
+    assert sum(step.gpu_seconds for step in moving[1:]) > sum(step.gpu_seconds for step in later)

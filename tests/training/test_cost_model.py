@@ -189,3 +189,16 @@ def test_the_least_that_a_job_asks_for_is_not_taken_from_it(tiny_job: MakeJob) -
     spec = load_job(tiny_job(generation={"instances": {"min": 3, "max": 8}}, planning={"policy": "cost"})).spec
     cost_model = CostModel(spec, actor_range(spec), lambda: Contention(1.0, 1))
     assert len(cost_model.plan(list(range(12)), 4, PROMPT_TOKENS, known=True).shares) == 3
+
+
+def test_new_weights_are_loaded_before_anything_is_generated_and_are_paid(tiny_job: MakeJob) -> None:
+    def planned(loading: float) -> tuple[float, float, float]:
+        cost_model = cost_model_of(tiny_job(planning={"policy": "cost", "lambda": 1.0}))
+        outcome = GenerationOutcome([], weights_seconds=loading)
+        cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+        plan = cost_model.plan([0, 1, 2, 3], 4, PROMPT_TOKENS, known=True)
+        made = plan.plan
+        return plan.expected_step_seconds, plan.expected_generation_seconds, made.expected_instance_seconds
+
+    without, loaded = planned(0.0), planned(7.0)
+    assert [after - before for before, after in zip(without, loaded, strict=True)] == pytest.approx([7.0] * 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.planner.history import History
@@ -46,6 +47,28 @@ def test_each_policy_is_its_rule_with_the_numbers_of_the_document(
     found = migration_of(tiny_job(planning={"migration": settings}))._rule
     assert isinstance(found, rule)
     assert {name: getattr(found, name) for name in numbers} == numbers
+
+
+@pytest.mark.parametrize(
+    ("engine", "room", "again"),
+    [
+        ("transformers", None, True),
+        ("auto", None, True),
+        ("vllm", None, False),
+        ("auto", EngineRoom(sequences=8, kv_tokens=10**6, keeps_contexts=True), False),
+        ("vllm", EngineRoom(sequences=8, kv_tokens=10**6), True),
+    ],
+)
+def test_a_receiver_computes_again_what_its_engine_does_not_keep(
+    tiny_job: Callable[..., Path], engine: str, room: EngineRoom | None, again: bool
+) -> None:
+    """What an instance has said goes before what the job's document lets expect."""
+    spec = load_job(tiny_job(generation={"engine": engine})).spec
+    predictor = LengthPredictor(default_tokens=10, longest=24)
+    plan = plan_generation(spec, actor_range(spec), [0, 1], 4, [5] * 12, predictor, LATENCY, History())
+    rule = open_migration(spec, plan, LATENCY, pause_seconds=0.1, room=room)._rule
+    assert isinstance(rule, Saving)
+    assert rule.restarts_receiver is again
 
 
 def test_a_step_is_worth_more_the_less_cost_weighs(tiny_job: Callable[..., Path]) -> None:

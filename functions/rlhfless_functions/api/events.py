@@ -44,6 +44,8 @@ class EngineRoom(Message):
     """Sequences in a decode step."""
     kv_tokens: int = Field(ge=1)
     """Tokens in the KV cache."""
+    keeps_contexts: bool = False
+    """Whether it finds the keys and values of sequences that it was cut in when the next request goes on with them."""
 
 
 class Progress(Message):

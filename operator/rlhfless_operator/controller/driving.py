@@ -18,6 +18,7 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateChange, StateListener
+from rlhfless_operator.platforms.room import DEFAULT_POOL
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -90,6 +91,7 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
+    pool = context.settings.pools.get(job.spec.pool or DEFAULT_POOL)
     with context.members.joined(job, resource.namespace) as member:
         try:
             await drive(
@@ -99,6 +101,7 @@ async def run_driver(
                 takes_turns=takes_turns(job, context.settings),
                 draining_seconds=context.settings.draining_seconds,
                 contention=lambda: context.members.contention(member),
+                gpu=pool.accelerator if pool is not None else None,
                 budget=budget,
                 on_finished=on_finished,
             )

@@ -23,7 +23,7 @@ from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.platforms.local_gpus import visible_gpus
+from rlhfless_operator.platforms.local_gpus import gpu_products, visible_gpus
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -93,6 +93,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     folder = JobFolder(root)
     gpus = visible_gpus() if emulation is None else ()
     assignment = assign_gpus(job, RequestBuilder(job, folder, ""), gpus)
+    products = await asyncio.to_thread(gpu_products, assignment.gpus) if assignment.gpus else ()
     status = read_status(folder)
     _refuse_finished(job, folder, status)
     shown = status.step if status is not None and status.step else -1
@@ -132,6 +133,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
                     actors=assignment.actors,
                     on_open=opened,
                     takes_turns=assignment.takes_turns,
+                    gpu=products[0] if len(products) == 1 else None,
                 )
             except BudgetExhaustedError:
                 view.say(f"  report  {await asyncio.to_thread(write_report, root)}")

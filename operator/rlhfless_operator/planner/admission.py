@@ -10,7 +10,8 @@ from rlhfless_operator.planner.latency import LinearLatency
 
 Floats = NDArray[np.float64]
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
+"""By which a full instance may seem to be more than full."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ def admit(length: Floats, filled: Floats) -> Admission:
         filled: [responses] part of the instance that each fills while it runs.
     """
     count = len(length)
-    if float(filled.sum()) <= 1 + _ROUNDING:
+    if float(filled.sum()) <= 1 + ROUNDING:
         return Admission(np.zeros(count), length)
     lengths = length.tolist()
     if float(filled.min()) == float(filled.max()):
-        batch = max(1, int(1 / float(filled[0]) + _ROUNDING))
+        batch = max(1, int(1 / float(filled[0]) + ROUNDING))
         begin = _by_number(lengths, batch)
     else:
         begin = _by_room(lengths, filled.tolist())
@@ -59,7 +60,7 @@ def _by_number(lengths: list[float], batch: int) -> list[float]:
 def _by_room(lengths: list[float], filled: list[float]) -> list[float]:
     running: list[tuple[float, float]] = []
     begin: list[float] = []
-    now, room = 0.0, 1.0 + _ROUNDING
+    now, room = 0.0, 1.0 + ROUNDING
     for length, part in zip(lengths, filled, strict=True):
         while running and room < part:
             now, freed = heapq.heappop(running)

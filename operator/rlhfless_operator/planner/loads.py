@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.admission import admit, seconds_at_ends
+from rlhfless_operator.planner.admission import ROUNDING, admit, seconds_at_ends
 from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.partition import Chain, Floats
 
@@ -43,6 +43,20 @@ class Cuttable:
         return np.split(self.order, self.first[np.asarray(starts[1:], dtype=np.intp)])
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A division on its instances."""
+
+    ends: Floats
+    """[samples] When each ends."""
+    waiting: Floats
+    """[samples] About how long each waits for room after its instance has begun."""
+    last: Floats
+    """[shares] When each is done."""
+    tail_end: Floats
+    """[shares] When each is done if the last that it admits is a runaway."""
+
+
 class Loads:
     """Samples as columns.
 
@@ -74,6 +88,8 @@ class Loads:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
         self.filled: Floats = filled
         self.occupancy: Floats = self.length * filled
+        self._by_length = np.empty(count, dtype=np.intp)
+        self._by_length[np.argsort(self.length, kind="stable")] = np.arange(count)
 
         grouped = bool((np.diff(self.prompt) >= 0).all())
         by_prompt = np.arange(len(samples)) if grouped else np.argsort(self.prompt, kind="stable")
@@ -113,40 +129,61 @@ class Loads:
 
         Exact for a batch. Where the KV cache has too little room, a sample is taken to fill what it will come to.
         """
-        return self.ends_and_tail(chosen, start_seconds, 0.0)[0]
+        return self.decoded((chosen,), start_seconds, 0.0).ends[chosen]
 
-    def ends_and_tail(self, chosen: Indices, start_seconds: float, tail_tokens: float) -> tuple[Floats, float]:
-        """`ends`, and when the share would be done if the last to be admitted had `tail_tokens` at least."""
-        latency = self.latency
-        length, context = self.length[chosen], self.context[chosen]
-        admission = admit(length, self.filled[chosen])
-        if admission.begin[-1] > 0:
-            ends = start_seconds + seconds_at_ends(admission, context, self._prefill(chosen), latency)
-        else:
-            ends = self._ends_at_once(chosen, start_seconds)
-        late = max(0.0, float(admission.begin[-1]) + tail_tokens - float(admission.end.max()))
-        return ends, float(ends.max()) + late * latency.step_seconds
+    def decoded(self, division: Sequence[Indices], start_seconds: float, tail_tokens: float) -> Decoded:
+        """When the samples of a division end, and its shares if what they admit last had `tail_tokens` at least."""
+        order = np.concatenate(division)
+        sizes = np.array([len(chosen) for chosen in division])
+        first = np.cumsum(sizes) - sizes
+        share = np.repeat(np.arange(len(division)), sizes)
+        steps = np.maximum.reduceat(self.length[order], first)
+        late = np.maximum(0.0, tail_tokens - steps)
+        at_once = np.add.reduceat(self.filled[order], first) <= 1 + ROUNDING
+        ends, waiting = np.zeros(len(self.length)), np.zeros(len(self.length))
+        begun = at_once[share]
+        if begun.any():
+            chosen = order[begun]
+            ends[chosen] = self._ends_at_once(chosen, share[begun], len(division), start_seconds)
+        for number in np.flatnonzero(~at_once).tolist():
+            chosen = division[number]
+            admission = admit(self.length[chosen], self.filled[chosen])
+            seconds = seconds_at_ends(admission, self.context[chosen], self._prefill(chosen), self.latency)
+            ends[chosen] = start_seconds + seconds
+            made = float(admission.end.max())
+            late[number] = max(0.0, float(admission.begin[-1]) + tail_tokens - made)
+            waiting[chosen] = admission.begin * float(seconds.max()) / max(made, 1.0)
+        last = np.maximum.reduceat(ends[order], first)
+        return Decoded(ends, waiting, last, last + late * self.latency.step_seconds)
 
-    def _ends_at_once(self, chosen: Indices, start_seconds: float) -> Floats:
-        """[chosen] when each sample of a share ends, all of them running from the start on.
+    def _ends_at_once(self, chosen: Indices, share: Indices, shares: int, start_seconds: float) -> Floats:
+        """[chosen] when each sample ends, where all samples of its share run from the start on.
 
         A response of l steps ends when all have made l steps: after step · l, the whole work of those that are shorter
         and the work of the first l steps of the others.
         """
         latency = self.latency
-        length, context = self.length[chosen], self.context[chosen]
-        rank = np.argsort(length, kind="stable")
-        sorted_length, sorted_context = length[rank], context[rank]
-        shorter = np.concatenate(([0.0], np.cumsum(self.work[chosen][rank])[:-1]))
-        others = np.arange(len(chosen), 0, -1)
-        contexts = np.cumsum(sorted_context[::-1])[::-1]
+        rank = np.argsort(share * len(self.length) + self._by_length[chosen])
+        owner, ordered = share[rank], chosen[rank]
+        length, context, work = self.length[ordered], self.context[ordered], self.work[ordered]
+        count = np.bincount(owner, minlength=shares)
+        last = np.cumsum(count)
+        all_work, all_contexts = np.cumsum(work), np.cumsum(context)
+        # What the shares before have in all is no part of a share's own sums.
+        before_work = np.concatenate(([0.0], all_work))[last - count]
+        to_contexts = np.concatenate(([0.0], all_contexts))[last]
+        shorter = all_work - work - before_work[owner]
+        contexts = to_contexts[owner] - all_contexts + context
+        others = last[owner] - np.arange(len(ordered))
         partial = (
-            others * (latency.sequence_seconds * sorted_length + latency.context_seconds * sorted_length**2 / 2)
-            + latency.context_seconds * sorted_length * contexts
+            others * (latency.sequence_seconds * length + latency.context_seconds * length**2 / 2)
+            + latency.context_seconds * length * contexts
         )
-        before = start_seconds + float(self._prefill(chosen).sum())
+        pairs = np.unique(owner * self.groups + self.group[ordered])
+        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares)
+        prefill = np.bincount(owner, self._own[ordered], shares) + prompts * latency.prefill_token_seconds
         ends = np.empty(len(chosen))
-        ends[rank] = before + latency.step_seconds * sorted_length + shorter + partial
+        ends[rank] = start_seconds + prefill[owner] + latency.step_seconds * length + shorter + partial
         return ends
 
     def _prefill(self, chosen: Indices) -> Floats:
@@ -156,6 +193,15 @@ class Loads:
         _, first = np.unique(group, return_index=True)
         prefill[first] += self._shared[group[first]] * self.latency.prefill_token_seconds
         return prefill
+
+    def latest(self, seconds: Floats) -> Floats:
+        """[groups] the latest of each group's samples.
+
+        Args:
+            seconds: [samples] moments.
+        """
+        found: Floats = np.maximum.reduceat(seconds[self._by_prompt], self._group_start)
+        return found
 
     def whole_groups(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
         """The chain whose items are groups, so that no cut divides one."""

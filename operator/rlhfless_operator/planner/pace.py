@@ -1,9 +1,11 @@
 """When a learner that takes groups as they come begins, and when it lets its GPUs go while it waits for more.
 
 It begins on the backlog that is there, and a forecast alone never keeps it: what is late is expected to take as long
-again as it is late. A pure function of what is there and what is expected.
+again as it is late, or to the end of the step's longest response, as one that does not end by itself does. A pure
+function of what is there and what is expected.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,8 @@ class LearnerPace:
     switch_seconds: float
     """How long a wait has to be for letting go to be worth it: an end and a start, the steps that are taken again,
     and what it is worth that the step may end later by a start."""
+    last_seconds: float = math.inf
+    """When the last group of all was expected; infinity where nothing is known of that."""
 
     def begins(self, now: float, backlog: float, expected: Floats, work: Floats) -> float:
         """When to ask for the learner, as things are now; `now` if at once.
@@ -44,7 +48,7 @@ class LearnerPace:
         """
         if not expected.size or backlog >= _WORTH * self.start_seconds > 0:
             return now
-        moments = still_expected(now, expected)
+        moments = still_expected(now, expected, self.last_seconds)
         order = np.argsort(moments, kind="stable")
         left = np.cumsum(work[order][::-1])[::-1]
         total = backlog + float(left[0])
@@ -59,12 +63,23 @@ class LearnerPace:
             expected: [groups] when those that are to come were expected.
             again: seconds of work that is lost with it; none where its gradients stay in the host's memory.
         """
-        return bool(expected.size) and float(still_expected(now, expected).min()) - now > self.switch_seconds + again
+        if not expected.size:
+            return False
+        soonest = float(still_expected(now, expected, self.last_seconds).min())
+        return soonest - now > self.switch_seconds + again
 
 
-def still_expected(now: float, expected: Floats) -> Floats:
-    """[groups] When to expect what has not come by now: what is late, after as long again as it is late."""
-    return np.where(expected > now, expected, 2 * now - expected)
+def still_expected(now: float, expected: Floats, last: float = math.inf) -> Floats:
+    """[groups] When to expect what has not come by now.
+
+    What is late is expected after as long again as it is late, but not after the last of all: most likely it has a
+    response that does not end by itself, and the forecast of the last of all rests on those.
+
+    Args:
+        last: when the last group of all was expected.
+    """
+    late = np.minimum(2 * now - expected, max(last, 2 * now - last))
+    return np.where(expected > now, expected, late)
 
 
 def run_paced(

@@ -11,45 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import Loads, SampleLoad
-from rlhfless_operator.planner.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
+from rlhfless_operator.planner.overlap import Floats, TrainerPlan, queue
 from rlhfless_operator.planner.planning import Division, InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.planner.step_forecast import StepForecast, Tail, Training
 
 _STRETCHES = (1.05, 1.25)
 _RIVAL_COUNTS = 4
 """Numbers of instances for which equal shares are forecast."""
 _ROUNDS = 4
-_MOST_ARRIVALS = 64
-"""Groups that a trainer is chosen for one by one."""
 _NEIGHBOUR = 1.1
 """Ratio of the first deadlines that are tried beside the best one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What preparation and learning take, for a forecast."""
-
-    gpus: int
-    """GPUs of the cluster: those that no instance holds may train."""
-    token_gpu_seconds: float
-    """GPU-seconds of preparation and learning for each token of a sample, its prompt included."""
-    start_seconds: float
-    """From asking for a GPU to its working."""
-    update_seconds: float
-    """The optimizer's step and the publication of the weights."""
-    preparation_price: float = 1.0
-    """What a GPU-second of preparation costs, in GPU-seconds of generation."""
-    learning_price: float = 1.0
-    """What a GPU-second of learning costs, in GPU-seconds of generation."""
-    own_gpus: int = 0
-    """GPUs that do nothing else, all the step long; where there are some, instances leave none to training."""
-    afterwards_seconds: float = 0.0
-    """What those do once all groups are done, where it can't begin under the tail."""
-    accumulation_token_seconds: float = 0.0
-    """What they do besides for each token of a sample, on a GPU of its own, as soon as its group is prepared."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +41,9 @@ class StepPlan:
     expected_groups: Mapping[int, float]
     """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
     has GPUs of its own, when it is prepared."""
+    holds: bool = False
+    """Whether instances and the learner stay on the GPUs of this division all the time, as static actors do: nothing is
+    started, moved or let go."""
 
 
 def plan_step(
@@ -79,6 +56,7 @@ def plan_step(
     ready_seconds: float,
     tail_tokens: float = 0.0,
     runaways: Mapping[int, float] | None = None,
+    may_hold: bool = False,
     points: int = 8,
 ) -> StepPlan:
     """The plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the whole step.
@@ -87,6 +65,7 @@ def plan_step(
         ready_seconds: into the step, when instances can work; their start-up and loading are charged in any case.
         tail_tokens: length of a runaway, where there may be some; else 0.
         runaways: by prompt, the share of its responses that are runaways.
+        may_hold: whether a GPU can keep an instance and the learner at a time, so that neither has to be started.
         points: deadlines of each kind that are compared before the search goes on around the best.
     """
     if not 0 <= cost_weight <= 1:
@@ -95,10 +74,9 @@ def plan_step(
         )
     charged = profile.startup_seconds + profile.weight_load_seconds
     loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
-    sizes = np.bincount(loads.group, minlength=loads.groups)
     tokens: Floats = np.bincount(loads.group, loads.context + loads.length, loads.groups).astype(np.float64)
     work: Floats = training.token_gpu_seconds * tokens
-    delayed = _delayed(loads, sizes, runaways or {}) if tail_tokens else np.zeros(loads.groups, dtype=bool)
+    tail = Tail.of(loads, tail_tokens, runaways or {})
     planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
     # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
     with suppress(InfeasibleError):
@@ -107,7 +85,7 @@ def plan_step(
         )
     if tail_tokens:
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
-    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail_tokens, delayed, cost_weight)
+    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, may_hold)
     for planner in planners:
         search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(points // 2)])
     planner = planners[0]
@@ -143,6 +121,7 @@ class _Outcome:
     trainer: TrainerPlan
     seconds: float
     gpu_seconds: float
+    holds: bool = False
 
 
 class _Search:
@@ -156,13 +135,14 @@ class _Search:
         work: Floats,
         tokens: Floats,
         ready_seconds: float,
-        tail_tokens: float,
-        delayed: NDArray[np.bool_],
+        tail: Tail,
         cost_weight: float,
+        may_hold: bool,
     ) -> None:
+        self._may_hold = may_hold
         self._loads, self._profile, self._training = loads, profile, training
         self._work, self._tokens = work, tokens
-        self._ready, self._tail, self._delayed = ready_seconds, tail_tokens, delayed
+        self._ready, self._tail = ready_seconds, tail
         self._cost_weight = cost_weight
         weight = max(cost_weight, 1e-3)
         self._odds = (1 - weight) / weight
@@ -201,7 +181,7 @@ class _Search:
         plan = found.choice.planner.plan_of(found.division)
         _, first = np.unique(self._loads.group, return_index=True)
         expected = dict(zip(self._loads.prompt[first].tolist(), found.ready.tolist(), strict=True))
-        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price, expected)
+        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price, expected, found.holds)
 
     def _best(self) -> _Outcome:
         fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
@@ -222,7 +202,7 @@ class _Search:
             key = tuple(share.tobytes() for share in division.shares)
             if key not in self._tried:
                 self._tried.add(key)
-                forecast = _Forecast(division, self._loads, self._profile, self._ready, self._tail, self._delayed)
+                forecast = StepForecast(division, self._loads, self._profile, self._ready, self._tail)
                 fresh.append((choice, division, forecast))
         if not fresh:
             return
@@ -231,100 +211,12 @@ class _Search:
             guess = min(each.gpu_seconds for *_, each in fresh) + float(self._work.sum())
             self._price = self._odds * guess / min(each.end for *_, each in fresh)
         for choice, division, forecast in fresh:
+            forecast.take(self._price)
             found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
             own, ready = self._training.own_gpus, forecast.completions
             if own:
                 ready = queue(ready, self._work / own)
             self._outcomes.append(_Outcome(choice, division, ready, *found))
-
-
-class _Forecast:
-    """When the groups of a division complete and its instances are free."""
-
-    def __init__(
-        self,
-        division: Division,
-        loads: Loads,
-        profile: InstanceProfile,
-        ready: float,
-        tail_tokens: float,
-        delayed: NDArray[np.bool_],
-    ) -> None:
-        self._profile = profile
-        completions = np.zeros(loads.groups)
-        self._ends = []
-        tail = 0.0
-        for chosen in division.shares:
-            # Where not all run from the start, a runaway may be the last to be admitted.
-            ends, late = loads.ends_and_tail(chosen, ready, tail_tokens)
-            np.maximum.at(completions, loads.group[chosen], ends)
-            self._ends.append(float(ends.max()))
-            tail = max(tail, late)
-        self.end = max(self._ends)
-        if delayed.any():
-            # Migration gathers the runaways on the last instance, which stays for them.
-            self._ends[int(np.argmax(self._ends))] = self.end = max(self.end, tail)
-            completions[delayed] = self.end
-        self.completions: Floats = completions
-        charged = profile.startup_seconds + profile.weight_load_seconds - ready
-        self.gpu_seconds = profile.gpus * math.fsum(end + charged for end in self._ends)
-
-    def trained(
-        self, work: Floats, tokens: Floats, training: Training, price: float, instances: int
-    ) -> tuple[TrainerPlan, float, float]:
-        """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
-        gpus = self._profile.gpus
-        if training.own_gpus:
-            return self._trained_apart(work, tokens, training)
-        free = free_gpus(self._ends, training.gpus, gpus)
-        trainer = plan_trainer(
-            *_gathered(self.completions, work),
-            free,
-            start_seconds=training.start_seconds,
-            update_seconds=training.update_seconds,
-            time_price=price,
-            reserved=instances * gpus,
-            reserve_seconds=self._profile.startup_seconds,
-        )
-        run = run_trainer(
-            self.completions,
-            work,
-            free,
-            trainer,
-            start_seconds=training.start_seconds,
-            update_seconds=training.update_seconds,
-        )
-        late = self._profile.startup_seconds if run.gpus > training.gpus - instances * gpus else 0.0
-        return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
-
-    def _trained_apart(self, work: Floats, tokens: Floats, training: Training) -> tuple[TrainerPlan, float, float]:
-        """Preparation is a queue under generation; so is accumulation, as far as there is any, under both."""
-        prepared = queue(self.completions, work / training.own_gpus)
-        accumulated = training.accumulation_token_seconds * tokens
-        end = float(queue(prepared, accumulated).max())
-        # Whoever begins so late that nothing is ever waited for is done as early as whoever begins at once.
-        begin = max(0.0, end - float(accumulated.sum()))
-        seconds = end + training.update_seconds + training.afterwards_seconds
-        afterwards = training.update_seconds + training.afterwards_seconds
-        paid = end * training.preparation_price + afterwards * training.learning_price
-        return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * paid
-
-
-def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:
-    """Groups that arrive one after another, taken as one: enough to choose a trainer by."""
-    if len(arrivals) <= _MOST_ARRIVALS:
-        return arrivals, work
-    order = np.argsort(arrivals, kind="stable")
-    first = np.arange(_MOST_ARRIVALS) * len(arrivals) // _MOST_ARRIVALS
-    return np.maximum.reduceat(arrivals[order], first), np.add.reduceat(work[order], first)
-
-
-def _delayed(loads: Loads, sizes: NDArray[np.intp], runaways: Mapping[int, float]) -> NDArray[np.bool_]:
-    """[groups] which to expect at the end only: as many as have a runaway on average, the likeliest ones."""
-    _, first = np.unique(loads.group, return_index=True)
-    share = np.array([runaways.get(int(prompt), 0.0) for prompt in loads.prompt[first]])
-    likely = 1 - (1 - share) ** sizes
-    count = math.ceil(float(likely.sum()) - 1e-9)
-    delayed = np.zeros(loads.groups, dtype=bool)
-    delayed[np.argsort(-likely, kind="stable")[:count]] = True
-    return delayed
+            if self._may_hold:
+                held = forecast.held(self._work, self._training)
+                self._outcomes.append(_Outcome(choice, division, ready, found[0], *held, holds=True))

@@ -8,7 +8,7 @@ each cut, since an instance takes one request at a time; its engine's prefix cac
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.migration import Rule
@@ -16,6 +16,10 @@ from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, R
 from rlhfless_operator.simulator.scenarios import Scenario
 
 PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
+
+Told = Literal["division", "migration", "arrivals"]
+"""What a policy may be told beforehand: the lengths that it divides by, those that its rule for moves goes by, and when
+groups are complete."""
 
 RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
 """(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
@@ -29,12 +33,22 @@ class PolicySettings:
     stands_for: str
     planning: Literal["even", "ranked", "optimal"]
     """Even split of unsorted prompts; equal numbers of ranked prompts on the best number of actors; our planner."""
-    lengths: Literal["ignored", "learnt", "known"]
+    lengths: Literal["ignored", "learnt"]
+    told: frozenset[Told] = frozenset()
+    """What it knows beforehand, instead of what it has learnt."""
     rule: RuleMaker | None = None
     holds_everything: bool = False
     """All GPUs are held for the whole step."""
+    generating_share: float = 1.0
+    """Part of the instances that generate, where everything is held; the GPUs of the others only prepare and learn."""
     starts: bool = True
     """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
+    knows_batch: bool = True
+    """Its forecast has responses wait for room in a batch and in the KV cache."""
+    paces: bool = True
+    """Its learner decides on what has come when it begins and lets go, not on the forecast alone."""
+    may_hold: bool = False
+    """It may hold GPUs with both models on them for whole steps, where starts cost more."""
     restarts_receiver: bool = False
     """A receiver's contexts are computed again, as with an engine that keeps nothing between requests."""
     pause_seconds: float = 0.0
@@ -131,9 +145,11 @@ POLICIES = {
             "oracle",
             "ours with every length known beforehand",
             planning="optimal",
-            lengths="known",
+            lengths="learnt",
+            told=frozenset(get_args(Told)),
             rule=_saving,
             pause_seconds=PAUSE_SECONDS,
+            may_hold=True,
             overlaps_preparation=True,
             overlaps_learning=True,
         ),
@@ -144,6 +160,7 @@ POLICIES = {
             lengths="learnt",
             rule=_saving,
             pause_seconds=PAUSE_SECONDS,
+            may_hold=True,
             overlaps_preparation=True,
             overlaps_learning=True,
         ),

@@ -14,7 +14,8 @@ from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.planner.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.planner.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.planning import Limits
-from rlhfless_operator.planner.step_planning import Training, plan_step
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
@@ -64,6 +65,10 @@ class Run:
         self._price = 0.0
         """GPU-seconds that a second of the step is worth."""
         self._trainer_gpus = scenario.gpus
+        self._held_gpus = scenario.gpus if settings.holds_everything else 0
+        """GPUs that keep both models from the step before."""
+        self._holds = settings.holds_everything
+        """Whether this step's do."""
 
     def step(self, groups: TraceStep) -> StepResult:
         """One step over these groups."""
@@ -77,17 +82,20 @@ class Run:
             for index, length in enumerate(lengths[prompt])
         ]
         division, price = self._divide(responses, estimates)
-        generation = self._generate(responses, division, estimates, price)
+        gpus = scenario.gpus if settings.holds_everything else len(division) * scenario.gpus_per_instance
+        begun = self._begin_holding(gpus)
+        generation = self._generate(responses, division, estimates, price, held=self._holds and begun == 0)
         completions, work, preparation = self._groups(prompts, lengths, generation)
         trainer = self._train(prompts, generation, completions, work, preparation)
         end = trainer.end
         self._trainer_gpus = trainer.gpus
         held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
-        total = scenario.gpus * end if settings.holds_everything else held + trainer.gpu_seconds
+        total = gpus * end + begun if self._holds else held + trainer.gpu_seconds
         bound = self._bound(responses, generation.seconds)
         prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
-        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=settings.starts)
+        starts = settings.starts and not self._holds
+        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
         return StepResult(
@@ -95,7 +103,7 @@ class Run:
             seconds=end,
             generation_seconds=generation.seconds,
             gpu_seconds=total,
-            generation_gpu_seconds=scenario.gpus * generation.seconds if settings.holds_everything else held,
+            generation_gpu_seconds=gpus * generation.seconds if self._holds else held,
             busy_gpu_seconds=busy,
             bound_gpu_seconds=least,
             generation_bound_gpu_seconds=bound,
@@ -121,7 +129,8 @@ class Run:
         ]
         limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
         if settings.planning == "optimal":
-            surprise = settings.lengths == "learnt" and sum(estimates[each.prompt].runaways for each in responses) > 0
+            runaways = {prompt: estimate.runaways for prompt, estimate in estimates.items()}
+            surprise = "division" not in settings.told and any(runaways.values())
             training = Training(
                 scenario.gpus,
                 scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
@@ -131,12 +140,13 @@ class Run:
             step = plan_step(
                 loads,
                 profile,
-                limits,
+                limits if settings.knows_batch else Limits(1, scenario.instances),
                 training,
                 cost_weight=weight,
                 ready_seconds=profile.weight_load_seconds,
                 tail_tokens=scenario.lengths.longest if surprise else 0.0,
-                runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
+                runaways=runaways,
+                may_hold=settings.may_hold,
             )
             place = {each.key: number for number, each in enumerate(responses)}
             division = [
@@ -144,11 +154,12 @@ class Run:
                 for share in step.generation.shares
             ]
             self._trainer, self._foreseen = step.trainer, step.expected_groups
-            self._price = step.time_price
+            self._price, self._holds = step.time_price, step.holds
             return division, step.time_price / scenario.gpus_per_instance
         columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         if settings.planning == "even":
-            return _equal(np.arange(columns.groups), columns, scenario.instances), 0.0
+            generating = max(1, round(settings.generating_share * scenario.instances))
+            return _equal(np.arange(columns.groups), columns, generating), 0.0
         means = np.zeros(columns.groups)
         means[columns.group] = columns.length
         ranked = np.argsort(-means, kind="stable")
@@ -164,7 +175,7 @@ class Run:
     def _expected(self, responses: list[Response], estimates: dict[int, LengthEstimate]) -> list[float]:
         """Expected tokens of each response."""
         longest, per_group = self._scenario.lengths.longest, self._trace.samples
-        if self._settings.lengths == "known":
+        if "division" in self._settings.told:
             return [float(each.length) for each in responses]
         if self._settings.planning != "optimal":
             return [estimates[each.prompt].mean for each in responses]
@@ -181,12 +192,20 @@ class Run:
         division: Sequence[Indices],
         estimates: dict[int, LengthEstimate],
         price: float,
+        *,
+        held: bool,
     ) -> GenerationRun:
+        """Generation.
+
+        Args:
+            price: instance-seconds that a second of the step is worth.
+            held: whether the instances have been kept from the step before.
+        """
         scenario, settings = self._scenario, self._settings
         profile = replace(self._profile, weight_load_seconds=scenario.loading_seconds(len(division)))
         longest = scenario.lengths.longest
 
-        truth = {each.key: each.length for each in responses} if settings.lengths == "known" else None
+        truth = {each.key: each.length for each in responses} if "migration" in settings.told else None
 
         def outlook(key: Key, tokens: int) -> tuple[float, float]:
             if truth:
@@ -199,9 +218,9 @@ class Run:
 
         # A start-up is hidden under the learner where there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
-        hidden = settings.holds_everything or (settings.warms and room)
+        hidden = held or (settings.warms and room)
         handling = Handling(
-            rule=settings.rule(scenario, profile, len(responses), price) if settings.rule else None,
+            rule=settings.rule(scenario, profile, len(responses), price) if settings.rule and not self._holds else None,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
             restarts_receiver=settings.restarts_receiver,
             pause_seconds=settings.pause_seconds,
@@ -218,10 +237,16 @@ class Run:
             random=self._random,
             # What is held all the time is neither started nor reclaimed.
             conditions=replace(scenario.conditions, cold_share=0.0, spot_share=0.0)
-            if settings.holds_everything
+            if self._holds
             else scenario.conditions,
             kv_gigabytes_per_token=scenario.model.kv_bytes / 1e9,
         )
+
+    def _begin_holding(self, gpus: int) -> float:
+        """GPU-seconds that it takes to start both models on those of the GPUs of a step that hold nothing yet."""
+        before, self._held_gpus = self._held_gpus, gpus if self._holds else 0
+        starts = self._scenario.startup_seconds + self._scenario.trainer_start_seconds
+        return max(0, self._held_gpus - before) * starts
 
     def _groups(
         self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
@@ -256,10 +281,19 @@ class Run:
         update = scenario.update_seconds
         free = self._free(generation)
         every, after = scenario.gpus, generation.seconds
+        if self._holds and not settings.holds_everything:
+            own = free_gpus([each.end for each in generation.held], self._held_gpus, scenario.gpus_per_instance)
+            arrivals = completions if settings.overlaps_learning else np.full(len(work), after)
+            everything = TrainerPlan(self._held_gpus, 0.0)
+            return run_trainer(arrivals, work, own, everything, start_seconds=0.0, update_seconds=update)
         if settings.overlaps_learning and self._trainer is not None:
-            expected = np.array([self._foreseen[prompt] for prompt in prompts])
+            foreseen = np.array([self._foreseen[prompt] for prompt in prompts])
+            expected = completions if "arrivals" in settings.told else foreseen
             # Where the last group is waited for, letting go delays the end by a start.
-            pace = LearnerPace(start, start * (1 + self._price / self._trainer.gpus))
+            if not settings.paces:
+                return run_trainer(completions, work, free, self._trainer, start_seconds=start, update_seconds=update)
+            switch = start * (1 + self._price / self._trainer.gpus)
+            pace = LearnerPace(start, switch, float(expected.max()))
             return run_paced(completions, expected, work, free, self._trainer.gpus, pace, update_seconds=update)
         afterwards = TrainerPlan(every, after - start)
         if settings.overlaps_preparation:
@@ -283,12 +317,14 @@ class Run:
         return spot * self._scenario.gpus_per_instance * (1 - self._scenario.conditions.spot_price)
 
     def _free(self, generation: GenerationRun) -> Floats:
-        scenario = self._scenario
+        scenario, settings = self._scenario, self._settings
+        if settings.holds_everything and settings.generating_share < 1:
+            return free_gpus([], scenario.gpus - len(generation.held) * scenario.gpus_per_instance, 1)
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
 
     def _bound(self, responses: list[Response], seconds: float) -> float:
         """GPU-seconds of generation that nobody can beat in `seconds`."""
-        profile = self._profile
+        profile = replace(self._profile, startup_seconds=0.0) if self._holds else self._profile
         prompts = {each.prompt: each.prompt_tokens for each in responses}
         bound = lower_bound(
             np.array([each.length for each in responses], dtype=np.float64),

@@ -29,6 +29,11 @@ class Arrivals:
         self._journal = journal
         self._began = time.monotonic()
 
+    @property
+    def last_seconds(self) -> float:
+        """When the last group of all is expected, seconds into the step."""
+        return max(self._ready.values())
+
     def suffice(self, pace: LearnerPace, done: int) -> bool:
         """Whether it is time for a learner that is done with so many pieces to begin."""
         pieces = list(self._journal.pieces)

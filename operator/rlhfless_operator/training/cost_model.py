@@ -20,7 +20,7 @@ from rlhfless_operator.planner.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
-from rlhfless_operator.training.planning import GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.planning import WEIGHTS, GenerationPlan, observe, plan_generation
 from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
 from rlhfless_operator.training.preparation import PreparationOutcome
 
@@ -40,17 +40,23 @@ class CostModel:
         spec: the job's.
         actors: how many generation instances a step may use.
         contention: asked, for each plan, for what other jobs leave of the GPUs.
+        latency: of the instances, as far as it is known before they have done anything.
     """
 
     def __init__(
-        self, spec: RLHFJobSpec, actors: ActorRange, contention: Callable[[], Contention] = lambda: ALONE
+        self,
+        spec: RLHFJobSpec,
+        actors: ActorRange,
+        contention: Callable[[], Contention] = lambda: ALONE,
+        *,
+        latency: LinearLatency | None = None,
     ) -> None:
         self._spec = spec
         self._actors = actors
         self._contention = contention
         longest = spec.sampling.max_response_tokens
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
-        self.calibration = Calibration(_UNKNOWN_DEVICE)
+        self.calibration = Calibration(latency or _UNKNOWN_DEVICE)
         self.history = History()
         self.room: EngineRoom | None = None
         """What the instances of the newest step have said to have room for."""
@@ -108,17 +114,18 @@ class CostModel:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
 
-    def learner_pace(self, steps: int, *, held: bool, time_price: float) -> LearnerPace:
+    def learner_pace(self, steps: int, *, held: bool, time_price: float, last_seconds: float) -> LearnerPace:
         """What decides when a learner that follows preparation begins, and when it lets go.
 
         Args:
             steps: how many a fresh learner takes again before it can work.
             held: whether an instance is there.
             time_price: instance-seconds of the learner that a second of the step is worth.
+            last_seconds: into the step, when the last group is expected.
         """
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
-        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS))
+        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
 
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
@@ -133,7 +140,7 @@ class CostModel:
             # A start-up may be hidden from the time, but is always charged.
             seconds + self.history.mean(startup("generation")),
             prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
-            start_seconds=self.history.mean(startup("generation")),
+            start_seconds=self.history.mean(startup("generation")) + self.history.mean(WEIGHTS),
             max_batch=self.room.sequences if self.room is not None else None,
         )
         return bound if math.isfinite(bound) else None
@@ -156,6 +163,8 @@ class CostModel:
     ) -> None:
         """Learn the speed of the instances, and what they have room for, from what a step's did."""
         self.room = generation.room or self.room
+        if generation.weights_seconds > 0:
+            self.history.add(WEIGHTS, generation.weights_seconds)
         observe(self.calibration, generation, prompt_tokens)
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)

@@ -69,6 +69,7 @@ async def drive(
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
     contention: Callable[[], Contention] = lambda: ALONE,
+    gpu: str | None = None,
     budget: Callable[[], BudgetSpec | None] | None = None,
     on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
@@ -81,6 +82,7 @@ async def drive(
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
         contention: asked, for each plan, for what other jobs leave of the GPUs.
+        gpu: what the GPUs of its instances are, where that is known: its first plans rest on their tables.
         on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
@@ -103,6 +105,7 @@ async def drive(
             takes_turns=takes_turns,
             draining_seconds=draining_seconds,
             contention=contention,
+            gpu=gpu,
         )
         journal.budget = budget or journal.budget
         on_open(run, journal)

@@ -81,7 +81,11 @@ class GenerationOutcome:
 
 def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
     """What instances of both kinds have room for."""
-    return EngineRoom(sequences=min(one.sequences, other.sequences), kv_tokens=min(one.kv_tokens, other.kv_tokens))
+    return EngineRoom(
+        sequences=min(one.sequences, other.sequences),
+        kv_tokens=min(one.kv_tokens, other.kv_tokens),
+        keeps_contexts=one.keeps_contexts and other.keeps_contexts,
+    )
 
 
 class Completion:

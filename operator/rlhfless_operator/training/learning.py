@@ -112,7 +112,9 @@ class Learning:
         done = 0
         while True:
             held = run.capacity.holds("learning")
-            pace = run.cost_model.learner_pace(self._steps_again, held=held, time_price=time_price)
+            pace = run.cost_model.learner_pace(
+                self._steps_again, held=held, time_price=time_price, last_seconds=arrivals.last_seconds
+            )
             while not arrivals.suffice(pace, done):
                 await asyncio.sleep(LOOK_SECONDS)
             attempt = asyncio.create_task(self._take_step(batch, following=folder))

@@ -9,6 +9,7 @@ from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.migration import Key, Migration, Rule
 from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.starting_point import keeps_contexts
 
 UNKNOWN_PAUSE_SECONDS = 0.5
 """What a move costs besides prefill while none has been seen: closing streams, the flush, a new request."""
@@ -56,8 +57,8 @@ def _rule(
             longest=spec.sampling.max_response_tokens,
             time_price=plan.time_price,
             pause_seconds=pause_seconds,
-            # An instance takes one request at a time, and its engine keeps nothing between two.
-            restarts_receiver=True,
+            # An instance takes one request at a time, and not every engine keeps something between two.
+            restarts_receiver=not (keeps_contexts(spec) if room is None else room.keeps_contexts),
             hysteresis=settings.hysteresis,
             period=settings.period,
         )

@@ -13,8 +13,12 @@ from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, Plan, plan
-from rlhfless_operator.planner.step_planning import Training, plan_step
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
+
+WEIGHTS = "weights"
+"""Under which name the history has how long engines take until they have a step's weights."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def plan_generation(
     if room is not None:
         kv_tokens, max_batch = min(room.kv_tokens, kv_tokens or room.kv_tokens), room.sequences
     limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
-    start_seconds = history.mean("startup/generation")
+    start_seconds, loading_seconds = history.mean("startup/generation"), history.mean(WEIGHTS)
     groups = None
     cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
@@ -134,7 +138,7 @@ def plan_generation(
         limits = replace(limits, max_instances=can_work.most)
         step = plan_step(
             loads,
-            InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, 0.0),
+            InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, loading_seconds),
             limits,
             Training(
                 gpus=1,
@@ -148,8 +152,8 @@ def plan_generation(
                 accumulation_token_seconds=accumulation,
             ),
             cost_weight=cost_weight,
-            # Instances are awaited where they are not warm yet, but most are.
-            ready_seconds=0.0,
+            # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
+            ready_seconds=loading_seconds,
             tail_tokens=longest if surprise else 0.0,
             runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
         )
@@ -161,7 +165,14 @@ def plan_generation(
             of_learner = price / max(_price_ratio(spec, "learning"), 1e-6)
             groups = GroupForecast(step.expected_groups, learning, of_learner)
     else:
-        made = plan(spec.planning.policy, loads, latency, limits, startup_seconds=start_seconds)
+        made = plan(
+            spec.planning.policy,
+            loads,
+            latency,
+            limits,
+            startup_seconds=start_seconds,
+            weight_load_seconds=loading_seconds,
+        )
         seconds = made.expected_seconds + history.mean("learning")
         weight = max(cost_weight, 1e-3)
         price = (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds

@@ -20,6 +20,7 @@ from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
 from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.starting_point import starting_latency
 from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.weights_traffic import WeightsTraffic
 
@@ -90,6 +91,7 @@ def open_run(
     takes_turns: bool = False,
     draining_seconds: float = 0.0,
     contention: Callable[[], Contention] = lambda: ALONE,
+    gpu: str | None = None,
 ) -> tuple[TrainingRun, StepJournal]:
     """A driver's run of a job, and its journal.
 
@@ -101,9 +103,10 @@ def open_run(
         takes_turns: whether the stages' instances can't all have GPUs at once.
         draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
         contention: asked, for each plan, for what other jobs leave of the GPUs.
+        gpu: what the GPUs of its instances are, where that is known: its first plans rest on their tables.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, actors, contention)
+    cost_model = CostModel(job.spec, actors, contention, latency=starting_latency(job, gpu))
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)

@@ -171,7 +171,9 @@ class EmulatedBatch(EngineRun):
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
-        super().__init__(tasks, EngineRoom(sequences=emulation.max_batch, kv_tokens=kv_tokens))
+        super().__init__(
+            tasks, EngineRoom(sequences=emulation.max_batch, kv_tokens=kv_tokens, keeps_contexts=emulation.prefix_cache)
+        )
         self._emulation = emulation
         self._lengths = lengths
         self._longest = longest

@@ -111,6 +111,25 @@ def test_a_group_computes_its_prompt_once_and_the_next_run_finds_it(engine: Vllm
     assert again.prompt_tokens <= 8 * 32
 
 
+def test_a_run_that_is_cut_finds_its_contexts_in_the_next(engine: VllmEngine) -> None:
+    """All but the block that each sample was in: what a receiver of moved samples loses is no prefill of its own."""
+    block = 32
+    tasks = [SequenceTask(200 + row, 0, long_prompt(200 + row, 64), seed=row) for row in range(16)]
+    sampling = SamplingSettings(max_prompt_tokens=64, max_response_tokens=120)
+    run = engine.start(tasks, sampling, None)
+    ended = {(result.prompt, result.index) for _ in range(60) for result in run.step()}
+    rest = continued([task for task in tasks if (task.prompt, task.index) not in ended], run.unfinished())
+    contexts = sum(len(task.prompt_tokens) + len(task.response_tokens) for task in rest)
+    again = engine.start(rest, sampling, None)
+    finish(again)
+    assert contexts > 3 * block * len(rest) > 0
+    assert again.prompt_tokens <= block * len(rest)
+    moved = [SequenceTask(300, 0, long_prompt(300, 64), seed=0)]
+    whole = engine.start([*rest, *moved], sampling, None)
+    finish(whole)
+    assert whole.prompt_tokens <= block * len(rest) + 64, "only what was moved here is computed"
+
+
 def test_a_group_that_comes_back_after_a_swap_is_computed_anew(
     engine: VllmEngine, folder: Path, tmp_path: Path
 ) -> None:
@@ -131,7 +150,7 @@ def test_sequences_that_outgrow_the_cache_are_preempted_and_none_is_lost(folder:
     engine.load(settings_of(folder), version(folder))
     sampling = SamplingSettings(max_prompt_tokens=64, max_response_tokens=120)
     assert engine.start(share(1, 1), sampling, None).room.kv_tokens == 256
-    assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192)
+    assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192, keeps_contexts=True)
     crowded = generate(engine, share(8, 3), sampling)
     roomy = TransformersEngine()
     roomy.load(settings_of(folder), version(folder))

@@ -291,7 +291,8 @@ class VllmEngine:
             padded = -(-longest // cache.block_size) * cache.block_size
             slots = min(slots, max(1, budget // padded))
         check_room(longest, budget)
-        room = EngineRoom(sequences=slots, kv_tokens=budget)
+        # Its prefix cache has all but the block that a sequence was in.
+        room = EngineRoom(sequences=slots, kv_tokens=budget, keeps_contexts=True)
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
