@@ -88,6 +88,9 @@ LEARNING_METRICS: dict[str, Metric] = {
     "mismatch/corrected_fraction_high": Metric(
         "share", "Share of tokens whose importance weight was truncated or masked as too high."
     ),
+    "mismatch/rejected_fraction": Metric(
+        "share", "Share of tokens that `importanceSampling.rejection` left out of the policy's loss."
+    ),
     "advantage/mean": Metric("reward", "Advantage as the loss uses it, mean per token."),
     "advantage/std": Metric("reward", "The same, standard deviation."),
     "advantage/min": Metric("reward", "The same, least."),
