@@ -61,7 +61,7 @@ LEARNING_METRICS: dict[str, Metric] = {
     "policy/clip_fraction_high": Metric(
         "share", "Share of tokens (or samples) whose gradient the upper bound of the ratio cut off."
     ),
-    "policy/ratio_mean": Metric("number", "Importance ratio new / old, mean."),
+    "policy/ratio_mean": Metric("number", "Importance ratio new / proximal policy (`proximalPolicy`), mean."),
     "policy/ratio_min": Metric("number", "Importance ratio new / old, least."),
     "policy/ratio_max": Metric("number", "Importance ratio new / old, greatest."),
     "policy/gradient_norm": Metric(
