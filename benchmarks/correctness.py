@@ -1,9 +1,10 @@
 """Print how far our algorithms are from the same in TRL and verl, as the tables of docs/correctness.md.
 
-    python benchmarks/correctness.py --verl verl-0.9.1-py3-none-any.whl
+    python benchmarks/correctness.py --verl verl-0.9.1-py3-none-any.whl --areal functional.py
 
-The tests make the comparisons with TRL. verl need not be installed: this script takes the functions that it compares
-out of verl's wheel (`pip download verl --no-deps`), and runs them by themselves.
+The tests make the comparisons with TRL. verl and AReaL need not be installed: this script takes the functions that it
+compares out of verl's wheel (`pip download verl --no-deps`) and out of AReaL's file
+`areal/utils/functional/functional.py`, and runs them by themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.algorithms.kl import kl_estimate
 from rlhfless_functions.algorithms.objectives import policy_loss
-from rlhfless_functions.algorithms.ratios import correction_weights, sampler_ratio
-from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings
+from rlhfless_functions.algorithms.ratios import correction_weights, kept, sampler_ratio
+from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings, RejectionSettings
 from tests.algorithms import differences
 
 Functions = dict[str, Callable[..., Any]]
@@ -39,6 +41,7 @@ SAMPLES, LONGEST = 16, 12
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verl", type=Path, help="a wheel of verl; only TRL is compared with if left out")
+    parser.add_argument("--areal", type=Path, help="AReaL's areal/utils/functional/functional.py; not compared without")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tests = Path(__file__).parents[1] / "tests" / "algorithms"
@@ -49,6 +52,8 @@ def main() -> None:
     print(table(f"TRL {version('trl')}", differences.LARGEST))
     if arguments.verl is not None:
         print(table(f"verl {arguments.verl.name.split('-')[1]}", against_verl(arguments.verl)))
+    if arguments.areal is not None:
+        print(table("AReaL", against_areal(arguments.areal)))
 
 
 def table(peer: str, found: dict[str, float]) -> str:
@@ -69,6 +74,72 @@ def against_verl(wheel: Path) -> dict[str, float]:
     return found
 
 
+def against_areal(source: Path) -> dict[str, float]:
+    """The largest differences from AReaL's decoupled loss, over several random batches."""
+    names: dict[str, Any] = {"torch": torch, "dataclass": dataclass, "RejectionSamplingConfig": SimpleNamespace}
+    wanted = {"RejectionSamplingResult", "_check_bounds", "apply_rejection_sampling", "ppo_actor_loss_fn"}
+    define(source.read_text(), wanted, names)
+    found: dict[str, float] = {}
+    for seed in range(20):
+        batch = random_batch(seed)
+        for check, (given, theirs) in DECOUPLED.items():
+            config = SimpleNamespace(metric="ratio", **{"agg": "mean", "lower": None, **theirs})
+            algorithm = AlgorithmSettings(clip_high=0.28, importance_sampling=ImportanceSamplingSettings(**given))
+            leaf, other = (batch.log_probs.clone().requires_grad_() for _ in range(2))
+            ours = policy_loss(
+                algorithm,
+                log_probs=leaf,
+                old_log_probs=batch.old,
+                sampler_log_probs=batch.sampler,
+                advantages=batch.advantages,
+                mask=batch.mask,
+            ).total / sum(batch.lengths)
+            loss, _ = names["ppo_actor_loss_fn"](
+                other, batch.old, batch.sampler, batch.advantages, 0.2, batch.mask, 0.28, rejection_sampling=config
+            )
+            ours.backward()
+            loss.backward()
+            for what, one, two in (("loss", ours.detach(), loss.detach()), ("gradient", leaf.grad, other.grad)):
+                name = f"decoupled PPO, {check}, {what}"
+                found[name] = max(found.get(name, 0.0), (one - two).abs().max().item())
+    return found
+
+
+DECOUPLED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tokens truncated": ({"high": 1.3}, {"level": "token", "action": "clamp", "upper": 1.3}),
+    "tokens masked": (
+        {"mode": "mask", "low": 0.7, "high": 1.3},
+        {"level": "token", "action": "mask", "lower": 0.7, "upper": 1.3},
+    ),
+    "geometric means truncated": (
+        {"level": "geometric_mean", "low": 0.95, "high": 1.05},
+        {"level": "sequence", "action": "clamp", "lower": 0.95, "upper": 1.05},
+    ),
+    "geometric means masked": (
+        {"mode": "mask", "level": "geometric_mean", "low": 0.95, "high": 1.05},
+        {"level": "sequence", "action": "mask", "lower": 0.95, "upper": 1.05},
+    ),
+    # AReaL rejects by the product here, and weighs what stays by the geometric mean.
+    "rejected by the product": (
+        {
+            "level": "geometric_mean",
+            "high": 1e9,
+            "rejection": {"level": "sequence_product", "low": 0.6, "high": 1.6},
+        },
+        {"level": "sequence", "agg": "sum", "action": "mask", "lower": 0.6, "upper": 1.6},
+    ),
+}
+"""Our importance sampling, and AReaL's `rejection_sampling`, of the same loss."""
+
+
+def define(source: str, wanted: set[str], names: dict[str, Any]) -> None:
+    """Run the definitions that are wanted of a module, without importing it."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in wanted:
+            module = ast.Module([*ast.parse("from __future__ import annotations").body, node], [])
+            exec(compile(module, node.name, "exec"), names)
+
+
 def functions_of(wheel: Path) -> Functions:
     """Functions out of verl's modules, without importing these."""
     with zipfile.ZipFile(wheel) as archive:
@@ -82,8 +153,8 @@ def functions_of(wheel: Path) -> Functions:
         "ActorConfig": SimpleNamespace,
         "AlgoConfig": dict,
         "SAFETY_BOUND": 20.0,
-        "SUPPORTED_ROLLOUT_RS_OPTIONS": {"seq_mean_k1"},
-        "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS": set(),
+        "SUPPORTED_ROLLOUT_RS_OPTIONS": set(VERL_REJECTION.values()),
+        "TOKEN_LEVEL_ROLLOUT_RS_OPTIONS": {"token_k1"},
         "math": math,
         "compute_is_metrics": lambda **_: {},
         "compute_rs_metrics": lambda **_: {},
@@ -93,10 +164,7 @@ def functions_of(wheel: Path) -> Functions:
     wanted |= {"compute_rollout_rejection_mask", "_parse_rollout_rs_thresholds"}
     wanted |= {f"compute_policy_loss_{name}" for name in ("vanilla", "gspo", "sapo", "geo_mean", "cispo")}
     for source in (core, correction):
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef) and node.name in wanted:
-                module = ast.Module([*ast.parse("from __future__ import annotations").body, node], [])
-                exec(compile(module, node.name, "exec"), names)
+        define(source, wanted, names)
     return {name: names[name] for name in wanted}
 
 
@@ -146,6 +214,14 @@ COMPARED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 """Our settings, verl's function, and what differs from its plain configuration."""
 
 
+VERL_REJECTION: dict[Any, str] = {
+    "token": "token_k1",
+    "sequence_product": "seq_sum_k1",
+    "geometric_mean": "seq_mean_k1",
+}
+"""Our levels of a rejection, and verl's names of them."""
+
+
 def objectives(verl: Functions, batch: SimpleNamespace) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Losses and gradients of each objective, ours and verl's."""
     pairs = {}
@@ -190,14 +266,14 @@ def corrections(verl: Functions, batch: SimpleNamespace) -> dict[str, tuple[torc
                 batch.old - batch.sampler, batch.mask.double(), theirs_name, threshold
             )
             pairs[f"importance weights, {level}, {check}"] = (ours[batch.mask], weights[batch.mask])
-    # verl bounds the inverse of our ratio, and keeps what it keeps with a weight of 1.
-    settings = ImportanceSamplingSettings(mode="mask", level="geometric_mean", low=1 / 1.05, high=1 / 0.95)
-    ratio = sampler_ratio(batch.old, batch.sampler, batch.mask, settings.level)
-    kept = (correction_weights(ratio, settings) > 0).expand(batch.mask.shape).double()
-    mask, _ = verl["compute_rollout_rejection_mask"](
-        batch.old - batch.sampler, batch.mask.double(), "seq_mean_k1", "0.95_1.05"
-    )
-    pairs["what is kept, geometric_mean, masked"] = (kept[batch.mask], mask[batch.mask])
+    for level, theirs_name in VERL_REJECTION.items():
+        # verl bounds the inverse of our ratio.
+        rejection = RejectionSettings(level=level, low=1 / 1.2, high=1 / 0.9)
+        stays = kept(sampler_ratio(batch.old, batch.sampler, batch.mask, level), rejection)
+        mask, _ = verl["compute_rollout_rejection_mask"](
+            batch.old - batch.sampler, batch.mask.double(), theirs_name, "0.9_1.2"
+        )
+        pairs[f"what is kept, {level}"] = (stays.expand(batch.mask.shape).double()[batch.mask], mask[batch.mask])
     for estimator in ("k1", "k2", "k3"):
         ours = kl_estimate(batch.log_probs, batch.sampler, estimator)
         pairs[f"KL estimate {estimator}"] = (

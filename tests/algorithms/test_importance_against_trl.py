@@ -87,3 +87,14 @@ def test_weights_and_loss_are_trl_s(
     share = shares["correction_high"] + shares.get("correction_low", 0.0)
     assert 0 < share < 1
     assert share == pytest.approx(touched[batch.mask].double().mean().item())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ratio_against_the_sampler_is_trl_s_where_it_recomputes_nothing(grpo: GRPOTrainer, seed: int) -> None:
+    """TRL's asynchronous trainer has the engine's log-probabilities in the place of the old policy's."""
+    batch = random_batch(seed)
+    with changed(grpo, loss_type="dapo"):
+        theirs = trl_loss(grpo, batch, old_per_token_logps=batch.sampler)
+    algorithm = AlgorithmSettings(proximal_policy="sampler")
+    ours = our_loss(algorithm, batch, sampler_log_probs=batch.sampler)
+    assert_equal("grpo objective, clipped against the sampler", ours, theirs)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlhfless_functions.settings import RejectionSettings
 from rlhfless_operator.convert import (
     UnreadableConfigurationError,
     convert_verl,
@@ -147,6 +148,21 @@ def test_corrections_for_the_sampler_keep_their_mode_and_bounds(
     }
     correction = spec_of(converted(actor_rollout_ref__rollout__n=4, **given)).algorithm.importance_sampling
     assert (correction.mode, correction.level, correction.low, correction.high) == expected
+
+
+def test_a_rejection_keeps_its_level_and_verl_s_bounds_are_those_of_the_inverse() -> None:
+    given = {
+        "algorithm__rollout_correction__rollout_rs": "seq_mean_k1",
+        "algorithm__rollout_correction__rollout_rs_threshold": "0.5_4.0",
+    }
+    correction = spec_of(converted(actor_rollout_ref__rollout__n=4, **given)).algorithm.importance_sampling
+    assert correction.mode == "none", "verl weighs nothing unless it is told to"
+    assert correction.rejection == RejectionSettings(level="geometric_mean", low=0.25, high=2.0)
+
+
+def test_a_rejection_that_there_is_not_here_is_left() -> None:
+    conversion = converted(actor_rollout_ref__rollout__n=4, algorithm__rollout_correction__rollout_rs="token_k3")
+    assert spec_of(conversion).algorithm.importance_sampling.rejection is None
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
         {"mode": "mask", "low": 0.5, "high": 5.0},
         {"mode": "mask", "level": "sequence_product", "high": 3.0},
         {"mode": "truncate", "level": "geometric_mean", "low": 0.99, "high": 1.01},
+        {"rejection": {"low": 0.5, "high": 2.0}},
+        {"mode": "none", "rejection": {"level": "token", "high": 2.0}},
+        {"mode": "truncate", "rejection": {"level": "sequence_product", "low": 0.1, "high": 10.0}},
+        {"mode": "truncate", "rejection": {"level": "geometric_mean", "high": 1.01}},
     ),
     "algorithm.dynamicSamplingRounds": (LEFT_OUT, 0, 2),
     "rewards": (

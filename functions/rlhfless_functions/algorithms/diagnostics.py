@@ -149,6 +149,16 @@ def correction_statistics(ratio: torch.Tensor, mask: torch.Tensor, settings: Imp
         return statistics
 
 
+def rejection_statistics(stays: torch.Tensor, mask: torch.Tensor) -> Statistics:
+    """`rejected`, the share of tokens that are left out of the policy's loss.
+
+    Args:
+        stays: of `kept`: bool [samples, tokens], or [samples, 1] where whole responses are left out.
+        mask: bool [samples, tokens], True on tokens that count.
+    """
+    return {"rejected": Moments.of((~stays).expand(mask.shape), mask)}
+
+
 def critic_statistics(
     values: torch.Tensor,
     old_values: torch.Tensor,

@@ -10,6 +10,7 @@ from rlhfless_functions.algorithms.diagnostics import (
     correction_statistics,
     critic_statistics,
     policy_statistics,
+    rejection_statistics,
 )
 from rlhfless_functions.algorithms.kl import kl_loss
 from rlhfless_functions.algorithms.losses import cispo_loss, ppo_loss, sapo_loss, value_loss
@@ -17,9 +18,10 @@ from rlhfless_functions.algorithms.ratios import (
     clipped_geometric_mean,
     correction_weights,
     importance_ratio,
+    kept,
     sampler_ratio,
 )
-from rlhfless_functions.settings import AlgorithmSettings
+from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ def policy_loss(
 ) -> Loss:
     """The policy's loss on one micro-batch: clipped objective × importance weight + KL − entropy bonus.
 
+    With the defaults this is decoupled PPO (Hilton et al., arXiv 2110.00641, eq. 4; AReaL, arXiv 2505.24298, eq. 5):
+    −w min(r A, clip(r) A) with r = π / π_prox and w = π_prox / μ, where π_prox is the learner's policy as the step
+    began, recomputed by the learner, and μ is what sampled the token. `proximal_policy: sampler` puts μ in the place of
+    π_prox, so that r = π / μ is clipped, and w = 1.
+
     Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
 
     Args:
@@ -64,13 +71,16 @@ def policy_loss(
     settings = settings.resolved()
     log_probs, advantages = masked(log_probs, mask), masked(advantages, mask)
     old = log_probs.detach() if old_log_probs is None else masked(old_log_probs, mask)
-    per_token, ratio = _surrogate(settings, log_probs, old, advantages, mask)
-    correction = settings.importance_sampling
     corrected: Statistics = {}
-    if correction.mode != "none" and sampler_log_probs is not None:
-        of_sampler = sampler_ratio(old, sampler_log_probs, mask, correction.level)
-        per_token = per_token * correction_weights(of_sampler, correction)
-        corrected = correction_statistics(of_sampler, mask, correction)
+    if settings.proximal_policy == "sampler":
+        if sampler_log_probs is None:
+            raise ValueError("proximalPolicy: sampler needs the sampler's log-probabilities")
+        proximal = masked(sampler_log_probs, mask)
+        per_token, ratio = _surrogate(settings, log_probs, proximal, advantages, mask)
+    else:
+        per_token, ratio = _surrogate(settings, log_probs, old, advantages, mask)
+        if sampler_log_probs is not None:
+            per_token, corrected = _correct(per_token, old, sampler_log_probs, mask, settings.importance_sampling)
     if settings.kl.coefficient > 0 and settings.kl.placement == "loss":
         if reference_log_probs is None:
             raise ValueError("kl.placement: loss needs the log-probabilities of the reference")
@@ -117,6 +127,26 @@ def _surrogate(
         temperatures = settings.sapo_temperature_positive, settings.sapo_temperature_negative
         return sapo_loss(ratio, advantages, *temperatures), ratio
     return ppo_loss(ratio, advantages, low, high, settings.dual_clip), ratio
+
+
+def _correct(
+    per_token: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    sampler_log_probs: torch.Tensor,
+    mask: torch.Tensor,
+    correction: ImportanceSamplingSettings,
+) -> tuple[torch.Tensor, Statistics]:
+    """The policy term with its importance weights, without what is rejected, and how much that was."""
+    corrected: Statistics = {}
+    if correction.mode != "none":
+        ratio = sampler_ratio(old_log_probs, sampler_log_probs, mask, correction.level)
+        per_token = per_token * correction_weights(ratio, correction)
+        corrected = correction_statistics(ratio, mask, correction)
+    if (rejection := correction.rejection) is not None:
+        stays = kept(sampler_ratio(old_log_probs, sampler_log_probs, mask, rejection.level), rejection)
+        per_token = per_token * stays
+        corrected = corrected | rejection_statistics(stays, mask)
+    return per_token, corrected
 
 
 def critic_loss(

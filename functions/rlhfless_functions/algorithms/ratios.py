@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from rlhfless_functions.algorithms.aggregation import masked
-from rlhfless_functions.settings import ImportanceSamplingSettings
+from rlhfless_functions.settings import ImportanceSamplingSettings, RejectionSettings
 
 RatioLevel = Literal["token", "sequence", "sequence_product"]
 
@@ -96,5 +96,23 @@ def correction_weights(ratio: torch.Tensor, settings: ImportanceSamplingSettings
     """
     if settings.mode == "truncate":
         return ratio.clamp(settings.low, settings.high)
-    kept = ratio <= settings.high
-    return ratio * (kept if settings.low is None else kept & (ratio >= settings.low))
+    return ratio * _within(ratio, settings.low, settings.high)
+
+
+def kept(ratio: torch.Tensor, settings: RejectionSettings) -> torch.Tensor:
+    """What stays in the policy's loss: True where the ratio is within its bounds, both of which belong to it.
+
+    By the geometric mean this is the mask of Liu et al., "When Speed Kills Stability" (2025), and of DeepSeek-V3.2
+    (arXiv 2512.02556): verl's `rollout_rs: seq_mean_k1`, SkyRL's geometric mask. By the product it is verl's
+    `seq_sum_k1`, by token `token_k1` and SkyRL's token mask. Weights are a matter of their own (`correction_weights`),
+    as are those of NeMo-RL's seq-mask-tis and of AReaL's `rejection_sampling`.
+
+    Args:
+        ratio: of `sampler_ratio` at the settings' level.
+        settings: the bounds.
+    """
+    return _within(ratio, settings.low, settings.high)
+
+
+def _within(ratio: torch.Tensor, low: float | None, high: float) -> torch.Tensor:
+    return ratio <= high if low is None else (ratio <= high) & (ratio >= low)

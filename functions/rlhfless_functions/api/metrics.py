@@ -61,7 +61,7 @@ LEARNING_METRICS: dict[str, Metric] = {
     "policy/clip_fraction_high": Metric(
         "share", "Share of tokens (or samples) whose gradient the upper bound of the ratio cut off."
     ),
-    "policy/ratio_mean": Metric("number", "Importance ratio new / old, mean."),
+    "policy/ratio_mean": Metric("number", "Importance ratio new / proximal policy (`proximalPolicy`), mean."),
     "policy/ratio_min": Metric("number", "Importance ratio new / old, least."),
     "policy/ratio_max": Metric("number", "Importance ratio new / old, greatest."),
     "policy/gradient_norm": Metric(
@@ -87,6 +87,9 @@ LEARNING_METRICS: dict[str, Metric] = {
     ),
     "mismatch/corrected_fraction_high": Metric(
         "share", "Share of tokens whose importance weight was truncated or masked as too high."
+    ),
+    "mismatch/rejected_fraction": Metric(
+        "share", "Share of tokens that `importanceSampling.rejection` left out of the policy's loss."
     ),
     "advantage/mean": Metric("reward", "Advantage as the loss uses it, mean per token."),
     "advantage/std": Metric("reward", "The same, standard deviation."),

@@ -22,6 +22,7 @@ _NAMES = {
     "sampler_ratio_max": "mismatch/ratio_max",
     "correction_low": "mismatch/corrected_fraction_low",
     "correction_high": "mismatch/corrected_fraction_high",
+    "rejected": "mismatch/rejected_fraction",
     "value_error": "value/error",
     "value_clip": "value/clip_fraction",
     "explained_variance": "value/explained_variance",

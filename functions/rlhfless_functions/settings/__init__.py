@@ -6,6 +6,7 @@ from rlhfless_functions.settings.algorithm import (
     CriticSettings,
     ImportanceSamplingSettings,
     KlSettings,
+    RejectionSettings,
 )
 from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, PositiveMoney, Settings
 from rlhfless_functions.settings.data import DataSettings
@@ -54,6 +55,7 @@ __all__ = [
     "OptimizerSettings",
     "PositiveMoney",
     "PythonReward",
+    "RejectionSettings",
     "RewardSettings",
     "SamplingSettings",
     "Settings",

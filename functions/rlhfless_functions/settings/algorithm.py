@@ -15,6 +15,12 @@ AlgorithmName = Literal[
 ]
 
 
+def check_range(low: float | None, high: float) -> None:
+    """Raise ValueError unless a lower bound, where there is one, is less than the upper bound."""
+    if low is not None and low >= high:
+        raise ValueError(f"low: {low:g} is not less than high, {high:g}; lower it, or raise high")
+
+
 class KlSettings(Settings):
     """The penalty on the distance to the reference policy."""
 
@@ -60,6 +66,24 @@ class CriticSettings(Settings):
     """First training steps in which only the critic learns."""
 
 
+class RejectionSettings(Settings):
+    """What is left out of the policy's loss because the policy has moved too far from what sampled it. What is left out
+    still counts in the loss's mean."""
+
+    level: Literal["token", "sequence_product", "geometric_mean"] = "geometric_mean"
+    """Leave out each token by its own ratio, or a whole response by the product or the geometric mean of its tokens'
+    ratios. The length of a response does not change its geometric mean."""
+    low: float | None = Field(default=None, gt=0)
+    """Ratios below this are left out; none if left out."""
+    high: float = Field(gt=0)
+    """Ratios above this are left out. For geometric means verl uses 1.001, and SkyRL 1.01."""
+
+    @model_validator(mode="after")
+    def _bounds_are_a_range(self) -> Self:
+        check_range(self.low, self.high)
+        return self
+
+
 class ImportanceSamplingSettings(Settings):
     """Correction for the difference between the sampler's and the trainer's log-probabilities: each token's policy loss
     is multiplied by an importance weight, exp(trainer − sampler)."""
@@ -73,11 +97,18 @@ class ImportanceSamplingSettings(Settings):
     """Lower bound of a weight; none if left out. IcePop masks tokens below 0.5."""
     high: float = Field(default=2.0, gt=0)
     """Upper bound of a weight. IcePop masks tokens above 5, TRL responses above 3."""
+    rejection: RejectionSettings | None = None
+    """Leave tokens or responses out by a ratio of their own, whatever `mode` makes of the weights of the others. With
+    `mode: truncate` by token and a geometric mean here this is NeMo-RL's seq-mask-tis, and verl's `rollout_rs`."""
+
+    @property
+    def corrects_when_told(self) -> bool:
+        """Whether a job asks for a correction of its own, not for the one that all have."""
+        return self.rejection is not None or (self.mode != "none" and self != ImportanceSamplingSettings())
 
     @model_validator(mode="after")
     def _bounds_are_a_range(self) -> Self:
-        if self.low is not None and self.low >= self.high:
-            raise ValueError(f"low: {self.low:g} is not less than high, {self.high:g}; lower it, or raise high")
+        check_range(self.low, self.high)
         return self
 
 
@@ -118,6 +149,10 @@ class AlgorithmSettings(Settings):
     """Weight of an entropy bonus in the loss."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's batch (ppo_epochs, num_iterations)."""
+    proximal_policy: Literal["learner", "sampler"] = "learner"
+    """What the ratio is taken against. `learner`: the learner's policy as the step began, while `importanceSampling`
+    corrects for what sampled the tokens (decoupled PPO). `sampler`: what sampled the tokens (plain PPO; verl's
+    bypass_mode)."""
     importance_sampling: ImportanceSamplingSettings = ImportanceSamplingSettings()
     """Correction for the difference between sampler and trainer."""
     critic: CriticSettings | None = None
@@ -167,6 +202,11 @@ class AlgorithmSettings(Settings):
             raise ValueError("ratioLevel: gmpo is a geometric mean over the sequence; remove it, or set sequence")
         if whole.clip == "gmpo" and whole.advantage not in ("group", "leave_one_out"):
             raise ValueError("clip: gmpo needs one advantage a sample; use advantage: group or leave_one_out")
+        if self.proximal_policy == "sampler" and self.importance_sampling.corrects_when_told:
+            raise ValueError(
+                "proximalPolicy: the ratio against the sampler is the correction already;"
+                " remove importanceSampling, or set proximalPolicy: learner"
+            )
         if self.gamma != 1 and whole.advantage not in ("gae", "discounted"):
             raise ValueError(f"gamma: {whole.advantage} advantages know no discount; remove it, or set advantage: gae")
         if self.gae_lambda != 1 and whole.advantage != "gae":

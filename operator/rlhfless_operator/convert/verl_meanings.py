@@ -143,6 +143,23 @@ def correction(value: Any, theirs: Theirs) -> Outcome:
     return Written(written)
 
 
+def rejection(value: Any, theirs: Theirs) -> Outcome:
+    """verl writes the bounds of the inverse ratio, as `low_high`, or `high` alone with 1 / high below it."""
+    if value is None:
+        return None
+    levels = {"token_k1": "token", "seq_sum_k1": "sequence_product", "seq_mean_k1": "geometric_mean"}
+    if value not in levels:
+        return Left(f"{value} is no rejection here: {', '.join(levels)} are", {})
+    *low, high = str(theirs["algorithm.rollout_correction.rollout_rs_threshold"]).split("_")
+    bounds = number(low[0]) if low else 1 / number(high), number(high)
+    settings = {"level": levels[value], "low": 1 / bounds[1], "high": 1 / bounds[0]}
+    path = "spec.algorithm.importanceSampling.rejection"
+    return Written(
+        {f"{path}.{name}": each for name, each in settings.items()},
+        "verl bounds the inverse ratio; what is rejected counts in the mean here, and does not there",
+    )
+
+
 # --- rewards and data ---
 
 

@@ -45,7 +45,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "algorithm.importanceSampling.mode": (
         "vllm_importance_sampling_correction",
         "enable_vllm_is_correction",
-        "rollout_rs",
         "rollout_is_mode",
     ),
     "algorithm.importanceSampling.mode and spec.algorithm.importanceSampling.level": ("vllm_importance_sampling_mode",),
@@ -59,7 +58,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "vllm_is_truncated_threshold",
         "rollout_is_threshold",
     ),
-    "algorithm.importanceSampling.low and spec.algorithm.importanceSampling.high": ("rollout_rs_threshold",),
+    "algorithm.importanceSampling.rejection": ("rollout_rs", "rejection_sampling", "behav_imp_weight_cap"),
+    "algorithm.importanceSampling.rejection.level": ("rollout_rs_level",),
+    "algorithm.importanceSampling.rejection.low and spec.algorithm.importanceSampling.rejection.high": (
+        "rollout_rs_threshold",
+    ),
+    "algorithm.proximalPolicy": ("bypass_mode", "use_decoupled_loss", "prox_logp_method"),
     "algorithm.sapoTemperaturePositive": ("sapo_temperature_pos", "tau_pos"),
     "algorithm.sapoTemperatureNegative": ("sapo_temperature_neg", "tau_neg"),
     "algorithm.critic": ("value_model", "critic_pretrain"),

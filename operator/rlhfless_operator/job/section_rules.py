@@ -9,6 +9,7 @@ from rlhfless_functions.settings import (
     BatchSettings,
     ImportanceSamplingSettings,
     KlSettings,
+    RejectionSettings,
     RewardSettings,
     Settings,
 )
@@ -40,12 +41,20 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             "clip: gmpo needs ratioLevel: sequence, and advantage: group or leave_one_out",
         ),
         CelRule(
+            "self.proximalPolicy != 'sampler' || self.importanceSampling.mode == 'none' &&"
+            " !has(self.importanceSampling.rejection) || self.importanceSampling.mode == 'truncate' &&"
+            " self.importanceSampling.level == 'token' && self.importanceSampling.high == 2.0 &&"
+            " !has(self.importanceSampling.low) && !has(self.importanceSampling.rejection)",
+            "proximalPolicy: sampler is the correction already: no importanceSampling beside it",
+        ),
+        CelRule(
             f"{_NORMALIZATION} != 'group_per_reward' || ({_ADVANTAGE} == 'group' &&"
             " (!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward'))",
             "advantageNormalization: group_per_reward needs advantage: group, and no kl.placement: reward",
         ),
     ),
     ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
+    RejectionSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
     KlSettings: (
         CelRule(
             "self.coefficient == 0.0 || self.placement != 'loss' || !has(self.estimator) || self.estimator != 'k1'",
