@@ -56,6 +56,8 @@ class Tail:
     """[samples] chance that each is one, beside those that are planned as such."""
     delayed: NDArray[np.bool_]
     """[groups] which to expect at the end only: as many as have one on average, the likeliest ones."""
+    unplanned: Floats
+    """[groups] how many of its runaways are unplanned, on average, gathered in those that are delayed."""
     work_seconds: float
     """What one adds to the time of the instance that decodes it, besides its steps."""
 
@@ -68,7 +70,8 @@ class Tail:
             shares: by prompt, the share of its responses that are runaways.
         """
         if not tokens:
-            return cls(0.0, np.zeros(len(loads.length)), np.zeros(loads.groups, dtype=bool), 0.0)
+            nothing = np.zeros(loads.groups)
+            return cls(0.0, np.zeros(len(loads.length)), nothing.astype(bool), nothing, 0.0)
         sizes = np.bincount(loads.group, minlength=loads.groups)
         _, first = np.unique(loads.group, return_index=True)
         share = np.array([shares.get(int(prompt), 0.0) for prompt in loads.prompt[first]])
@@ -80,7 +83,8 @@ class Tail:
         expected = np.where(planned, 0.0, (unplanned / sizes)[loads.group])
         latency = loads.latency
         work = latency.sequence_work(float(loads.context.mean()), tokens)
-        return cls(tokens, expected, delayed, work)
+        gathered = delayed * (float(unplanned.sum()) / max(1, int(delayed.sum())))
+        return cls(tokens, expected, delayed, gathered, work)
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,12 @@ class StepForecast:
 
     def held(self, work: Floats, training: Training) -> tuple[float, float]:
         """The step's seconds and GPU-seconds if instances and the learner stay on the division's GPUs all the time, and
-        nothing is started, moved or let go."""
-        apart = self._ways[0]
-        gpus = len(apart.ends) * self._profile.gpus
+        nothing is started or let go. An instance that is emptied leaves its GPUs to the learner."""
+        gpus = len(self._ends) * self._profile.gpus
         run = run_trainer(
-            self._completed(apart.end),
+            self.completions,
             work,
-            free_gpus(apart.ends, gpus, self._profile.gpus),
+            free_gpus(self._ends, gpus, self._profile.gpus),
             TrainerPlan(gpus, 0.0),
             start_seconds=0.0,
             update_seconds=training.update_seconds,

@@ -43,7 +43,7 @@ class StepPlan:
     has GPUs of its own, when it is prepared."""
     holds: bool = False
     """Whether instances and the learner stay on the GPUs of this division all the time, as static actors do: nothing is
-    started, moved or let go."""
+    started or let go, and an instance that is emptied leaves its GPUs to the learner."""
 
 
 def plan_step(
@@ -75,8 +75,10 @@ def plan_step(
     charged = profile.startup_seconds + profile.weight_load_seconds
     loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
     tokens: Floats = np.bincount(loads.group, loads.context + loads.length, loads.groups).astype(np.float64)
-    work: Floats = training.token_gpu_seconds * tokens
     tail = Tail.of(loads, tail_tokens, runaways or {})
+    # A runaway that comes as a surprise is more to learn from.
+    tokens += tail.unplanned * tail.tokens
+    work: Floats = training.token_gpu_seconds * tokens
     planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
     # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
     with suppress(InfeasibleError):

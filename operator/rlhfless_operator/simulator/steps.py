@@ -220,7 +220,7 @@ class Run:
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
         hidden = held or (settings.warms and room)
         handling = Handling(
-            rule=settings.rule(scenario, profile, len(responses), price) if settings.rule and not self._holds else None,
+            rule=settings.rule(scenario, profile, len(responses), price) if settings.rule else None,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
             restarts_receiver=settings.restarts_receiver,
             pause_seconds=settings.pause_seconds,
