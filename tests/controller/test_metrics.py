@@ -176,8 +176,9 @@ def test_plans_are_in_money() -> None:
 
 def test_figures_of_a_step_are_the_learners_own() -> None:
     metrics = {"policy/clip_fraction_low": 0.1, "policy/clip_fraction_high": 0.2, "policy/kl": 0.5, "kl/reference": 0.7}
-    figures = training_figures(record(1, metrics={**metrics, "mismatch/mean_exp_abs": 1.01}))
-    assert figures == {"kl": 0.7, "clip_fraction": pytest.approx(0.3), "mismatch": 1.01}
+    metrics |= {"mismatch/mean_exp_abs": 1.01, "generation/tokens_per_pass": 1.5}
+    figures = training_figures(record(1, metrics=metrics))
+    assert figures == {"kl": 0.7, "clip_fraction": pytest.approx(0.3), "mismatch": 1.01, "tokens_per_pass": 1.5}
 
 
 def test_response_tokens_have_a_percentile() -> None:

@@ -278,3 +278,17 @@ def test_a_model_is_known_by_its_name_on_the_hub(job: Path) -> None:
     assert forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen3-8B")["model"] == "Qwen3-8B"
     message = refusal(job, "--gpu", "H100", "--set", "spec.model.source=nobody/model")
     assert "the hub could not be asked (HF_HUB_OFFLINE is set): give the folder" in message
+
+
+def test_what_drafting_brought_an_earlier_run_is_told(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "earlier"
+    statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)
+    folder.mkdir()
+    write_trace(folder / "lengths.parquet", generate(statistics, epochs=1, prompts=16, samples=4, seed=0))
+    lines = [{"step": step, "metrics": {"generation/tokens_per_pass": 1.0 if step < 3 else 2.5}} for step in range(11)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = forecast(job, "--gpu", "L40S", "--trace", str(folder), "--set", "spec.generation.drafting=auto")
+    assert (found["drafting"], found["tokens_per_pass"]) == ("auto", 2.5)
+    options = ["plan", str(job), "--gpu", "L40S", "--trace", str(folder), "--set", "spec.generation.drafting=auto"]
+    assert "2.50 tokens a pass" in CliRunner().invoke(cli.app, options).stdout
+    assert "drafting:" not in CliRunner().invoke(cli.app, [*options[:-1], "spec.generation.drafting=never"]).stdout

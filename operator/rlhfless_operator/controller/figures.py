@@ -16,13 +16,14 @@ _TRAINING = {
     "grad_norm": ("policy/gradient_norm",),
     "loss": ("policy/loss",),
     "mismatch": ("mismatch/mean_exp_abs",),
+    "tokens_per_pass": ("generation/tokens_per_pass",),
 }
 """Names in `metrics.jsonl`, the first that is there."""
 _CLIPPED = ("policy/clip_fraction_low", "policy/clip_fraction_high")
 
 
 def training_figures(record: StepRecord) -> dict[str, float]:
-    """Numbers of the learner, by the names that dashboards use; those that the step has."""
+    """Numbers of what was learnt and sampled, by the names that dashboards use; those that the step has."""
     figures = {}
     for name, sources in _TRAINING.items():
         found = next((record.metrics[source] for source in sources if source in record.metrics), None)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from rlhfless_functions import artifacts
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent
 from rlhfless_operator.records.barren_steps import barren_stretches, describe
-from rlhfless_operator.report import data, learning, planning, resources
+from rlhfless_operator.report import data, drafting, learning, planning, resources
 from rlhfless_operator.report.run import Run, read_run
 from rlhfless_operator.report.samples import samples_section, training_section
 
@@ -39,6 +39,7 @@ def report(run: Run) -> str:
         ("Instances", resources.instances(run)),
         ("Cost", resources.cost(run)),
         ("Planning", planning.charts(run)),
+        ("Drafting", drafting.section(run)),
         ("Samples", samples_section(run.samples)),
         ("Samples of training", training_section(run.samples)),
         ("All metrics", learning.all_metrics(run)),

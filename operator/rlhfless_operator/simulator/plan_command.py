@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.formatting import format_money
@@ -23,6 +24,7 @@ from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import InfeasibleError, Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.journal import read_lines
 from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
@@ -34,6 +36,9 @@ UPDATE_SECONDS = 0.5
 """The optimizer's step and the publication of the weights."""
 STARTUP_SECONDS = 30.0
 """From asking for an instance to its being ready: the least of a full start, which takes 30 to 135 s."""
+
+_LAST_STEPS = 8
+"""Steps of a run whose tokens a pass are told: drafts get better while it goes on."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,10 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         ask_hub: what tells of a model that this machine does not know.
 
     Returns:
-        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "currency",
-        "instance_hour", "steps", "plans": [{"cost_weight", "actors", "seconds", "generation_seconds",
-        "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "within_deadline", "within_budget"}`: of
-        a step; seconds are of the whole step, money is a decimal string.
+        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",
+        "tokens_per_pass", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors", "seconds",
+        "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "within_deadline",
+        "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -134,6 +139,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "measured": is_measured(shape, gpu, gpus),
         "startup_seconds": startup,
         "lengths": told,
+        "drafting": spec.generation.drafting,
+        "tokens_per_pass": _tokens_per_pass(question.trace),
         "currency": spec.prices.currency,
         "instance_hour": f"{price:f}",
         "priced_by": priced_by,
@@ -229,6 +236,27 @@ def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
     return statistics, told
 
 
+def _tokens_per_pass(trace: str | None) -> float | None:
+    """Mean of the last steps of the run that the lengths are from; None where they are from no run, or from one that
+    did not count passes."""
+    if trace is None:
+        return None
+    steps = [
+        line["metrics"]["generation/tokens_per_pass"]
+        for line in read_lines(artifacts.join(trace, "metrics.jsonl"))
+        if "generation/tokens_per_pass" in line.get("metrics", {})
+    ][-_LAST_STEPS:]
+    return sum(steps) / len(steps) if steps else None
+
+
+def _drafting(found: dict[str, Any]) -> str:
+    if found["drafting"] == "never":
+        return ""
+    seen = found["tokens_per_pass"]
+    told = "" if seen is None else f"the run that the lengths are from got {seen:.2f} tokens a pass; "
+    return f"\ndrafting: {told}the forecast counts one token a pass, so generation may be shorter"
+
+
 def view(found: dict[str, Any]) -> Group:
     """A forecast for the terminal."""
     source = "measured" if found["measured"] else "computed from the data sheet"
@@ -240,6 +268,7 @@ def view(found: dict[str, Any]) -> Group:
         f"lengths {found['lengths']}\n"
         f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
+        f"{_drafting(found)}"
     )
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]

@@ -61,3 +61,33 @@ def test_a_match_is_what_it_says_however_little_room_there_is(data: st.DataObjec
     if length:
         assert index.tokens[place - length : place].tolist() == sequence[-length:]
         assert index.tokens[place] != SEPARATOR
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_a_sequence_alone_finds_what_it_finds_among_others(data: st.DataObject) -> None:
+    tokens = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+    index = DraftIndex(data.draw(st.integers(1, 600)), rows=8, row_tokens=60)
+    for prompt, response in data.draw(st.lists(st.tuples(st.integers(0, 2), tokens), max_size=12)):
+        index.add([KnownResponse(prompt, [1, 2], response)])
+    ends = np.concatenate([grow(index, row, data.draw(tokens)) for row in range(8)])
+    prompts = np.array(data.draw(st.lists(st.integers(0, 2), min_size=8, max_size=8)))
+    together = index.look_up(ends, prompts)
+    alone = [index.look_up(ends[row : row + 1], prompts[row : row + 1]) for row in range(8)]
+    assert together[1].tolist() == [int(length[0]) for _, length in alone]
+    found = together[1] > 0
+    assert together[0][found].tolist() == np.array([int(place[0]) for place, _ in alone])[found].tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(responses=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=30), min_size=1, max_size=10))
+def test_responses_are_found_alike_whether_they_grew_here_or_came_whole(responses: list[list[int]]) -> None:
+    whole, grown = (DraftIndex(1000, rows=1, row_tokens=60) for _ in range(2))
+    whole.add([KnownResponse(0, [8, 9], response) for response in responses])
+    grown.tokens[:] = whole.tokens
+    place = MATCH
+    for response in responses:
+        for position in range(2, 2 + len(response)):
+            grown.enter(np.array([place + position]), np.array([0]))
+        place += len(response) + 3
+    assert np.array_equal(whole._tables, grown._tables)

@@ -25,7 +25,12 @@ of earlier visits known: 6.3 tokens a pass, against 4.3 with n = 8 alone and 6.5
 _ADDED_TOKENS = 1 << 16
 """Tokens whose n-grams are entered at a time, so that temporary arrays stay small."""
 _WEIGHTS = np.random.default_rng(0).integers(0, 2**63, MATCH, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_FIRST_WEIGHTS: list[int] = _WEIGHTS[: max(n for _, n in LEVELS)].tolist()
+_ALL_BITS = 2**64 - 1
+_FEW = 3
+"""Sequences that are looked up one by one."""
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
+_SALT_OF_ONE, _MIX_OF_ONE = int(_SALT), int(_MIX)
 _LENGTHS = np.array([n for _, n in LEVELS]) - 1
 _OWN = np.array([own for own, _ in LEVELS], dtype=np.uint64)[:, None]
 _LEVEL = np.arange(len(LEVELS))[:, None]
@@ -52,7 +57,8 @@ class DraftIndex:
         for back in range(1, MATCH + 1):
             self.tokens[self.starts - back] = SEPARATOR
         bits = max(8, (len(self.tokens) * 3 // 2).bit_length())
-        self._shift = np.uint64(64 - bits)
+        self._shift_of_one = 64 - bits
+        self._shift = np.uint64(self._shift_of_one)
         self._tables = np.zeros((len(LEVELS), 1 << bits), dtype=np.int32)
         self._end = MATCH
 
@@ -63,37 +69,52 @@ class DraftIndex:
 
     def add(self, responses: Sequence[KnownResponse]) -> None:
         """Take in responses; of equal n-grams, the last one's place is remembered."""
-        places: list[Integers] = []
-        prompts: list[int] = []
-        pending = 0
+        pending: list[tuple[int, int, int]] = []
+        began = self._end
         for response in responses:
             before = response.prompt_end[-MATCH:]
             room = self._known_end - MATCH - len(before) - 1
             sequence = np.array([*before, *response.tokens[:room], SEPARATOR], dtype=np.int32)
             if self._end + len(sequence) > self._known_end:
-                self._enter_all(places, prompts)
-                places, prompts, pending = [], [], 0
+                self._enter_range(began, pending)
+                pending, began = [], MATCH
                 self._end = MATCH
             start = self._end
             self._end += len(sequence)
             self.tokens[start : self._end] = sequence
-            places.append(np.arange(start + max(1, len(before)), self._end - 1))
-            prompts.append(response.prompt)
-            pending += len(sequence)
-            if pending > _ADDED_TOKENS:
-                self._enter_all(places, prompts)
-                places, prompts, pending = [], [], 0
-        self._enter_all(places, prompts)
+            pending.append((start + max(1, len(before)), self._end - 1, response.prompt))
+            if self._end - began > _ADDED_TOKENS:
+                self._enter_range(began, pending)
+                pending, began = [], self._end
+        self._enter_range(began, pending)
 
-    def _enter_all(self, places: list[Integers], prompts: list[int]) -> None:
-        if places:
-            self.enter(np.concatenate(places), np.repeat(np.array(prompts), [len(each) for each in places]))
+    def _enter_range(self, start: int, sequences: Sequence[tuple[int, int, int]]) -> None:
+        """The same as `enter` for whole sequences that stand together from `start` on.
+
+        Args:
+            sequences: first place, last place + 1 and prompt of each.
+        """
+        if not sequences:
+            return
+        firsts, ends, prompts = np.array(sequences).T
+        counts = ends - firsts
+        places = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        mixed = np.zeros(ends[-1] - start, dtype=np.uint64)
+        mixtures = {}
+        for back, weight in enumerate(_WEIGHTS[: max(n for _, n in LEVELS)], start=1):
+            mixed += self.tokens[start - back : ends[-1] - back].astype(np.uint64) * weight
+            mixtures[back] = mixed[places - start] if any(back == n for _, n in LEVELS) else mixed[:0]
+        hashed = np.stack([mixtures[n] for _, n in LEVELS])
+        self._remember(self._salted(hashed, np.repeat(prompts, counts)), places)
 
     def enter(self, places: Integers, prompts: Integers) -> None:
         """Remember that what is before each place is followed by the token there."""
+        self._remember(self._slots(self._before(places), prompts), places)
+
+    def _remember(self, slots: NDArray[np.int64], places: Integers) -> None:
         # Table by table: only then does the last of equal n-grams count.
-        for table, slots in zip(self._tables, self._slots(self._before(places), prompts), strict=True):
-            table[slots] = places
+        for table, its in zip(self._tables, slots, strict=True):
+            table[its] = places
 
     def look_up(self, ends: Integers, prompts: Integers) -> tuple[Integers, Integers]:
         """Find the longest match of the tokens before each of `ends`.
@@ -105,6 +126,10 @@ class DraftIndex:
         Returns:
             Where the token is that followed the match, and how many tokens match: at most `MATCH`, 0 where none do.
         """
+        if len(ends) <= _FEW:
+            found = [self._look_up_one(*each) for each in zip(ends.tolist(), prompts.tolist(), strict=True)]
+            places, matching = zip(*found, strict=True) if found else ((), ())
+            return np.array(places, dtype=np.int64), np.array(matching, dtype=np.int64)
         known = self._before(ends)
         candidates = self._tables[_LEVEL, self._slots(known, prompts)]
         equal = (self.tokens[candidates[..., None] - _BACK] == known) & (known != SEPARATOR)
@@ -116,12 +141,41 @@ class DraftIndex:
         column = np.arange(len(ends))
         return candidates[best, column].astype(np.int64), lengths[best, column]
 
+    def _look_up_one(self, end: int, prompt: int) -> tuple[int, int]:
+        """The same for one sequence: numpy takes longer for one than for ten."""
+        tokens = self.tokens
+        known = tokens[end - MATCH : end].tolist()[::-1]
+        mixed, mixtures = 0, [0]
+        for token, weight in zip(known, _FIRST_WEIGHTS, strict=False):
+            mixed += token * weight
+            mixtures.append(mixed)
+        own = (prompt + 1) * _SALT_OF_ONE
+        best, longest, seen = 0, -1, -1
+        for table, (is_own, n) in zip(self._tables, LEVELS, strict=True):
+            hashed = (mixtures[n] + own if is_own else mixtures[n]) & _ALL_BITS
+            place = table.item((((hashed ^ (hashed >> 31)) * _MIX_OF_ONE) & _ALL_BITS) >> self._shift_of_one)
+            if place == seen:
+                continue
+            seen, length = place, 0
+            if tokens.item(place) != SEPARATOR:
+                for token, its in zip(known, tokens[place - MATCH : place].tolist()[::-1], strict=True):
+                    if token != its or token == SEPARATOR:
+                        break
+                    length += 1
+            if length > longest:
+                best, longest = place, length
+        return best, longest
+
     def _before(self, places: Integers) -> NDArray[np.int32]:
         """[places, MATCH] tokens before each place, the nearest first."""
         return self.tokens[places[:, None] - _BACK]
 
     def _slots(self, before: NDArray[np.int32], prompts: Integers) -> NDArray[np.int64]:
         """[levels, places] where the tables keep what these tokens were followed by."""
-        mixed = np.cumsum(before.astype(np.uint64) * _WEIGHTS, axis=1, dtype=np.uint64)
-        hashed = mixed[:, _LENGTHS].T + (prompts.astype(np.uint64) + np.uint64(1)) * _SALT * _OWN
+        longest = int(_LENGTHS.max()) + 1
+        mixed = np.cumsum(before[:, :longest].astype(np.uint64) * _WEIGHTS[:longest], axis=1, dtype=np.uint64)
+        return self._salted(mixed[:, _LENGTHS].T, prompts)
+
+    def _salted(self, mixed: NDArray[np.uint64], prompts: Integers) -> NDArray[np.int64]:
+        hashed = mixed + (prompts.astype(np.uint64) + np.uint64(1)) * _SALT * _OWN
         return (((hashed ^ (hashed >> np.uint64(31))) * _MIX) >> self._shift).astype(np.int64)
