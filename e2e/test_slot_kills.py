@@ -23,7 +23,7 @@ pytestmark = needs_claims("no GPU is used in turns")
 CLAIM = "rlhfless-default-0-0"
 OPERATORS = {"app.kubernetes.io__instance": "rlhfless"}
 FUNCTION_PODS = ("get", "pods", "--selector=rlhfless.io/job", "--output=name")
-NOT_PREPARED = "its node has not prepared it"
+NOT_PREPARED = "FailedPrepareDynamicResources"
 NO_DEVICES = "cannot allocate all claims"
 """The scheduler says so instead, once the kubelet has deleted the ResourceSlices of a driver that is away for 30 s."""
 QUIET_SECONDS = 5.0

@@ -24,7 +24,7 @@ from rlhfless_operator.controller.main import Operator, connect
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms import slot_pool
+from rlhfless_operator.platforms import slot_pool, stage_pods
 from rlhfless_operator.platforms.base import PlatformUnavailableError, TaskFailedError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.job_objects import JobObjects
@@ -145,6 +145,7 @@ def account(cluster: Cluster) -> str:
         lives_to_its_deletion(cluster)
         loses_a_pod_and_lets_another_go(cluster)
         waits_for_room(cluster, name)
+        waits_for_a_node(cluster, name)
         is_changed_while_its_status_is_written(cluster, name)
         waits_in_a_queue_and_is_evicted(cluster)
     return name
@@ -215,6 +216,23 @@ def waits_for_room(cluster: Cluster, account: str) -> None:
     finally:
         cluster.knative.room = 1000
     assert jobs.wait_phase("room", "Succeeded", "Failed")["phase"] == "Succeeded", jobs.get("room")
+
+
+def waits_for_a_node(cluster: Cluster, account: str) -> None:
+    """A node does not prepare a pod, and the pod's events are read."""
+    jobs = cluster.namespace("node")
+    statuses = {"PodScheduled": "True", "PodReadyToStartContainers": "False"}
+    conditions = [{"type": kind, "status": status} for kind, status in statuses.items()]
+    cluster.knative.pod_status = {"phase": "Pending", "conditions": conditions}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_pods, "_PREPARATION_SECONDS", 0.2)
+        try:
+            jobs.apply(small_job("node", steps=1))
+            wait_for(lambda: Permission("", "events", "list") in cluster.audit.used(account))
+        finally:
+            cluster.knative.pod_status = None
+    jobs.delete("node")
+    jobs.wait_gone("node")
 
 
 def is_changed_while_its_status_is_written(cluster: Cluster, account: str) -> None:

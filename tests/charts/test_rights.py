@@ -26,7 +26,7 @@ JOB_RIGHTS = {
     ("", "secrets"): {"get", "create"},
     ("networking.k8s.io", "networkpolicies"): {"get", "create", "patch", "delete"},
     ("", "resourcequotas"): {"list"},
-    ("", "events"): {"create"},
+    ("", "events"): {"list", "create"},
 }
 CLUSTER_RIGHTS = {
     ("apiextensions.k8s.io", "customresourcedefinitions"): {"get"},

@@ -1,13 +1,15 @@
 """Jobs whose pods use GPUs in turns, by the operator: what their users are told. Knative is emulated."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms import slot_division, slot_pool
+from rlhfless_operator.platforms import slot_division, slot_pool, stage_pods
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
@@ -95,6 +97,63 @@ def test_a_job_tells_of_pods_of_which_kubernetes_says_nothing_until_they_are_rea
 
     wait_for(goes_on)
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+
+
+def test_a_job_tells_why_a_node_does_not_prepare_its_pods(
+    jobs: Jobs, knative: KnativeEmulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_pods, "_PREPARATION_SECONDS", 0.5)
+    conditions = [
+        {"type": "PodScheduled", "status": "True"}, {"type": "PodReadyToStartContainers", "status": "False"}
+    ]  # fmt: skip
+    knative.pod_status = {"phase": "Pending", "conditions": conditions}
+    why = "Failed to prepare dynamic resources: dial unix gpu.test.sock: connect: connection refused"
+    told: set[str] = set()
+    path = f"/api/v1/namespaces/{jobs.namespace}/pods"
+
+    def says_so() -> bool:
+        """As the kubelet does, of every pod that there is."""
+        _, answer = jobs.server.request("GET", path)
+        for pod in answer["items"]:
+            for kind, reason, message in (
+                ("Normal", "Scheduled", "Successfully assigned"),
+                ("Warning", "FailedPrepareDynamicResources", why),
+            ):
+                if pod["metadata"]["name"] not in told:
+                    event = event_of(pod, kind, reason, message)
+                    status, made = jobs.server.request("POST", f"/api/v1/namespaces/{jobs.namespace}/events", event)
+                    assert status == 201, made
+            told.add(pod["metadata"]["name"])
+        return why in condition(jobs.status("job"), "PodsHealthy").get("message", "")
+
+    try:
+        jobs.apply(small_job(steps=1, pods=LIMITS))
+        wait_for(says_so, lambda: str(jobs.status("job")))
+    finally:
+        knative.pod_status = None
+    found = condition(jobs.status("job"), "PodsHealthy")
+    assert found["status"] == "False"
+    assert "(its ResourceClaims: rlhfless-default-0-0): FailedPrepareDynamicResources: " in found["message"]
+    assert "see that the DRA driver of its GPUs runs on the pod's node" in found["message"]
+    # The driver has come back, for which the emulated pods can't wait.
+    _, answer = jobs.server.request("GET", path)
+    for pod in answer["items"]:
+        jobs.server.request("DELETE", f"{path}/{pod['metadata']['name']}?gracePeriodSeconds=0")
+    assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+    assert condition(jobs.status("job"), "PodsHealthy")["status"] == "True"
+
+
+def event_of(pod: dict[str, Any], kind: str, reason: str, message: str) -> dict[str, Any]:
+    """An event of a pod, of now."""
+    about = {field: pod["metadata"][field] for field in ("name", "namespace", "uid")}
+    return {
+        "metadata": {"generateName": pod["metadata"]["name"] + "-", "namespace": about["namespace"]},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
 
 
 def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) -> None:

@@ -70,6 +70,19 @@ def test_actors_leave_the_slots_of_their_own_preparation_alone_where_they_can():
     assert take_turns([task(1, "actor-c", "actor-d")], use(homes, jobs=jobs)).granted == {1: "actor-d"}
 
 
+def test_an_instance_is_started_only_where_no_other_can_take_the_task_now():
+    homes = {"asleep": ("a",), "idle": ("b",), "fresh": ("c",)}
+    known = {"awake": ("idle",), "idle": ["idle"], "unstarted": ["fresh"]}
+    assert take_turns([task(1, "fresh", "asleep", "idle")], use(homes, **known)).granted == {1: "idle"}
+    assert take_turns([task(1, "fresh", "asleep")], use(homes, **known)).granted == {1: "asleep"}
+    turns = take_turns([task(1, "fresh", "asleep")], use({**homes, "asleep": ("b",)}, **known))
+    assert (turns.granted, turns.sleeps) == ({}, ["idle"]), "to wake costs less than to start"
+    homes |= {"busy": ("a",)}
+    assert take_turns([task(1, "asleep", "fresh")], use(homes, awake=("busy",), unstarted=["fresh"])).granted == {
+        1: "fresh"
+    }
+
+
 def test_the_higher_priority_comes_first_then_the_job_that_had_less():
     waiting = [task(1, "actor-a", job="low"), task(2, "actor-a", job="high", priority=1)]
     assert take_turns(waiting, use(TWO_GROUPS)).granted == {2: "actor-a"}

@@ -1,4 +1,4 @@
-"""Which local instance has which GPUs: they are nobody's twice, and who has to sleep is enough and no more."""
+"""Which local instance has which GPUs: they are nobody's twice, and a fresh one disturbs no more than it has to."""
 
 import stat
 from pathlib import Path
@@ -41,48 +41,52 @@ def test_what_the_user_lets_be_seen_counts(tmp_path: Path, variable: str, gpus: 
     assert visible_gpus({**environment, "CUDA_VISIBLE_DEVICES": variable}) == gpus
 
 
+def settle(account: GpuAccount, instance: str, stage: Stage) -> None:
+    """Start an instance, for which there is room."""
+    assert account.has_room(stage)
+    home = account.home_of_fresh(stage)
+    assert home is not None
+    account.settle(instance, home)
+
+
 def test_a_fresh_instance_goes_where_the_fewest_sleep() -> None:
     account = GpuAccount(["0", "1", "2"], {"generation": 1, "learning": 1})
-    account.settle("generation-1", "generation")
-    account.settle("generation-2", "generation")
+    settle(account, "generation-1", "generation")
+    settle(account, "generation-2", "generation")
     account.sleep("generation-1")
-    account.settle("learning-3", "learning")
+    settle(account, "learning-3", "learning")
     assert account.of("learning-3") == ("2",)
     account.sleep("generation-2")
-    account.settle("learning-4", "learning")
+    settle(account, "learning-4", "learning")
     assert account.of("learning-4") in [("0",), ("1",)]
 
 
 def test_an_instance_wakes_on_the_gpus_that_it_began_with() -> None:
     account = GpuAccount(["0", "1"], {"generation": 1, "learning": 2})
-    account.settle("generation-1", "generation")
+    settle(account, "generation-1", "generation")
     account.sleep("generation-1")
-    account.settle("learning-2", "learning")
+    settle(account, "learning-2", "learning")
     assert not account.wake("generation-1")
-    assert account.displaced_by_waking(["generation-1"], idle=["learning-2"], leaving=[]) == ("learning-2",)
-    assert account.displaced_by_waking(["generation-1"], idle=[], leaving=["learning-2"]) == ()
-    assert account.displaced_by_waking(["generation-1"], idle=[], leaving=[]) is None
     account.leave("learning-2")
     assert account.wake("generation-1")
     assert account.of("generation-1") == ("0",)
     assert not account.has_room("learning")
 
 
-def test_no_more_sleep_than_have_to() -> None:
-    account = GpuAccount(["0", "1", "2"], {"generation": 1, "learning": 2})
+def test_a_fresh_instance_goes_to_free_gpus_then_to_those_that_are_given_back_then_to_those_without_work() -> None:
+    account = GpuAccount(["0", "1", "2", "3"], {"generation": 1, "learning": 2})
     for number in (1, 2, 3):
-        account.settle(f"generation-{number}", "generation")
-    idle = ["generation-3", "generation-1", "generation-2"]
-    assert account.displaced_by_fresh("learning", idle, leaving=[]) == ["generation-3", "generation-1"]
-    assert account.displaced_by_fresh("learning", idle[1:], leaving=["generation-3"]) == ["generation-1"]
-    assert account.displaced_by_fresh("learning", idle[:1], leaving=[]) is None
+        settle(account, f"generation-{number}", "generation")
+    assert account.home_of_fresh("learning", idle=["generation-3", "generation-1"]) == ["3", "2"]
+    assert account.home_of_fresh("learning", idle=["generation-3"], leaving=["generation-1"]) == ["3", "0"]
+    assert account.home_of_fresh("learning") == ["3", "0"], "the first of those at work: it is named, and waited for"
+    assert GpuAccount(["0"], {"learning": 2}).home_of_fresh("learning") is None
 
 
 def test_without_gpus_there_is_room_for_everybody() -> None:
     account = GpuAccount([], {"generation": 4})
     assert not account.any
-    assert account.has_room("generation")
-    account.settle("generation-1", "generation")
+    settle(account, "generation-1", "generation")
     assert account.of("generation-1") == ()
     account.sleep("generation-1")
     assert account.wake("generation-1")
@@ -102,7 +106,7 @@ def test_no_gpu_is_ever_used_by_two(gpus: int, per_instance: dict[Stage, int], m
         stage = STAGES[choice % 3]
         instance = f"{stage}-{number}"
         if move == "settle" and account.has_room(stage):
-            account.settle(instance, stage)
+            settle(account, instance, stage)
             using[instance] = account.of(instance)
             assert len(using[instance]) == per_instance[stage]
         elif move == "sleep" and using:
@@ -123,11 +127,11 @@ def test_no_gpu_is_ever_used_by_two(gpus: int, per_instance: dict[Stage, int], m
         assert set(used) <= set(names)
         for stage in STAGES:
             assert account.has_room(stage) == (gpus - len(used) >= per_instance[stage])
-            displaced = account.displaced_by_fresh(stage, sorted(using), leaving=[])
-            enough = gpus >= per_instance[stage]
-            assert (displaced is not None) == enough
-            freed = sum(len(using[name]) for name in displaced or ())
-            assert not enough or gpus - len(used) + freed >= per_instance[stage]
+            home = account.home_of_fresh(stage, sorted(using))
+            assert (home is not None) == (gpus >= per_instance[stage])
+            if home is not None:
+                taken = len([gpu for gpu in home if gpu in used])
+                assert taken == max(0, per_instance[stage] - (gpus - len(used))), "no more than have to are disturbed"
 
 
 @pytest.mark.parametrize(

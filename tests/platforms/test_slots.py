@@ -1,4 +1,4 @@
-"""Whose turn it is on which slots: never two at a time, and none is displaced without need."""
+"""Who has which slots, and who is awake on them: never two at a time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,33 +22,28 @@ def test_an_instance_begins_asleep_on_slots_that_become_known_with_it() -> None:
     assert "learning" not in account
 
 
-def test_the_first_whose_slots_are_free_wakes() -> None:
+def test_an_instance_wakes_where_nobody_else_is_awake() -> None:
     account = account_of({"learning": ("a", "b"), "actor-1": ("a",), "actor-2": ("b",)}, "a", "b")
-    assert account.wake_one(["actor-1"]) == "actor-1"
-    assert account.wake_one(["learning", "actor-1"]) == "actor-1", "it is awake already"
-    assert account.wake_one(["learning"]) is None
-    assert account.wake_one(["learning", "actor-2"]) == "actor-2"
-    assert account.held_by("actor-2") == ["b"]
-
-
-def test_only_idle_instances_are_displaced_and_only_where_all_of_them_would_do() -> None:
-    account = account_of({"learning": ("a", "b"), "actor-1": ("a",), "actor-2": ("b",)}, "a", "b")
-    account.wake_one(["actor-1"])
-    account.wake_one(["actor-2"])
-    assert account.displaced_by_waking(["learning"], idle=["actor-1"], leaving=[]) is None
-    assert account.displaced_by_waking(["learning"], idle=["actor-1"], leaving=["actor-2"]) == ("actor-1",)
-    assert account.displaced_by_waking(["learning"], idle=[], leaving=["actor-1", "actor-2"]) == ()
-    assert account.displaced_by_waking([], idle=["actor-1", "actor-2"], leaving=[]) is None
+    assert account.wake("actor-1")
+    assert account.wake("actor-1"), "it is awake already"
+    assert not account.may_wake("learning")
+    assert not account.wake("learning")
+    assert account.holders == {"a": "actor-1", "b": None}, "it takes no part of its slots"
+    assert account.wake("actor-2")
+    account.sleep("actor-1")
+    account.sleep("actor-2")
+    assert account.wake("learning")
+    assert account.holders == {"a": "learning", "b": "learning"}
 
 
 def test_who_has_left_holds_nothing() -> None:
     account = account_of({"one": ("a",), "other": ("a",)}, "a")
-    account.wake_one(["one"])
+    assert account.wake("one")
     assert account.residents("a") == 2
     account.leave("one")
     account.leave("unknown")
     assert account.residents("a") == 1
-    assert account.wake_one(["other"]) == "other"
+    assert account.wake("other")
 
 
 @given(
@@ -64,16 +59,9 @@ def test_no_slot_is_ever_used_by_two(homes: list[set[int]], moves: list[tuple[st
         if name not in account:
             continue
         if move == "wake":
-            if account.wake_one([name]):
-                awake.add(name)
-            else:
-                displaced = account.displaced_by_waking([name], idle=sorted(awake), leaving=[])
-                assert displaced is not None
-                for each in displaced:
-                    account.sleep(each)
-                    awake.discard(each)
-                assert account.wake_one([name]) == name
-                awake.add(name)
+            others = {slot for each in awake - {name} for slot in account.of(each)}
+            assert account.wake(name) == others.isdisjoint(account.of(name))
+            awake |= {name} if others.isdisjoint(account.of(name)) else set()
         elif move == "sleep":
             account.sleep(name)
             awake.discard(name)
@@ -82,4 +70,5 @@ def test_no_slot_is_ever_used_by_two(homes: list[set[int]], moves: list[tuple[st
             awake.discard(name)
         used = [slot for each in awake for slot in account.of(each)]
         assert len(used) == len(set(used))
+        assert {slot for slot, holder in account.holders.items() if holder is not None} == set(used)
         assert set(account.free()).isdisjoint(used)

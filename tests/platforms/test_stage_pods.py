@@ -141,19 +141,29 @@ def test_a_pod_that_its_node_does_not_prepare_is_told_of_after_a_while(book: Sta
         )
 
     now = time.monotonic()
-    assert book.suspect_unprepared(now) is None
+    assert book.next_unprepared is None
     book.changed(waiting("False"), first=False)
-    due = book.suspect_unprepared(now)
+    due = book.next_unprepared
     assert due is not None and due > now
-    assert book.problem() == ""
-    assert book.suspect_unprepared(due) is None
+    assert book.unprepared(now) == [] and book.problem() == ""
+    (view,) = book.unprepared(due)
+    book.suspect_unprepared(view, "")
     assert book.problem("p") == "p: Pending: its node has not prepared it for 15 s"
+    # Kubernetes may say why only later.
+    assert book.unprepared(due) == []
+    again = book.next_unprepared
+    assert again is not None and again > due
+    (view,) = book.unprepared(again)
+    book.suspect_unprepared(view, "FailedMount: no such volume")
+    assert book.problem("p") == "p: Pending: its node has not prepared it for 15 s: FailedMount: no such volume"
     book.changed(waiting("False"), first=False)
     assert book.problem("p") != "", "news of the pod that change nothing"
     # From here on an image may be pulled, which takes its time.
     book.changed(waiting("True"), first=False)
     assert book.problem("p") == ""
-    assert book.suspect_unprepared(due + 100) is None
+    assert book.unprepared(again + 100) == [] and book.next_unprepared is None
+    book.suspect_unprepared(view, "FailedMount: no such volume")
+    assert book.problem("p") == "", "it was prepared while the reason was read"
 
 
 def test_deletion_costs_are_highest_at_work_and_higher_for_what_is_kept(book: StagePods) -> None:

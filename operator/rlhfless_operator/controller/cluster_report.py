@@ -51,6 +51,11 @@ _REMEDIES = (
         "a claim goes with its last pod, and is made again: kubectl describe resourceclaim says which pods it has",
     ),
     (
+        "FailedPrepareDynamicResources",
+        "see that the DRA driver of its GPUs runs on the pod's node; the pod starts once it does",
+    ),
+    ("FailedMount|FailedAttachVolume", "see that the volume it names is there, and can be mounted on its node"),
+    (
         "its node has not prepared it",
         "read why: kubectl describe pod POD; its GPUs' driver may not run on the node, or a volume can't be mounted",
     ),

@@ -58,10 +58,12 @@ class ResourceClient(Generic[Object]):
         """
         return self._read(await self._transport.send("get", "GET", self._kind.path(namespace, name)))
 
-    async def list(self, namespace: str | None = None, *, label_selector: str = "") -> Listing[Object]:
+    async def list(
+        self, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> Listing[Object]:
         """The objects of a namespace, or of all namespaces, and the resource version to watch on from."""
         items: list[Object] = []
-        query = {"limit": str(_PAGE), **_selecting(label_selector)}
+        query = {"limit": str(_PAGE), **_selecting(label_selector, field_selector)}
         while True:
             answer = await self._transport.send("list", "GET", self._kind.path(namespace), query=query)
             items += [self._read(item) for item in answer["items"]]
@@ -157,8 +159,9 @@ class ResourceClient(Generic[Object]):
         return self._kind.model.model_validate(content)
 
 
-def _selecting(label_selector: str) -> dict[str, str]:
-    return {"labelSelector": label_selector} if label_selector else {}
+def _selecting(label_selector: str, field_selector: str = "") -> dict[str, str]:
+    selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+    return {name: selector for name, selector in selectors.items() if selector}
 
 
 def _dry(dry_run: bool) -> dict[str, str]:

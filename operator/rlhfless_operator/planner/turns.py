@@ -46,6 +46,8 @@ class SlotUse:
     """Slots on which an instance may be awake that is not known of."""
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU-seconds that each job has had lately."""
+    unstarted: Collection[str] = ()
+    """Instances that would have to be started: they take a task that no other one can take now."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
 class _Round:
     def __init__(self, tasks: Sequence[WaitingTask], use: SlotUse) -> None:
         self._use = use
-        self._waiting = list(tasks)
+        self._waiting = tasks
         yielding = {*use.idle, *use.leaving}
         free = {slot for slot, holder in use.holders.items() if holder is None or holder in yielding}
         self._open = free - set(use.closed)
@@ -86,9 +88,7 @@ class _Round:
 
     def turns(self) -> Turns:
         blocked = []
-        while self._waiting:
-            task = min(self._waiting, key=self._key)
-            self._waiting.remove(task)
+        for task in sorted(self._waiting, key=self._key):
             instances = [name for name in task.instances if name not in self._taken]
             able = [name for name in instances if self._open.issuperset(self._use.homes[name])]
             if able:
@@ -107,12 +107,14 @@ class _Round:
             return -task.priority, False, 0, 0.0, task.number
         return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
-    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, int, int, int]:
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, int, int, int]:
         """An instance that is awake comes first, then one that displaces none. Of the others, first one that is not
         where another stage of its job has an instance of its size, which may have a task before this one ends:
         preparation works while others generate. Then one on slots that the fewest large instances of other jobs could
         have now; a job's own learner comes after its other stages."""
         home = set(self._use.homes[name])
+        if not home:
+            return name in self._use.unstarted, name not in self._use.idle, 0, 0, 0
         holders = {self._use.holders[slot] for slot in home} - {None, name}
         neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
         mine = {other for other in neighbours if self._use.jobs.get(other) == task.job} - set(task.instances)
@@ -122,7 +124,7 @@ class _Round:
             for other in neighbours
             if self._use.jobs.get(other) != task.job
         )
-        return name not in self._use.idle, len(holders), small, large
+        return name in self._use.unstarted, name not in self._use.idle, len(holders), small, large
 
     def _give(self, task: WaitingTask, name: str) -> None:
         home = self._use.homes[name]

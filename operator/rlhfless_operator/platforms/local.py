@@ -15,6 +15,7 @@ import aiohttp
 
 from rlhfless_functions.api import Done, Event, RunRequest, Stage
 from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.planner.turns import take_turns
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
     InstanceState,
@@ -26,6 +27,7 @@ from rlhfless_operator.platforms.base import (
 from rlhfless_operator.platforms.fork_server import ForkServer
 from rlhfless_operator.platforms.local_gpus import GpuAccount
 from rlhfless_operator.platforms.local_process import LocalProcess
+from rlhfless_operator.platforms.local_turns import Waiting, longest_asleep, look
 from rlhfless_operator.platforms.stream import open_session, run_task, shows_work
 
 _DRAIN_SECONDS = 10.0
@@ -72,10 +74,10 @@ class LocalPlatform:
         self._preloads: dict[Stage, Preload | None] = {}
         self._processes: dict[str, LocalProcess] = {}
         self._numbers = itertools.count(1)
-        self._changed = asyncio.Condition()
         self._gpus = GpuAccount(gpus, gpus_per_instance or {})
-        self._waiting = 0
-        """Tasks that have no instance yet."""
+        self._waiting: dict[int, Waiting] = {}
+        """Tasks that have no instance yet, in their order."""
+        self._numbers_of_tasks = itertools.count(1)
         self._fork_server = ForkServer(
             log_path, emulated=emulation is not None, on_report=self._heard, on_end=self._template_ended
         )
@@ -154,54 +156,71 @@ class LocalPlatform:
         return [process for process in self._processes.values() if process.stage == stage and process.kept]
 
     async def _acquire(self, stage: Stage) -> LocalProcess:
-        self._waiting += 1
+        turn: asyncio.Future[LocalProcess] = asyncio.get_running_loop().create_future()
+        number = next(self._numbers_of_tasks)
+        self._waiting[number] = Waiting(stage, turn)
         try:
-            while True:
-                if (process := self._free_instance(stage)) is not None:
-                    self._enter(process, "switching" if process.asleep else "busy")
-                    return process
-                if self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS:
-                    raise InstanceLostError(f"{stage} instances end before they are ready; see {self._log_path}")
-                self._make_room(stage)
-                async with self._changed:
-                    await self._changed.wait()
+            self._take_turns()
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                # Its turn had come in the same moment.
+                self._give_back(turn.result())
+            raise
         finally:
-            self._waiting -= 1
+            self._waiting.pop(number, None)
 
-    def _free_instance(self, stage: Stage) -> LocalProcess | None:
-        """One without work, or one that sleeps and whose GPUs nobody uses."""
-        kept = sorted(self._kept(stage), key=lambda candidate: candidate.idle_since)
-        for process in kept:
-            if process.state == "idle":
-                return process
-        woken = self._gpus.wake_one([process.name for process in kept if process.asleep])
-        return self._processes[woken] if woken is not None else None
+    def _give_back(self, process: LocalProcess) -> None:
+        """An instance's turn has come for a task that is no more."""
+        if process.state == "switching":
+            self._gpus.sleep(process.name)
+            self._enter(process, "asleep")
+        elif process.state == "busy":
+            self._enter(process, "idle")
+        self._release_surplus(process.stage)
+        self._tell()
 
-    def _giving_way(self) -> tuple[list[str], list[str]]:
-        """Instances without work, the longest idle first, and those that give their GPUs back already."""
-        idle = sorted((each for each in self._processes.values() if each.state == "idle"), key=lambda e: e.idle_since)
-        return [process.name for process in idle], [each.name for each in self._processes.values() if each.leaving]
+    def _take_turns(self) -> None:
+        """Give tasks that wait an instance, have instances sleep that are in the way, and start those that lack."""
+        started = True
+        while started:
+            # A task that was cut is there until it has heard of that.
+            waiting = {number: each for number, each in self._waiting.items() if not each.turn.done()}
+            situation = look(waiting, list(self._processes.values()), self._gpus, self._most)
+            turns = take_turns(situation.tasks, situation.use)
+            started = False
+            for number, name in turns.granted.items():
+                if (process := self._processes.get(name)) is not None:
+                    self._gpus.wake(name)
+                    self._enter(process, "switching" if process.asleep else "busy")
+                    waiting.pop(number).turn.set_result(process)
+                else:
+                    # Its turn comes when the instance is ready. Another task may need one too.
+                    started = True
+                    self._start_for(waiting[number].stage, situation.use.homes[name])
+            for name in turns.sleeps:
+                self._processes[name].falling_asleep = True
+                self._enter(self._processes[name], "switching")
+                self._spawn(self._sleep(self._processes[name]))
+        for each in waiting.values():
+            if self._never_ready(each.stage):
+                problem = f"{each.stage} instances end before they are ready; see {self._log_path}"
+                each.turn.set_exception(InstanceLostError(problem))
 
-    def _make_room(self, stage: Stage) -> None:
-        """Start an instance for a task that waits; or have others sleep, which have the GPUs that it needs."""
-        kept = self._kept(stage)
-        asleep = [process for process in kept if process.asleep]
-        if len(kept) - len(asleep) >= max(1, self._targets.get(stage, 0)):
-            return
-        if not asleep and self._start(stage):
-            return
-        idle, leaving = self._giving_way()
-        displaced: Sequence[str] | None
-        displaced = self._gpus.displaced_by_waking([process.name for process in asleep], idle, leaving)
-        if displaced is None:
-            displaced = self._gpus.displaced_by_fresh(stage, idle, leaving)
-            if asleep and displaced == [] and self._start(stage):
-                # Its own GPUs are busy for longer.
-                self._drain(asleep[0])
-        for name in displaced or ():
-            self._processes[name].falling_asleep = True
-            self._enter(self._processes[name], "switching")
-            self._spawn(self._sleep(self._processes[name]))
+    def _most(self, stage: Stage) -> int:
+        """How many instances of a stage may be at work for tasks that wait."""
+        return 0 if self._never_ready(stage) else max(1, self._targets.get(stage, 0))
+
+    def _never_ready(self, stage: Stage) -> bool:
+        """Whether too many instances of a stage have ended before they were ready."""
+        return self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS
+
+    def _start_for(self, stage: Stage, home: Sequence[str]) -> None:
+        """Start an instance for a task that waits. It replaces one that sleeps and whose GPUs are busy for longer."""
+        self._start(stage, home)
+        if len(kept := self._kept(stage)) > self._most(stage):
+            for process in longest_asleep(kept, self._processes, self._gpus)[:1]:
+                self._drain(process)
 
     async def _sleep(self, process: LocalProcess) -> None:
         """Have an idle instance give its GPUs back, or end it where it can't."""
@@ -213,7 +232,7 @@ class LocalPlatform:
             self._gpus.sleep(process.name)
             self._enter(process, "asleep")
             self._release_surplus(process.stage)
-        await self._tell()
+        self._tell()
 
     def _open_session(self) -> aiohttp.ClientSession:
         self._session = self._session or open_session()
@@ -228,31 +247,29 @@ class LocalPlatform:
         if process.has_task:
             self._enter(process, "idle")
             self._release_surplus(process.stage)
-        await self._tell()
+        self._tell()
 
-    async def _tell(self) -> None:
-        """Something has changed: tasks that wait look again; where none does, instances start on GPUs that are free."""
-        if self._gpus.any and not self._waiting:
+    def _tell(self) -> None:
+        """Something has changed: it may be the turn of tasks that wait; where none does, instances start on GPUs that
+        are free."""
+        if self._waiting:
+            self._take_turns()
+        elif self._gpus.any:
             for stage in self._targets:
                 if not self._failed_starts.get(stage):
                     self._start_ahead(stage)
-        async with self._changed:
-            self._changed.notify_all()
 
     def _start_ahead(self, stage: Stage) -> None:
         """Have as many instances as are wanted, as far as there are GPUs that nobody uses."""
-        while len(self._kept(stage)) < self._targets[stage] and self._start(stage):
-            pass
+        while len(self._kept(stage)) < self._targets[stage] and self._gpus.has_room(stage):
+            self._start(stage, self._gpus.home_of_fresh(stage) or ())
 
-    def _start(self, stage: Stage) -> bool:
-        """Start an instance; False if it would have no GPUs."""
-        if not self._gpus.has_room(stage):
-            return False
+    def _start(self, stage: Stage, home: Sequence[str]) -> None:
+        """Start an instance on GPUs that are free."""
         name = f"{stage}-{next(self._numbers)}"
-        self._gpus.settle(name, stage)
+        self._gpus.settle(name, home)
         process = self._processes[name] = LocalProcess(name=name, stage=stage)
         self._spawn(self._bring_up(process))
-        return True
 
     async def _bring_up(self, process: LocalProcess) -> None:
         # The fork server imports everything once. That is no start-up of an instance, by which letting go is priced.
@@ -286,7 +303,7 @@ class LocalPlatform:
             self._failed_starts[process.stage] = 0
             self._enter(process, "idle")
             self._release_surplus(process.stage)
-        await self._tell()
+        self._tell()
 
     def _release_surplus(self, stage: Stage) -> None:
         if timer := self._release_timers.pop(stage, None):
@@ -370,7 +387,7 @@ class LocalPlatform:
                 self._preloads[process.stage] = None
                 self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
             self._ended(process)
-            await self._tell()
+            self._tell()
 
     async def _template_ended(self) -> None:
         """Its children died with it."""
@@ -378,4 +395,4 @@ class LocalPlatform:
             if process.state == "starting":
                 self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
             self._ended(process)
-        await self._tell()
+        self._tell()

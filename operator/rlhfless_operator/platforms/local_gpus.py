@@ -70,31 +70,33 @@ class GpuAccount(SlotAccount):
         """Whether enough GPUs are free for a fresh instance."""
         return len(self.free()) >= self._needed(stage)
 
-    def settle(self, instance: str, stage: Stage) -> None:
-        """Give a fresh instance GPUs, of which there is room: those with the fewest sleeping instances."""
-        free = sorted(self.free(), key=self.residents)
-        self.place(instance, free[: self._needed(stage)])
+    def settle(self, instance: str, home: Collection[str]) -> None:
+        """Give a fresh instance GPUs that are free."""
+        self.place(instance, home)
         self.wake(instance)
 
-    def displaced_by_fresh(self, stage: Stage, idle: Sequence[str], leaving: Collection[str]) -> list[str] | None:
-        """Which idle instances have to sleep for a fresh one to start: none where those that are leaving suffice.
+    def home_of_fresh(self, stage: Stage, idle: Sequence[str] = (), leaving: Collection[str] = ()) -> list[str] | None:
+        """Where a fresh instance would go, now or once it can: to GPUs that are free, those with the fewest sleeping
+        instances first; else to those that are given back already; else to those of instances without work.
 
         Args:
-            idle: instances without work, in the order in which to take them.
+            idle: instances without work, in the order in which to take their GPUs.
             leaving: instances that give their GPUs back already.
 
         Returns:
-            Their names; None where all of them would not do.
+            Names of GPUs; None where there are too few.
         """
-        lacking = self._needed(stage) - len(self.free()) - sum(len(self.held_by(name)) for name in leaving)
-        chosen: list[str] = []
-        for name in idle:
-            if lacking <= 0:
-                break
-            if held := self.held_by(name):
-                chosen.append(name)
-                lacking -= len(held)
-        return chosen if lacking <= 0 else None
+        yielding = [*leaving, *idle]
+        order = {name: number for number, name in enumerate(yielding)}
+
+        def rank(gpu: str) -> tuple[int, int]:
+            holder = self.holders[gpu]
+            if holder is None:
+                return -1, self.residents(gpu)
+            return order.get(holder, len(yielding)), 0
+
+        chosen = sorted(self.holders, key=rank)[: self._needed(stage)]
+        return chosen if len(chosen) == self._needed(stage) else None
 
     def _needed(self, stage: Stage) -> int:
         return self._per_instance.get(stage, 0) if self.any else 0

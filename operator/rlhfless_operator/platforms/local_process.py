@@ -52,6 +52,11 @@ class LocalProcess:
         return self.state == "busy" or (self.state == "switching" and not self.falling_asleep)
 
     @property
+    def at_work(self) -> bool:
+        """Whether it keeps its GPUs for a while: it has a task, or starts."""
+        return self.working and self.state != "idle"
+
+    @property
     def asleep(self) -> bool:
         """Whether it is kept without GPUs."""
         return self.state == "asleep" and not self.terminated

@@ -1,7 +1,6 @@
 """Slots: GPUs that instances use in turns. Which instance has which slots, and which one is awake on each.
 
-On one machine a slot is a GPU, on a cluster a ResourceClaim. Among the jobs of a cluster `planner/turns.py` decides
-whose turn it is; among the stages of one job on one machine `displaced_by_waking` does.
+On one machine a slot is a GPU, on a cluster a ResourceClaim. On both `planner/turns.py` decides whose turn it is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -52,9 +51,13 @@ class SlotAccount:
             if self._holders[slot] == instance:
                 self._holders[slot] = None
 
+    def may_wake(self, instance: str) -> bool:
+        """Whether nobody else uses an instance's slots."""
+        return all(self._holders[slot] in (None, instance) for slot in self.of(instance))
+
     def wake(self, instance: str) -> bool:
         """A sleeping instance is to use its slots again; False while others use any of them."""
-        if any(self._holders[slot] not in (None, instance) for slot in self.of(instance)):
+        if not self.may_wake(instance):
             return False
         for slot in self.of(instance):
             self._holders[slot] = instance
@@ -69,34 +72,6 @@ class SlotAccount:
         """Slots that no instance uses."""
         return [slot for slot, holder in self._holders.items() if holder is None]
 
-    def held_by(self, instance: str) -> list[str]:
-        """Slots that an instance uses."""
-        return [slot for slot, holder in self._holders.items() if holder == instance]
-
     def residents(self, slot: str) -> int:
         """How many instances use a slot in turns."""
         return sum(slot in home for home in self._homes.values())
-
-    def wake_one(self, asleep: Sequence[str]) -> str | None:
-        """Wake the first of some sleeping instances whose slots are free; None if there is none."""
-        return next((instance for instance in asleep if self.wake(instance)), None)
-
-    def displaced_by_waking(
-        self, asleep: Sequence[str], idle: Collection[str], leaving: Collection[str]
-    ) -> tuple[str, ...] | None:
-        """Which idle instances have to sleep for one of some sleeping instances to wake: none where those that are
-        leaving suffice.
-
-        Args:
-            asleep: instances that could take a task, in order of preference.
-            idle: instances without work.
-            leaving: instances that give their slots back already.
-
-        Returns:
-            Their names; None where all of them would not do.
-        """
-        for instance in asleep:
-            holders = {holder for slot in self.of(instance) if (holder := self._holders[slot]) is not None}
-            if not holders - set(idle) - set(leaving):
-                return tuple(sorted(holders - set(leaving)))
-        return None

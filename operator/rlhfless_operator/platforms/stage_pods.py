@@ -35,8 +35,8 @@ class _Pod:
     """Whether it is doing so."""
     suspicion: str = ""
     """What keeps it from starting, though Kubernetes says nothing of it."""
-    unprepared_since: float | None = None
-    """Since when its node has had it without preparing it."""
+    to_be_prepared_by: float | None = None
+    """When its node should have prepared it, or when to look again at why it has not."""
     proven: bool = False
     """Whether it has worked before its readiness was told: news of that is on its way."""
     fresh: bool = False
@@ -98,9 +98,9 @@ class StagePods:
             self._enter(view.name, pod, "starting", before=age if late else 0.0)
         pod.view = view
         if not view.unprepared:
-            pod.unprepared_since = None
-        elif pod.unprepared_since is None:
-            pod.unprepared_since = time.monotonic()
+            pod.to_be_prepared_by = None
+        elif pod.to_be_prepared_by is None:
+            pod.to_be_prepared_by = time.monotonic() + _PREPARATION_SECONDS
         if not (view.overlooked or view.unprepared):
             pod.suspicion = ""
         pod.proven = pod.proven and not view.ready
@@ -114,24 +114,33 @@ class StagePods:
             pod.suspicion = suspicion
             self.on_change()
 
-    def suspect_unprepared(self, at: float) -> float | None:
-        """Suspect pods that their nodes have not prepared for long, of which Kubernetes tells in events alone.
+    def unprepared(self, at: float) -> list[PodView]:
+        """Pods that their nodes have not prepared for long. Each is named now, and again while that goes on: Kubernetes
+        tells the reason in events alone, and may come to another one."""
+        found = []
+        for pod in self._pods.values():
+            if pod.to_be_prepared_by is not None and at >= pod.to_be_prepared_by and pod.view is not None:
+                pod.to_be_prepared_by = at + _PREPARATION_SECONDS
+                found.append(pod.view)
+        return found
 
-        Returns:
-            When to look again; None if no pod waits for its node.
+    def suspect_unprepared(self, view: PodView, reason: str) -> None:
+        """Suspect a pod that its node has not prepared for long.
+
+        Args:
+            reason: as Kubernetes has it; empty if it says none.
         """
-        due = []
-        for name, pod in self._pods.items():
-            if pod.unprepared_since is None or pod.suspicion:
-                continue
-            late = pod.unprepared_since + _PREPARATION_SECONDS
-            if at < late:
-                due.append(late)
-                continue
-            claims = ", ".join(pod.view.claims) if pod.view is not None else ""
-            of_claims = f" (its ResourceClaims: {claims})" if claims else ""
-            self.suspect(name, f"Pending: its node has not prepared it for {_PREPARATION_SECONDS:g} s{of_claims}")
-        return min(due, default=None)
+        claims = f" (its ResourceClaims: {', '.join(view.claims)})" if view.claims else ""
+        told = f"Pending: its node has not prepared it for {_PREPARATION_SECONDS:g} s{claims}"
+        pod = self._pods.get(view.name)
+        # It may have been prepared while the reason was read.
+        if pod is not None and pod.to_be_prepared_by is not None:
+            self.suspect(view.name, f"{told}: {reason}" if reason else told)
+
+    @property
+    def next_unprepared(self) -> float | None:
+        """When to look at `unprepared` again; None if no pod waits for its node."""
+        return min((due for pod in self._pods.values() if (due := pod.to_be_prepared_by) is not None), default=None)
 
     def gone(self, view: PodView) -> None:
         """A pod is no more."""

@@ -15,6 +15,7 @@ from rlhfless_operator.knative import ApiError, ConflictError, KnativeClient, No
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.job_objects import Endpoint
 from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
+from rlhfless_operator.platforms.pod_events import newest_warning
 from rlhfless_operator.platforms.pod_watch import PODS
 from rlhfless_operator.platforms.scaling import Scale, scale_of
 from rlhfless_operator.platforms.stage_pods import StagePods
@@ -51,6 +52,7 @@ class StageScaler:
         keep_alive: float,
         on_problem: Callable[[str], None],
     ) -> None:
+        self._client = client
         self._revisions = client.revisions
         self._pods_api = client.resource(PODS)
         self._session = session
@@ -125,7 +127,9 @@ class StageScaler:
         now = time.monotonic()
         asked = None if self._applied is None else self._applied[0]
         scale = scale_of(self._pods.situation(), asked=asked, keep_alive=self._keep_alive, at=now)
-        self._review_at = _earlier(scale.review_at, self._pods.suspect_unprepared(now))
+        for view in self._pods.unprepared(now):
+            self._pods.suspect_unprepared(view, await newest_warning(self._client, self._namespace, view.uid))
+        self._review_at = _earlier(scale.review_at, self._pods.next_unprepared)
         if scale.bounds != self._applied:
             # Before, so that whichever pod the ReplicaSet picks, it is none at work.
             if self._applied is None or scale.pods < self._applied[0]:

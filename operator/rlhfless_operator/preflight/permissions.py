@@ -29,7 +29,7 @@ _RIGHTS: Mapping[tuple[str, str], str] = {
     ("", "secrets"): "get create",
     ("networking.k8s.io", "networkpolicies"): "get create patch delete",
     ("", "resourcequotas"): "list",
-    ("", "events"): "create",
+    ("", "events"): "list create",
 }
 PERMISSIONS: tuple[Permission, ...] = tuple(
     Permission(group, resource, verb) for (group, resource), verbs in _RIGHTS.items() for verb in verbs.split()
