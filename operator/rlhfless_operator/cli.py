@@ -1,5 +1,4 @@
-"""The command line: `rlhfless run | validate | try-reward | convert | report | compare | sample | plan | simulate |
-preflight | operator | crd | reference`."""
+"""The command line, `rlhfless`: what each command is given, and whom it asks."""
 
 import asyncio
 import importlib.util
@@ -16,6 +15,7 @@ import typer
 from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.local.probe_command import probe
 
 app = typer.Typer(
     help="Serverless RLHF: train a language model by RL, with GPUs held only while they work.",
@@ -189,6 +189,9 @@ def sample(
     # The control plane has no torch; the answer is made in a process of the functions.
     command = [sys.executable, "-m", "rlhfless_functions.serving.sample", model, prompt, str(count), str(temperature)]
     raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
+
+
+app.command()(probe)
 
 
 @app.command()

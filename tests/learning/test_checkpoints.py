@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
-from rlhfless_functions.learning.checkpoints import save_checkpoint
+from rlhfless_functions.learning.checkpoints import restore_policy, save_checkpoint
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.state import initial_state
 from rlhfless_functions.learning.step import train_step
@@ -17,7 +19,8 @@ from rlhfless_functions.settings import (
     ModelSettings,
     OptimizerSettings,
 )
-from tests.learning.jobs import Job, context
+from rlhfless_functions.weights import load_policy
+from tests.learning.jobs import Job, context, job_of
 
 torch.set_num_threads(1)
 
@@ -55,3 +58,40 @@ def test_a_checkpoint_that_finds_no_room_is_named(job: Job, kilobytes: int) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert raised.value.reason == "artifact_unwritable"
     assert not Path(uri).exists()
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["whole", "adapter"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_gives_a_policy_the_weights_that_its_step_published(
+    tmp_path: Path, tiny_model: Path, lora: LoraSettings | None, ranks: int
+) -> None:
+    job = job_of(tmp_path, tiny_model, lora=lora)
+    published = job.undisturbed(2)[-1].weights
+    checkpoint = job.checkpoint(2)
+    policy = load_policy(job.model, job.initial)
+    restore_policy(checkpoint if ranks == 1 else divided(Path(checkpoint), ranks), policy)
+    expected = load_policy(job.model, published).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in policy.state_dict().items())
+
+
+def test_a_checkpoint_of_another_model_is_no_policys(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_of(tmp_path, tiny_model, lora=LoraSettings(rank=2))
+    job.undisturbed(1)
+    policy = load_policy(job.model.model_copy(update={"lora": None}), job.initial)
+    with pytest.raises(TaskError, match=r"checkpoint-1 does not fit the model that its job names"):
+        restore_policy(job.checkpoint(1), policy)
+
+
+def divided(folder: Path, ranks: int) -> str:
+    """The checkpoint as so many ranks would have written it."""
+    uri = f"{folder}-divided"
+    with artifacts.publish(uri) as parts:
+        for rank in range(ranks):
+            # A tensor may have fewer rows than there are ranks.
+            rows = {
+                name: (*tensor.chunk(ranks), *[tensor[:0]] * ranks)[rank].clone()
+                for name, tensor in load_file(folder / "policy.safetensors").items()
+            }
+            save_file(rows, parts / f"policy-{rank + 1}-of-{ranks}.safetensors")
+        (parts / "state.json").write_text(f'{{"version": 2, "processes": {ranks}}}')
+    return uri

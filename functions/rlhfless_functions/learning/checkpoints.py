@@ -95,6 +95,32 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
         ) from error
 
 
+def restore_policy(uri: str, policy: nn.Module) -> None:
+    """Give a policy the parameters of a checkpoint; any number of ranks may have written it.
+
+    Args:
+        uri: the checkpoint.
+        policy: the job's own, as it was before the first step.
+
+    Raises:
+        TaskError: `artifact_missing` if it cannot be had, `model_unloadable` if it is another model's. The policy is
+            then of no use any more.
+    """
+    with store_errors():
+        folder = artifacts.local_folder(uri)
+    try:
+        written = json.loads((folder / _STATE).read_text())["processes"]
+        parts = [folder / _part(_POLICY, rank, written) for rank in range(written)]
+        with torch.no_grad():
+            _restore_parameters(policy, parts, Ranks())
+    except (KeyError, ValueError, FileNotFoundError) as error:
+        raise TaskError(
+            "model_unloadable",
+            f"checkpoint {uri} does not fit the model that its job names ({error}): give the checkpoint of a run whose"
+            " spec.model is as it was",
+        ) from error
+
+
 def _learnt(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: local(parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad}
 

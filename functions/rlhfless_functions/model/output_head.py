@@ -82,6 +82,16 @@ def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
             logits = functional.linear(hidden.float(), head.weight.float(), bias)
         else:
             logits = head(hidden.to(head.weight.dtype)).float()
+    return _formed(causal, logits)
+
+
+def sampled_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """The same as generation has them: the head in the model's own number format, and float32 from there on."""
+    causal = causal_model(model)
+    return _formed(causal, causal.get_output_embeddings()(hidden).float())
+
+
+def _formed(causal: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
     form = _Form.of(causal)
     logits = logits * form.scale
     return logits if form.cap is None else form.cap * torch.tanh(logits / form.cap)

@@ -1,0 +1,114 @@
+"""What drafts from a layer's read-out would bring: the passes that they save, counted, and the time that they take.
+
+A cycle drafts up to d tokens, each by a pass of the layers up to the exit, and verifies them in one pass of the whole
+model, which draws one token more than were right. The layers up to the exit do not depend on those behind it, so the
+read-outs of a pass over a known response are the drafts that decoding would have made: its cycles can be counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlhfless_functions.generation.early_exit.readouts import Readouts
+
+DRAFTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
+"""Draft lengths that are tried. On a CPU a pass has sixteen rows anyway."""
+Choice = Literal["drawn", "likeliest"]
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """How responses would be decoded."""
+
+    count: int
+    """Verifying passes."""
+    drafted: int
+    """Tokens that were drafted, right or wrong."""
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of the parts of a cycle on this machine, one sequence at a time."""
+
+    drafts: Mapping[int, float]
+    """A drafted token, by the layer it leaves at, of some layers."""
+    passes: Mapping[int, float]
+    """A pass of the whole model, by its rows, of some numbers of rows. One row is plain decoding."""
+
+    def draft(self, layer: int) -> float:
+        """Seconds of a drafted token, between the layers that were measured."""
+        return _between(self.drafts, layer)
+
+    def verify(self, rows: int) -> float:
+        """Seconds of a pass with so many rows."""
+        return _between(self.passes, rows)
+
+
+@dataclass(frozen=True)
+class DraftSpeed:
+    """The best drafts of an exit."""
+
+    layer: int
+    """Layers that a draft passes."""
+    drafts: int
+    """Most tokens that a cycle drafts."""
+    choice: Choice
+    """Whether a draft is drawn with the token's own random number, or is the read-out's likeliest token."""
+    tokens_per_pass: float
+    """Tokens that a verifying pass comes to, its own among them."""
+    speed: float
+    """Tokens a second, relative to plain decoding; above 1 it pays."""
+
+
+def count_cycles(right: np.ndarray, lengths: Sequence[int], drafts: int, longest: int) -> Cycles:
+    """Count the cycles that decode responses.
+
+    Args:
+        right: [tokens] bool, the responses one behind the other: whether a draft in its place would be the token.
+        lengths: tokens of each response.
+        drafts: most tokens that a cycle drafts.
+        longest: no draft goes beyond this many response tokens.
+    """
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    # The first wrong draft at or behind each token.
+    places = np.where(right, len(right), np.arange(len(right)))
+    wrong = np.minimum.accumulate(places[::-1])[::-1] if len(right) else places
+    at, count, drafted = starts.copy(), 0, 0
+    while (going := at < ends).any():
+        at, starts, ends = at[going], starts[going], ends[going]
+        tried = np.minimum(drafts, longest - (at - starts) - 1)
+        count += len(at)
+        drafted += int(tried.sum())
+        at = at + np.minimum(wrong[at] - at, tried) + 1
+    return Cycles(count, drafted)
+
+
+def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[DraftSpeed]:
+    """The fastest way of drafting at each layer but the last, by counted cycles and measured times.
+
+    Args:
+        readouts: of responses of one sequence at a time.
+        times: on the machine in question.
+        longest: most tokens of a response.
+    """
+    tokens = sum(readouts.lengths)
+    plain = tokens * times.verify(1)
+    found = []
+    for layer in range(1, len(readouts.drawn)):
+        options = []
+        ways: tuple[tuple[Choice, np.ndarray], ...] = (("drawn", readouts.drawn), ("likeliest", readouts.likeliest))
+        for choice, right in ways:
+            for drafts in DRAFTS:
+                cycles = count_cycles(right[layer - 1], readouts.lengths, drafts, longest)
+                seconds = cycles.drafted * times.draft(layer) + cycles.count * times.verify(drafts + 1)
+                options.append(DraftSpeed(layer, drafts, choice, tokens / cycles.count, plain / seconds))
+        found.append(max(options, key=lambda option: option.speed))
+    return found
+
+
+def _between(seconds: Mapping[int, float], at: int) -> float:
+    known = sorted(seconds)
+    return float(np.interp(at, known, [seconds[each] for each in known]))

@@ -1,0 +1,68 @@
+"""From read-outs to what they say of a model: pure functions of arrays. Layers are counted from 1 here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfless_functions.generation.early_exit.readouts import Readouts
+
+THRESHOLDS = np.linspace(0.0, 1.0, 201)
+
+
+@dataclass(frozen=True)
+class Skippable:
+    """Layers that could be skipped while the drawn tokens stay the same as often as is asked for."""
+
+    layer: int
+    """The first layer from which on every layer's draws agree that often: all tokens could leave there."""
+    one_layer: float
+    """The share of layers behind it."""
+    threshold: float | None
+    """Tokens leave at the first layer whose likeliest token has this probability; None if none may leave."""
+    by_confidence: float
+    """Mean share of layers behind the one where a token leaves (CALM's softmax response, arXiv 2207.07061)."""
+
+
+def settled(drawn: np.ndarray) -> np.ndarray:
+    """Whether a token's draw is right at this layer and at all later ones: it is from its saturation on.
+
+    Args:
+        drawn: [layers, tokens] bool.
+    """
+    return np.logical_and.accumulate(drawn[::-1], axis=0)[::-1]
+
+
+def suitability(drawn: np.ndarray) -> float:
+    """Mean share of the layers behind the one where a token's draw is settled, in [0, 1).
+
+    It is what an oracle would skip that knows for each token when its read-outs do not change any more: the saturation
+    event of Geva et al. (arXiv 2203.14680), and the oracle of CALM (arXiv 2207.07061).
+
+    Args:
+        drawn: [layers, tokens] bool.
+    """
+    layers = len(drawn)
+    return float(settled(drawn)[:-1].mean(axis=1).sum() / layers) if layers > 1 else 0.0
+
+
+def skippable(readouts: Readouts, agreement: float) -> Skippable:
+    """What could be skipped, by one layer for all tokens, and by each token's own confidence.
+
+    Args:
+        readouts: of the tokens.
+        agreement: least share of tokens that stay the same.
+    """
+    layers, tokens = readouts.drawn.shape
+    enough = readouts.drawn.mean(axis=1) >= agreement
+    enough[-1] = True
+    layer = int(np.logical_and.accumulate(enough[::-1])[::-1].argmax()) + 1
+    # Whatever its confidence, a token leaves behind the last layer, and is then the whole model's.
+    right = np.vstack([readouts.drawn[:-1], np.ones((1, tokens), dtype=bool)])
+    threshold, share = None, 0.0
+    for each in THRESHOLDS:
+        sure = np.vstack([readouts.confidence[:-1] >= each, np.ones((1, tokens), dtype=bool)])
+        leaves = sure.argmax(axis=0)
+        skipped = float((layers - 1 - leaves).mean() / layers)
+        if right[leaves, np.arange(tokens)].mean() >= agreement and skipped > share:
+            threshold, share = float(each), skipped
+    return Skippable(layer, (layers - layer) / layers, threshold, share)
