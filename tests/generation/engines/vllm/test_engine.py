@@ -46,6 +46,7 @@ from tests.generation.shares import Outcome, run, run_and_kill
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
+from rlhfless_functions.generation.engines.vllm.arguments import CPU_BLOCK_TOKENS
 from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
 
 torch.set_num_threads(1)
@@ -149,7 +150,8 @@ def test_sequences_that_outgrow_the_cache_are_preempted_and_none_is_lost(folder:
     engine = VllmEngine(EngineSettings(kv_budget_tokens=256, sequence_tokens=192))
     engine.load(settings_of(folder), version(folder))
     sampling = SamplingSettings(max_prompt_tokens=64, max_response_tokens=120)
-    assert engine.start(share(1, 1), sampling, None).room.kv_tokens == 256
+    # A block may be left over.
+    assert engine.start(share(1, 1), sampling, None).room.kv_tokens in (256, 256 + CPU_BLOCK_TOKENS)
     assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192, keeps_contexts=True)
     crowded = generate(engine, share(8, 3), sampling)
     roomy = TransformersEngine()
