@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from harness.chart import Chart
-from harness.jobs import STEPS, Jobs, in_stage, short
+from harness.jobs import STEPS, Jobs, reach, short
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 
@@ -67,9 +67,8 @@ def test_two_pods_come_to_the_weights_of_one(jobs: Jobs, storage: Storage, alone
 
 
 def test_a_step_goes_on_without_a_pod_that_is_lost(jobs: Jobs, kubectl: Kubectl, storage: Storage, alone: str) -> None:
-    name, root = "lost-learner", "/artifacts/runs/lost-learner"
-    jobs.apply(short(name, **GIVEN, learning=LEARNING))
-    jobs.wait(name, "learning of the second step or a later one", in_stage("learning", storage, root), 600)
+    name = "lost-learner"
+    root = reach("learning", jobs, storage, short(name, **GIVEN, learning=LEARNING))
     pods = kubectl.list("pods", **{"rlhfless.io__job": name, "rlhfless.io__stage": "learning"})
     assert len(pods) == 2
     now = ("--grace-period=0", "--force", "--wait=false")

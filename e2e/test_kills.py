@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
+from harness.jobs import KEPT, Jobs, finish_as, reach, short
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
@@ -47,8 +47,6 @@ def test_a_kill_changes_nothing(
     if victim == "api-server" and options.kill_api_server is None:
         pytest.skip("RLHFLESS_E2E_KILL_API_SERVER names no command that kills the API server")
     name = f"kill-{victim}-in-{stage}"
-    root = f"/artifacts/runs/{name}"
-    jobs.apply(short(name, **KEPT))
-    jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
+    root = reach(stage, jobs, storage, short(name, **KEPT))
     kill(jobs.kubectl, options, victim, name)
     finish_as(undisturbed, jobs, storage, name, root)

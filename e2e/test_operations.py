@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.chart import Chart
-from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
+from harness.jobs import KEPT, Jobs, finish_as, reach, short
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 
@@ -18,12 +18,11 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Jobs:
 
 def test_evicted_pods_hand_over_their_work(jobs: Jobs, storage: Storage, undisturbed: str) -> None:
     kubectl = jobs.kubectl
-    jobs.apply(short("evicted", **KEPT))
-    jobs.wait("evicted", "generates", in_stage("generation", storage, "/artifacts/runs/evicted"), 400)
+    root = reach("generation", jobs, storage, short("evicted", **KEPT))
     # As `kubectl drain` does it, which would also evict what the rest of the cluster runs on its only node.
     for pod in kubectl.list("pods", **{"rlhfless.io__job": "evicted"}):
         evict(kubectl, pod["metadata"]["name"])
-    finish_as(undisturbed, jobs, storage, "evicted", "/artifacts/runs/evicted")
+    finish_as(undisturbed, jobs, storage, "evicted", root)
 
 
 def evict(kubectl: Kubectl, pod: str) -> None:
@@ -56,10 +55,9 @@ def test_a_job_waits_for_quota_and_goes_on(
 
 
 def test_an_upgrade_in_mid_run_changes_nothing(jobs: Jobs, storage: Storage, undisturbed: str, chart: Chart) -> None:
-    jobs.apply(short("upgraded", **KEPT))
-    jobs.wait("upgraded", "generates", in_stage("generation", storage, "/artifacts/runs/upgraded"), 400)
+    root = reach("generation", jobs, storage, short("upgraded", **KEPT))
     chart.install(operator={"podAnnotations": {"rlhfless.io/upgraded": "true"}})
-    finish_as(undisturbed, jobs, storage, "upgraded", "/artifacts/runs/upgraded")
+    finish_as(undisturbed, jobs, storage, "upgraded", root)
 
 
 def test_an_uninstalled_chart_leaves_jobs_that_can_be_deleted(jobs: Jobs, chart: Chart, kubectl: Kubectl) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.dra_driver import DraDriver
 from harness.images import Images
-from harness.jobs import ONE_GPU, Jobs, finish_as, in_stage, short
+from harness.jobs import ONE_GPU, Jobs, finish_as, reach, short
 from harness.kubectl import Kubectl, is_ready
 from harness.options import Options
 from harness.processes import Processes
@@ -54,9 +54,7 @@ def test_a_lost_pod_is_replaced_while_the_driver_of_its_claim_is_away(
     one_slot: Jobs, kubectl: Kubectl, storage: Storage, driver: DraDriver, undisturbed: str, stage: str
 ) -> None:
     name = f"slots-driver-in-{stage}"
-    root = f"/artifacts/runs/{name}"
-    one_slot.apply(short(name, **ONE_GPU))
-    one_slot.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
+    root = reach(stage, one_slot, storage, short(name, **ONE_GPU))
     driver.kill()
     lost = {pod["metadata"]["name"] for pod in pods_of(kubectl, name, stage)}
     kubectl("delete", "pods", *sorted(lost), "--grace-period=0", "--force", "--ignore-not-found", "--wait=false")

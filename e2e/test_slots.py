@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.jobs import ONE_GPU, QUICKSTART, STEPS, Jobs, finish_as, in_stage, quickstart, short, steps_of, weights_of
+from harness.jobs import ONE_GPU, QUICKSTART, STEPS, Jobs, finish_as, quickstart, reach, short, steps_of, weights_of
 from harness.kubectl import Kubectl
 from harness.storage import Storage
 from harness.turns import AwakeSpans
@@ -105,9 +105,7 @@ def test_a_kill_changes_nothing(
     one_slot: Jobs, kubectl: Kubectl, storage: Storage, undisturbed: str, victim: str, stage: str
 ) -> None:
     name = f"slots-{victim}-in-{stage}"
-    root = f"/artifacts/runs/{name}"
-    one_slot.apply(short(name, **ONE_GPU))
-    one_slot.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
+    root = reach(stage, one_slot, storage, short(name, **ONE_GPU))
     now = ("--grace-period=0", "--force", "--ignore-not-found", "--wait=false")
     match victim:
         case "operator":

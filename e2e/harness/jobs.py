@@ -115,6 +115,15 @@ def in_stage(stage: str, storage: Storage, root: str) -> Callable[[dict[str, Any
     return is_there
 
 
+def reach(stage: str, jobs: Jobs, storage: Storage, job: dict[str, Any]) -> str:
+    """Apply a job, and wait until it is in a stage of its second step or of a later one; the job's folder."""
+    name = job["metadata"]["name"]
+    root = f"/artifacts/runs/{name}"
+    jobs.apply(job)
+    jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
+    return root
+
+
 def weights_of(storage: Storage, root: str) -> str:
     """Checksum of the model that a job has exported."""
     return storage.run("sha256sum", f"{root}/model/model.safetensors").split()[0]

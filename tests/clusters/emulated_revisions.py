@@ -5,6 +5,22 @@ from typing import Any
 
 from tests.clusters.running_functions import RunningFunction
 
+CRASHED: dict[str, Any] = {
+    "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],
+    "containerStatuses": [
+        {
+            "name": "function",
+            "ready": False,
+            "restartCount": 1,
+            "image": "none",
+            "imageID": "",
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+            "lastState": {"terminated": {"reason": "Error", "exitCode": 1}},
+        }
+    ],
+}
+"""Status of a pod whose process has died."""
+
 
 @dataclass
 class EmulatedPod:

@@ -26,7 +26,7 @@ from rlhfless_operator.knative import KnativeClient, NotFoundError, Revision, Se
 from rlhfless_operator.platforms.job_objects import SECRETS
 from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
 from rlhfless_operator.platforms.pod_watch import PODS
-from tests.clusters.emulated_revisions import EmulatedPod, EmulatedRevision
+from tests.clusters.emulated_revisions import CRASHED, EmulatedPod, EmulatedRevision
 from tests.clusters.knative_definitions import GROUP
 from tests.clusters.reverse_proxy import pass_on
 from tests.clusters.running_functions import Launch, fake_functions
@@ -313,22 +313,7 @@ class KnativeEmulation:
         pod = self.pod(name)
         pod.ready = False
         assert pod.running is not None
-        ended = {"reason": "Error", "exitCode": 1}
-        status = {
-            "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],
-            "containerStatuses": [
-                {
-                    "name": "function",
-                    "ready": False,
-                    "restartCount": 1,
-                    "image": "none",
-                    "imageID": "",
-                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
-                    "lastState": {"terminated": ended},
-                }
-            ],
-        }
-        await self._tell(pod, status)
+        await self._tell(pod, CRASHED)
         await pod.running.kill()
 
     async def _watch_pods(self) -> None:

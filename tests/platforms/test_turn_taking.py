@@ -1,81 +1,24 @@
-"""Pods that use GPUs in turns, against a real API server with its ResourceClaims, and an emulated Knative.
-
-The pods themselves note when they wake and sleep: what is said of turns is what they say.
-"""
+"""Pods that use GPUs in turns, against a real API server with its ResourceClaims, and an emulated Knative."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlhfless_functions.api import STAGES, Done
-from rlhfless_operator.controller.cluster_report import PodsReport
-from rlhfless_operator.knative import ForbiddenError
 from rlhfless_operator.platforms import slot_pool
-from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
-from rlhfless_operator.platforms.cluster_settings import PoolSettings
+from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.platforms.pod_watch import PodWatch
-from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim, claim
-from rlhfless_operator.platforms.slot_division import PoolDivision
-from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
+from rlhfless_operator.platforms.slot_claims import CLAIMS
 from tests.clusters.control_plane import ApiServer
-from tests.clusters.slot_webhook import giving_slots
-from tests.platforms.emulated_cluster import EmulatedCluster, open_cluster
 from tests.platforms.emulated_cluster import server as server  # The fixture.
 from tests.platforms.knative_jobs import JobUnderTest, until
+from tests.platforms.slotted_cluster import SlottedCluster, slotted, told
+from tests.platforms.slotted_cluster import cluster as cluster  # The fixture.
 from tests.prerequisites import needs_api_server
 
 pytestmark = needs_api_server("no claims are made")
-
-
-class SlottedCluster(EmulatedCluster):
-    """A namespace with slots, whose webhook is asked about every pod."""
-
-    def slots(self, gpus: int = 1, *, together: int = 1, largest: int = 1, **namespaces: int) -> SlotShare:
-        settings = PoolSettings(gpus=gpus, device_class="gpu.test", gpus_per_group=together, namespaces=namespaces)
-        division = PoolDivision(self.client, "default", settings, [self.namespace])
-        return SlotShare(SlotPool(self.namespace, "default", settings, division), gpus, largest)
-
-    async def claims(self) -> dict[str, ResourceClaim]:
-        return {each.metadata.name: each for each in (await self.client.resource(CLAIMS).list(self.namespace)).items}
-
-    def awake(self) -> list[str]:
-        """The pods that have a GPU's memory now."""
-        return [
-            pod.name for pod in self.knative.pods if pod.running and pod.running.function and pod.running.function.awake
-        ]
-
-    def most_awake(self, pods: Sequence[str]) -> int:
-        """The most of some pods that ever were awake at the same time, as they say themselves."""
-        told = sorted(
-            (at, name, what)
-            for name in pods
-            if (running := self.knative.pod(name).running) and running.function
-            for at, what in running.function.told
-        )
-        awake: set[str] = set()
-        most = 0
-        for _, name, what in told:
-            (awake.add if what == "awake" else awake.discard)(name)
-            most = max(most, len(awake))
-        return most
-
-
-@asynccontextmanager
-async def slotted(server: ApiServer, folder: Path, **options: Any) -> AsyncIterator[SlottedCluster]:
-    async with open_cluster(server, folder, **options) as made:
-        cluster = SlottedCluster(made.client, made.knative, made.folder, made.namespace)
-        made.knative.admit = giving_slots(cluster.client)
-        yield cluster
-
-
-@pytest.fixture
-async def cluster(server: ApiServer, tmp_path: Path) -> AsyncIterator[SlottedCluster]:
-    async with slotted(server, tmp_path) as made:
-        yield made
 
 
 async def all_stages(job: JobUnderTest, rounds: int = 3) -> None:
@@ -328,107 +271,9 @@ async def test_a_pod_that_sleeps_ends_where_another_one_lacks_memory_on_its_node
             assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gpus": 4, "largest": 2}, "asks for 2 GPUs, and pool default allocates 1 together on a node; ask for fewer"),
-        ({"gpus": 4, "elsewhere": 4}, "has no GPUs of pool default; have it named in the pool's namespaces"),
-    ],
-)
-async def test_a_job_that_can_never_have_its_slots_is_told_so(
-    cluster: SlottedCluster, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(PlatformUnavailableError, match=message):
-        async with cluster.job(slots=cluster.slots(**options)):
-            pass
-
-
 async def test_a_pod_that_the_webhook_did_not_see_never_works(cluster: SlottedCluster) -> None:
     cluster.knative.admit = None
     async with cluster.job(slots=cluster.slots()) as job:
         await job.platform.hold("generation", 1)
         await until(lambda: any("generation: " in each and "has no slots" in each for each in job.problems))
         await until(lambda: bool(job.now("ended")))
-
-
-# --- what a job says when its slots can't be had ---
-
-
-def told(job: JobUnderTest) -> str:
-    """What a user reads in the job's condition PodsHealthy, after all that was told."""
-    said = [""]
-    report = PodsReport(lambda kind, true, reason, message: said.append(message))
-    for problem in job.problems:
-        report.trouble(problem)
-    return said[-1]
-
-
-@pytest.mark.parametrize(
-    ("message", "remedy"),
-    [
-        ("0/1 nodes are available: 1 cannot allocate all claims.", "give the pool no more gpus than its driver offers"),
-        ("0/1 nodes are available: request gpu: device class gpu.test does not exist.", "kubectl get deviceclasses"),
-    ],
-)
-async def test_why_a_claim_is_not_allocated_is_told_in_the_schedulers_words(
-    cluster: SlottedCluster, message: str, remedy: str
-) -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    cluster.knative.pod_status = {"phase": "Pending", "conditions": [condition]}
-    async with cluster.job(slots=cluster.slots()) as job:
-        await job.platform.hold("generation", 1)
-        await until(lambda: message in told(job) and remedy in told(job), lambda: job.problems)
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("missing", "Pending: it names ResourceClaims that are not there: rlhfless-default-1-0"),
-        ("ending", "Pending: it names ResourceClaims that are being deleted: rlhfless-default-0-0"),
-        ("there", "Pending: the scheduler has not looked at it, though its ResourceClaims are there"),
-    ],
-)
-async def test_a_pod_of_which_the_scheduler_says_nothing_is_told_of(
-    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch, what: str, message: str
-) -> None:
-    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.2)
-    claims = cluster.client.resource(CLAIMS)
-    one = cluster.slots(1)
-    # This one is not made again: the pool of the test has one slot.
-    other = claim(cluster.namespace, "default", "gpu.test", 1, 0)
-    cluster.knative.pod_status = {"phase": "Pending"}
-    async with cluster.job(slots=one) as job:
-        if what == "missing":
-            await claims.create(other)
-            await claims.delete(cluster.namespace, "rlhfless-default-0-0")
-        await job.platform.hold("generation", 1)
-        (name,) = await job.until(1, "starting")
-        if what == "missing":
-            await claims.delete(cluster.namespace, "rlhfless-default-1-0")
-        elif what == "ending":
-            await claims.patch(cluster.namespace, "rlhfless-default-0-0", {"metadata": {"finalizers": ["test/in-use"]}})
-            await claims.delete(cluster.namespace, "rlhfless-default-0-0")
-        await until(lambda: f"generation: {name}: {message}; " in told(job), lambda: job.problems)
-        if what == "ending":
-            await claims.patch(cluster.namespace, "rlhfless-default-0-0", {"metadata": {"finalizers": None}})
-
-
-async def test_claims_that_are_refused_later_are_told_of_until_they_are_there(
-    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slot_pool, "_REVIEW_SECONDS", 0.1)
-    refusal = ForbiddenError(403, "Forbidden", 'resourceclaims "x" is forbidden: exceeded quota: team')
-    async with cluster.job(slots=(slots := cluster.slots())) as job:
-        claims = slots.pool._division._claims
-        create = claims.create
-
-        async def refused(manifest: Any) -> Any:
-            raise refusal
-
-        monkeypatch.setattr(claims, "create", refused)
-        await cluster.client.resource(CLAIMS).delete(cluster.namespace, "rlhfless-default-0-0")
-        await until(lambda: "exceeded quota: team" in told(job), lambda: job.problems)
-        assert "raise the quota" in told(job)
-        assert told(job).startswith("slots: the slots of pool default in namespace")
-        monkeypatch.setattr(claims, "create", create)
-        await until(lambda: told(job) == "", lambda: job.problems)

@@ -87,7 +87,7 @@ def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken
         if name == "checkpoint":
             forget_learning(folder_of(file), 3)
         if name == "checkpoint" or "learning" in begun:
-            # A batch that is recorded names its pieces, whatever the setting has become; one that is not has none.
+            # A recorded batch keeps its pieces under the new setting. Both runs have to make this step's batch again.
             forget_step(folder_of(file), 4)
         if earlier_release:
             forget_settings(folder_of(file))

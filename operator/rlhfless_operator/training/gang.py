@@ -47,8 +47,8 @@ class GangSize:
     """How many instances the next attempt of a step is made with.
 
     It falls when some are lost or don't come. It is the most again after a checkpoint, where a larger gang has nothing
-    to learn once more. Each time that some don't come twice as many checkpoints go by before they are waited for again:
-    those that are there hold their GPUs meanwhile.
+    to learn once more. After each absence it waits for twice as many checkpoints before it asks for the missing ones
+    again: those that are there hold their GPUs while they wait.
     """
 
     allowed: LearnerRange
