@@ -1,5 +1,5 @@
-"""The command line: `rlhfless run | validate | try-reward | convert | report | compare | sample | plan | simulate |
-preflight | operator | crd | reference`."""
+"""The command line: `rlhfless run | validate | try-reward | convert | report | compare | replay | sample | plan |
+simulate | preflight | operator | crd | reference`."""
 
 import asyncio
 import importlib.util
@@ -171,6 +171,21 @@ def compare(
     typer.echo(compare_runs(run_folders))
     if html is not None:
         typer.echo(write_comparison(run_folders, html))
+
+
+@app.command()
+def replay(
+    run_folder: RunFolder,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the learner; all cores if left out.")
+    ] = None,
+) -> None:
+    """Learn a run's steps again from what it kept, and compare the weights; exits with 1 if they differ."""
+    from rlhfless_operator.local.replay import replay_locally, verdict
+
+    found = asyncio.run(replay_locally(run_folder, threads or len(os.sched_getaffinity(0))))
+    typer.echo(verdict(found))
+    raise typer.Exit(int(bool(found.differing)))
 
 
 @app.command()

@@ -133,6 +133,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
         "startup_seconds": startup,
+        "asynchronous": spec.asynchronous is not None,
         "lengths": told,
         "currency": spec.prices.currency,
         "instance_hour": f"{price:f}",
@@ -241,6 +242,8 @@ def view(found: dict[str, Any]) -> Group:
         f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
     )
+    if found["asynchronous"]:
+        head += "\nasync is not in these numbers: they are of steps that wait for each other"
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
