@@ -1,7 +1,8 @@
 """Asynchronous jobs, whole: what they generate ahead, what they write down of it, and what a replay makes of that."""
 
 import json
-import random
+import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typer.testing import CliRunner
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.training import rollouts_ahead
-from tests.command_line import run_command
-from tests.training.killing import run_killing
+from tests.training.dying_ahead import POINTS, STEPS
+from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
     folder_of,
@@ -53,8 +54,8 @@ def check_journal(file: Path, steps: int, most: int) -> list[int]:
 def check_prompts(file: Path, per_epoch: int = 12) -> None:
     """That no prompt was left out or learnt from twice in an epoch."""
     prompts = [group["prompt"] for entry in entries(file, "taken") for group in entry["groups"]]
-    for start in range(0, len(prompts) - per_epoch + 1, per_epoch):
-        assert sorted(prompts[start : start + per_epoch]) == list(range(per_epoch))
+    for first in range(0, len(prompts) - per_epoch + 1, per_epoch):
+        assert sorted(prompts[first : first + per_epoch]) == list(range(per_epoch))
 
 
 def replayed(file: Path) -> str:
@@ -131,15 +132,20 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_whatever_is_killed_no_group_is_lost_or_learnt_from_twice(tiny_job: MakeJob, tmp_path: Path) -> None:
-    file = tiny_job("killed", **AHEAD, steps=8, limits={"retries": 10})
-    command = run_command(file)
-    killed = run_killing(command, tmp_path / "log.txt", random.Random(7), kills=20, pause=0.2, patience=900)
-    assert killed.victims["driver"] >= 1, killed.victims
-    check_journal(file, 8, 1)
+@pytest.mark.timeout(1800)
+def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(tiny_job: MakeJob, tmp_path: Path) -> None:
+    file, deaths, log = tiny_job("killed", **AHEAD, steps=4), tmp_path / "deaths.txt", tmp_path / "log.txt"
+    command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(deaths)]
+    begun: list[dict[str, Any]] = []
+    while (status := start(command, log).wait()) == -signal.SIGKILL:
+        assert entries(file, "begun")[: len(begun)] == begun, "staleness is what it was"
+        begun = entries(file, "begun")
+    assert status == 0, log.read_text()
+    assert set(deaths.read_text().split()) == {f"{point}-{step}" for point in POINTS for step in STEPS}
+    check_journal(file, 4, 1)
     check_prompts(file)
-    assert "8 steps taken again: the same weights bit for bit" in replayed(file)
+    assert half_written(folder_of(file)) == []
+    assert "4 steps taken again: the same weights bit for bit" in replayed(file)
 
 
 @pytest.mark.usefixtures("warm_start")
