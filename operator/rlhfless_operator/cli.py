@@ -174,6 +174,21 @@ def compare(
 
 
 @app.command()
+def replay(
+    run_folder: RunFolder,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the learner; all cores if left out.")
+    ] = None,
+) -> None:
+    """Learn a run's steps again from what it kept, and compare the weights; exits with 1 if they differ."""
+    from rlhfless_operator.local.replay import replay_locally, verdict
+
+    found = asyncio.run(replay_locally(run_folder, threads or len(os.sched_getaffinity(0))))
+    typer.echo(verdict(found))
+    raise typer.Exit(int(bool(found.differing)))
+
+
+@app.command()
 def sample(
     run_folder: RunFolder,
     prompt: Annotated[str, typer.Argument(help="Text of the prompt.")],
