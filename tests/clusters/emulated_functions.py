@@ -47,6 +47,8 @@ class Emulation:
     """Called before each task; what it raises, the task ends with."""
     holding: Callable[[RunRequest], bool] = lambda request: False
     """A task does not end while this is true of it."""
+    lingering: Callable[[RunRequest], bool] = lambda request: False
+    """Generation has told of all of its samples, and does not end while this is true of it."""
     requests: list[RunRequest] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -130,6 +132,8 @@ class EmulatedPlatform:
                     for sample in request.samples
                 ]
                 yield Samples(samples=finished, part=f"{request.sink}/0.parquet")
+                while emulation.lingering(request):
+                    await asyncio.sleep(0.05)
             result = _result_of(request, self._emulation)
             artifacts.write_json(request.result, result)
             yield Done(result=result)

@@ -34,7 +34,7 @@ class ContestedSlot:
         self._folder = folder
         self.jobs: dict[str, str] = {}
         """Names of the jobs by their unique ids."""
-        self._waiting: dict[int, tuple[str, Stage]] = {}
+        self._waiting: dict[int, tuple[SlotUser, Stage]] = {}
         self._numbers = itertools.count()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ class ContestedSlot:
 
         async def noting(pool: SlotPool, user: SlotUser, stage: Stage, hope: Hope) -> str:
             number = next(self._numbers)
-            self._waiting[number] = (user.job, stage)
+            self._waiting[number] = (user, stage)
             try:
                 return await acquire(pool, user, stage, hope)
             finally:
@@ -55,7 +55,12 @@ class ContestedSlot:
         """Whether a generation has to wait for others to wait."""
         name = job_of(self._folder, request)
         other = next(each for each in PRIORITIES if each != name)
-        waiting = {(self.jobs.get(job), stage) for job, stage in list(self._waiting.values())}
+        # A task whose pod has not started yet can't have the slot.
+        waiting = {
+            (self.jobs.get(user.job), stage)
+            for user, stage in list(self._waiting.values())
+            if user.free(stage) or user.asleep(stage)
+        }
         prepares = (name, "preparation") in waiting
         contests = any(job == other for job, _ in waiting) or (self._folder / "runs" / other / "model").exists()
         return not (prepares and contests)

@@ -22,6 +22,7 @@ from rlhfless_functions.settings import (
     LoraSettings,
     ModelSettings,
     OptimizerSettings,
+    RejectionSettings,
 )
 from rlhfless_functions.weights import load_policy
 from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
@@ -283,7 +284,8 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     piece = JournalledPiece(samples=job.batch(1).samples, parts=job.batch(1).parts)
     artifacts.write_json(piece_uri(journal, 0), piece.model_dump(mode="json"))
     following = {"following": journal, "batch_settings": one_update}
-    bounded = AlgorithmSettings(importance_sampling=ImportanceSamplingSettings(low=0.5))
+    rejecting = ImportanceSamplingSettings(low=0.5, rejection=RejectionSettings(high=2.0))
+    bounded = AlgorithmSettings(importance_sampling=rejecting)
     plain = Job(tmp_path / "followed", job.model, bounded, **following)
     made |= Learner().run(plain.request(1), context()).metrics.keys()
     # A state wakes where it has left a device: test_sleep.py.

@@ -262,7 +262,8 @@ async def test_a_pod_that_sleeps_ends_where_another_one_lacks_memory_on_its_node
             assert not first.now("ended"), "no task waits for it"
 
             guest = await second.instance_of("work=0")
-            assert first.now("ended") == {generated}
+            # A ReplicaSet may have made another one in passing.
+            assert generated in first.now("ended")
             assert learnt not in first.now("ended"), "a learner has to load its state again: it goes last"
             # What has ended starts anew when there is work for it, in the place of the other job's pod.
             await first.platform.hold("generation", 1)

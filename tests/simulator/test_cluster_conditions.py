@@ -72,7 +72,7 @@ def test_cold_starts_delay_and_are_charged() -> None:
 def test_spot_capacity_costs_less_and_takes_as_long() -> None:
     trace = generate(SMALL.lengths, epochs=1, prompts=12, samples=4, seed=0)
     spot = dataclasses.replace(SMALL, conditions=ClusterConditions(spot_share=1.0, spot_price=0.4))
-    (full,), (cheap,) = (run_policy(scenario, POLICIES["rlhfless"], trace, 0) for scenario in (SMALL, spot))
+    (full,), (cheap,) = (run_policy(scenario, POLICIES["paper"], trace, 0) for scenario in (SMALL, spot))
     assert cheap.gpu_seconds == full.gpu_seconds == full.paid_gpu_seconds
     saved = 0.6 * sum(each.end - each.begin for each in cheap.held)
     assert cheap.paid_gpu_seconds == pytest.approx(full.paid_gpu_seconds - saved)
