@@ -1,6 +1,6 @@
-"""`rlhfless run` of an asynchronous job that kills itself once at each point of some of its steps.
+"""`rlhfless run` of an asynchronous job that kills itself once at each of some points.
 
-    python -m tests.training.dying_ahead JOB.yaml DEATHS.txt
+    python -m tests.training.dying_ahead JOB.yaml DEATHS.txt taken-2 learnt-3
 
 It writes down where it has died. The next driver then gets one point further.
 """
@@ -8,6 +8,7 @@ It writes down where it has died. The next driver then gets one point further.
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,18 @@ from rlhfless_operator.training.step_journal import StepJournal
 from tests.training.dying_driver import Deaths
 from tests.training.whole_jobs import run_job
 
-STEPS = (2, 3)
-POINTS = ("begun", "prepared", "taken", "learnt")
+POINTS = tuple(f"{point}-{step}" for step in (2, 3) for point in ("begun", "prepared", "taken", "learnt"))
 """Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist."""
 
 
-def die_at_every_point(deaths: Deaths) -> None:
-    """Have a driver die as soon as it comes to a point at which none has died before."""
+def die_at(points: Collection[str], deaths: Deaths) -> None:
+    """Have a driver die as soon as it comes to one of the points at which none has died before."""
     begin, take = AsyncJournal.begin, AsyncJournal.take
     keep_batch, commit = StepJournal.keep_batch, StepJournal.commit
 
     def reached(point: str, step: int) -> None:
         what = f"{point}-{step}"
-        if step in STEPS and deaths.due(what):
+        if what in points and deaths.due(what):
             deaths.happened(what)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,5 +59,5 @@ def die_at_every_point(deaths: Deaths) -> None:
 
 
 if __name__ == "__main__":
-    die_at_every_point(Deaths(Path(sys.argv[2])))
+    die_at(sys.argv[3:], Deaths(Path(sys.argv[2])))
     run_job(Path(sys.argv[1]))

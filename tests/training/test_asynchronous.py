@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.training import rollouts_ahead
-from tests.training.dying_ahead import POINTS, STEPS
+from tests.training.dying_ahead import POINTS
 from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
@@ -45,6 +45,7 @@ def check_journal(file: Path, steps: int, most: int) -> list[int]:
         stale = entry["base"] - first["policy"]["version"]
         assert 0 <= stale <= most
         assert record["metrics"]["generation/staleness"] == stale
+        assert "planning/lower_bound_share" not in record["metrics"], "its generation is not in its account"
         samples = Counter(sample["prompt"] for sample in entry["batch"]["samples"])
         assert list(samples) == [group["prompt"] for group in entry["groups"]]
         assert set(samples.values()) == {4}, "groups are whole"
@@ -131,17 +132,25 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
     assert "the same weights bit for bit" in replayed(file)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(tiny_job: MakeJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "points", [("taken-2",), pytest.param(POINTS, marks=pytest.mark.slow)], ids=["one death", "eight deaths"]
+)
+def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
+    tiny_job: MakeJob, tmp_path: Path, points: tuple[str, ...]
+) -> None:
     file, deaths, log = tiny_job("killed", **AHEAD, steps=4), tmp_path / "deaths.txt", tmp_path / "log.txt"
-    command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(deaths)]
+    command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(deaths), *points]
     begun: list[dict[str, Any]] = []
+    taken: list[dict[str, Any]] = []
     while (status := start(command, log).wait()) == -signal.SIGKILL:
         assert entries(file, "begun")[: len(begun)] == begun, "staleness is what it was"
-        begun = entries(file, "begun")
+        assert entries(file, "taken")[: len(taken)] == taken
+        begun, taken = entries(file, "begun"), entries(file, "taken")
     assert status == 0, log.read_text()
-    assert set(deaths.read_text().split()) == {f"{point}-{step}" for point in POINTS for step in STEPS}
+    assert entries(file, "begun")[: len(begun)] == begun
+    assert entries(file, "taken")[: len(taken)] == taken
+    assert sorted(deaths.read_text().split()) == sorted(points)
     check_journal(file, 4, 1)
     check_prompts(file)
     assert half_written(folder_of(file)) == []
@@ -176,8 +185,13 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"async": {"maxStaleness": 0}}, "spec.async.maxStaleness"),
-        ({"async": {"newWeights": "switch"}}, "spec.async.newWeights"),
+        ({"async": {"maxStaleness": 0}}, r"spec\.async\.maxStaleness: 0 is out of bounds; write at least 1"),
+        ({"async": {"maxStaleness": 9}}, r"spec\.async\.maxStaleness: 9 is out of bounds; write at most 8"),
+        ({"async": {"newWeights": "switch"}}, r'spec\.async\.newWeights: "switch" is not a choice; write finish'),
+        (
+            {"async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}},
+            r"spec\.algorithm\.importanceSampling\.mode: with none, async .*; write truncate or mask, or",
+        ),
         (
             {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},
             "write learning.overlap: never",
@@ -188,3 +202,14 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
 def test_what_async_does_not_go_with_is_refused(tiny_job: MakeJob, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJobError, match=message):
         load_job(tiny_job("refused", **spec))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "grpo", "proximalPolicy": "sampler", "importanceSampling": {"mode": "none"}},
+        {"name": "grpo", "importanceSampling": {"mode": "none", "rejection": {"level": "token", "high": 5.0}}},
+    ],
+)
+def test_stale_samples_are_corrected_in_other_ways(tiny_job: MakeJob, algorithm: dict[str, Any]) -> None:
+    assert load_job(tiny_job("corrected", **{"async": {}}, algorithm=algorithm)).spec.asynchronous is not None

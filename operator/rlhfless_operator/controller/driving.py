@@ -16,6 +16,7 @@ from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.sharing import PooledPlatform, takes_turns
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.asynchrony import ONLY_ON_ONE_MACHINE
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateChange, StateListener
@@ -59,10 +60,7 @@ async def run_driver(
         Exception: whatever `drive` raises.
     """
     if job.spec.asynchronous is not None:
-        raise UserError(
-            "spec.async: only `rlhfless run` trains asynchronously as yet: remove it, or train on one machine"
-        )
-
+        raise UserError(f"spec.async: {ONLY_ON_ONE_MACHINE}")
     pooled: PooledPlatform | None = None
 
     def make_platform(on_state: StateListener) -> WantingPlatform:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from rlhfless_functions.settings import Settings
 
+ONLY_ON_ONE_MACHINE = "only `rlhfless run` trains asynchronously as yet: remove it, or train on one machine"
+"""What is wrong with `spec.async` on a cluster, and what to do."""
+
 
 class AsyncSpec(Settings):
     """Generate the groups of the next steps while the learner takes this one, with weights that are some versions old.

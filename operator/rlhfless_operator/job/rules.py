@@ -115,6 +115,19 @@ def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _stale_samples_are_corrected(spec: "RLHFJobSpec") -> str | None:
+    algorithm = spec.algorithm
+    correction = algorithm.importance_sampling
+    if spec.asynchronous is None or algorithm.proximal_policy == "sampler":
+        return None
+    if correction.mode == "none" and correction.rejection is None:
+        return (
+            "with none, async would learn from samples of older weights as if the newest had sampled them; write"
+            " truncate or mask, or set algorithm.proximalPolicy: sampler"
+        )
+    return None
+
+
 def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
     processes, instances = spec.learning.processes or 1, spec.learning.instances.max
     if spec.optimizer.name == "muon" and processes > 1:
@@ -258,6 +271,16 @@ SPEC_RULES = (
         CelRule(
             "!has(self.async) || self.learning.overlap == 'never' && !has(self.rehearsal)",
             "async goes with learning.overlap: never, and not with rehearsal",
+        ),
+    ),
+    Rule(
+        "algorithm.importanceSampling.mode",
+        ("async", "algorithm"),
+        _stale_samples_are_corrected,
+        CelRule(
+            "!has(self.async) || self.algorithm.proximalPolicy == 'sampler' ||"
+            " self.algorithm.importanceSampling.mode != 'none' || has(self.algorithm.importanceSampling.rejection)",
+            "async needs a correction for stale samples: algorithm.importanceSampling, or proximalPolicy: sampler",
         ),
     ),
     Rule(

@@ -51,7 +51,11 @@ DRIVER_METRICS: dict[str, Metric] = {
     "planning/lower_bound_instance_seconds": Metric(
         "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
     ),
-    "planning/lower_bound_share": Metric("share", "That bound over what generation's instances really cost."),
+    "planning/lower_bound_share": Metric(
+        "share",
+        "That bound over what generation's instances really cost. Not with `async`, which generates for other steps"
+        " meanwhile.",
+    ),
     "prediction/seen_share": Metric("share", "Prompts that had been visited before."),
     "prediction/rank_correlation": Metric("number", "Spearman's ρ of predicted and actual lengths of all samples."),
     "prediction/prompt_rank_correlation": Metric("number", "The same of the prompts' means."),
