@@ -149,8 +149,11 @@ def try_reward(
     raise typer.Exit(int(bool(found)))
 
 
-for command in (report, compare, replay, sample, probe):
-    app.command()(command)
+app.command()(report)
+app.command()(compare)
+app.command()(replay)
+app.command()(sample)
+app.command()(probe)
 
 
 @app.command()
