@@ -5,8 +5,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -16,6 +14,7 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local.probe_command import probe
+from rlhfless_operator.local.run_commands import compare, replay, report, sample
 
 app = typer.Typer(
     help="Serverless RLHF: train a language model by RL, with GPUs held only while they work.",
@@ -30,7 +29,6 @@ Settings = Annotated[
         "--set", metavar="PATH=VALUE", help="A value of the document, such as spec.steps=5; several may be given."
     ),
 ]
-RunFolder = Annotated[str, typer.Argument(help="A run's folder, such as runs/quickstart, or its URI.")]
 
 
 def main() -> None:
@@ -151,46 +149,10 @@ def try_reward(
     raise typer.Exit(int(bool(found)))
 
 
-@app.command()
-def report(run_folder: RunFolder) -> None:
-    """Write report.html into a run's folder: one self-contained page."""
-    from rlhfless_operator.report import write_report
-
-    typer.echo(write_report(run_folder))
-
-
-@app.command()
-def compare(
-    run_folders: Annotated[list[str], typer.Argument(help="Folders of two or more runs.")],
-    html: Annotated[str | None, typer.Option(help="Also write a page here.")] = None,
-) -> None:
-    """Put runs side by side: results, and what differs in their documents."""
-    from rlhfless_operator.report import compare as compare_runs
-    from rlhfless_operator.report import write_comparison
-
-    typer.echo(compare_runs(run_folders))
-    if html is not None:
-        typer.echo(write_comparison(run_folders, html))
-
-
-@app.command()
-def sample(
-    run_folder: RunFolder,
-    prompt: Annotated[str, typer.Argument(help="Text of the prompt.")],
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many responses.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-) -> None:
-    """Let a run's trained model answer a prompt."""
-    model = artifacts.join(run_folder, "model")
-    if not artifacts.is_published(model):
-        _fail(f"{run_folder} has no trained model yet: let the run finish first")
-    # The control plane has no torch; the answer is made in a process of the functions.
-    command = [sys.executable, "-m", "rlhfless_functions.serving.sample", model, prompt, str(count), str(temperature)]
-    raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)
-
-
+app.command()(report)
+app.command()(compare)
+app.command()(replay)
+app.command()(sample)
 app.command()(probe)
 
 

@@ -8,10 +8,11 @@ import jsonschema
 import pytest
 import yaml
 
+from rlhfless_operator.job.change_rules import CHANGE_RULES, FIXED_RULES
 from rlhfless_operator.job.crd import crd, crd_yaml
 from rlhfless_operator.job.fields import walk
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SPEC_RULES
+from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 

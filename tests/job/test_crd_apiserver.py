@@ -110,6 +110,9 @@ GOOD = [
     ("spec", {**SPEC, "prices": {"instanceHour": "1"}, "budget": {"money": "0.01", "gpuHours": 100}}),
     ("spec", {**SPEC, "prices": {"stages": {"learning": "1"}}, "budget": {"money": "1"}}),
     ("spec", {**SPEC, "prices": {"accelerators": {"H100": "1"}}, "budget": {"money": "1"}}),
+    ("spec.async", {}),
+    ("spec.async", {"maxStaleness": 8, "newWeights": "finish"}),
+    ("spec", {**SPEC, "async": {}, "algorithm": {"name": "grpo", "proximalPolicy": "sampler"}}),
     ("spec.evaluation", EVALUATION),
     ("spec.evaluation", None),
     ("spec.evaluation", {**EVALUATION, "sampling": {"temperature": 0}}),
@@ -174,6 +177,10 @@ BAD = [
             "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
         },
     ),
+    ("spec.async", {"maxStaleness": 0}),
+    ("spec.async", {"newWeights": "switch"}),
+    ("spec", {**SPEC, "async": {}, "learning": {"overlap": "ordered"}}),
+    ("spec", {**SPEC, "async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}}),
     ("spec.limits.unscorable", 1.5),
     ("spec.algorithm.advantage", "gae"),
     ("spec.algorithm.kl", {"coefficient": 0.1, "estimator": "k1"}),
@@ -301,6 +308,7 @@ def test_what_is_learnt_from_is_fixed_once_a_step_is_done(server: ApiServer, sto
         ("data", {"source": "other.jsonl"}),
         ("batch", {"promptsPerStep": 8}),
         ("algorithm", {"name": "rloo"}),
+        ("async", {}),
     ):
         status, answer = replace(server, stored, field, value)
         assert status == 422

@@ -126,3 +126,13 @@ def test_instances_that_learn_together_have_gpus_of_their_own_or_are_refused() -
     assert (found.per_instance, found.takes_turns) == ({"generation": 1, "preparation": 0, "learning": 1}, False)
     with pytest.raises(TooFewGpusError, match=r"can't take turns .* to 1 and learning\.processes to 2, or"):
         assignment(made, "0", "1")
+
+
+def test_generation_ahead_leaves_the_learner_its_gpus() -> None:
+    found = assignment(job(**{"async": {}}), *map(str, range(5)))
+    assert (found.actors, found.takes_turns) == (ActorRange(1, 4), False)
+
+
+def test_generation_ahead_of_a_learner_on_the_same_gpu_is_refused() -> None:
+    with pytest.raises(TooFewGpusError, match="async generates while it learns, which takes 2 GPUs at once"):
+        assignment(job(**{"async": {}}), "0")

@@ -108,6 +108,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer.warmupSteps": (LEFT_OUT, 1),
     "optimizer.finalRatio": (LEFT_OUT, 0.5),
     "optimizer.maxGradientNorm": (LEFT_OUT, 0.1),
+    "async": (LEFT_OUT, {}, {"maxStaleness": 1, "newWeights": "finish"}, {"maxStaleness": 2}),
     "steps": (2, LEFT_OUT),
     "epochs": (LEFT_OUT, 1),
     "seed": (LEFT_OUT, 7),
@@ -190,7 +191,14 @@ ELSEWHERE: dict[str, str] = {
 
 BOUND = {
     *("algorithm", "batch", "steps", "epochs", "evaluation", "checkpoints.best", "optimizer.name", "rewards"),
-    *("learning.overlap", "learning.processes", "sampling.maxResponseTokens", "generation.instances", "model.lora"),
+    *(
+        "async",
+        "learning.overlap",
+        "learning.processes",
+        "sampling.maxResponseTokens",
+        "generation.instances",
+        "model.lora",
+    ),
 }
 """Options that the document's rules are about."""
 

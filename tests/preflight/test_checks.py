@@ -21,6 +21,7 @@ from rlhfless_operator.preflight.checks import (
     check_definition,
     check_deployment,
     check_features,
+    check_options,
     check_quota,
     check_release,
     check_timeouts,
@@ -262,6 +263,13 @@ def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_pat
     generation, preparation, _ = stages_of(settings, load_job(file), "team")
     assert (generation.most, generation.pods.node_selector) == (3, {"pool": "gpu", "size": "large"})
     assert (preparation.most, preparation.pods.node_selector) == (1, {"pool": "gpu"})
+
+
+def test_an_asynchronous_job_is_for_one_machine(tiny_job: Any) -> None:
+    assert check_options(None) == check_options(load_job(tiny_job())) == []
+    (finding,) = check_options(load_job(tiny_job(**{"async": {}})))
+    assert (finding.check, finding.verdict) == ("spec.async", "error")
+    assert "remove it, or train on one machine" in finding.message
 
 
 # --- permissions, definition ---

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.preflight import ClusterLook, Finding, preflight, stages_of
 from rlhfless_operator.preflight.cluster import check_store
@@ -109,6 +110,12 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
         "release": "unknown",
         "artifacts": "ok",
     }
+
+
+@with_api_server
+async def test_an_asynchronous_job_is_told_to_be_for_one_machine(server: ApiServer, tiny_job: Any) -> None:
+    findings = await ask(server.kubeconfig, SETTINGS, job=load_job(tiny_job(**{"async": {}})))
+    assert findings["spec.async"].verdict == "error"
 
 
 @with_api_server

@@ -28,6 +28,11 @@ def test_each_steps_prediction_and_plan_are_shown() -> None:
         assert title in html
 
 
+def test_the_staleness_of_an_asynchronous_run_is_shown() -> None:
+    html = charts(run_of({"generation/staleness": 0.0}, {"generation/staleness": 1.0}))
+    assert "Staleness" in html and "Share of the lower bound" not in html
+
+
 def test_a_run_without_plans_has_no_such_section() -> None:
     assert charts(run_of({"reward": 1.0})) == ""
 

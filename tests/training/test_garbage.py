@@ -6,7 +6,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus
-from rlhfless_operator.training.garbage import remove_garbage, remove_remains
+from rlhfless_operator.training.garbage import Retention, remove_garbage, remove_remains
 
 STEPS = range(1, 9)
 
@@ -47,7 +47,7 @@ def steps_in(folder: JobFolder, kind: str) -> list[str]:
 
 def test_what_is_named_or_running_stays(tmp_path: Path) -> None:
     folder = filled(tmp_path)
-    remove_garbage(folder, status_of(folder, best=3), keep_checkpoints=2)
+    remove_garbage(folder, status_of(folder, best=3), Retention(2))
     assert steps_in(folder, "weights") == ["step-000003", "step-000007", "step-000008"]
     assert steps_in(folder, "critics") == ["step-000007", "step-000008"]
     assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000008"]
@@ -59,7 +59,7 @@ def test_what_is_named_or_running_stays(tmp_path: Path) -> None:
 
 def test_all_batches_stay_while_there_is_no_checkpoint(tmp_path: Path) -> None:
     folder = filled(tmp_path)
-    remove_garbage(folder, status_of(folder).model_copy(update={"checkpoint": None}), keep_checkpoints=1)
+    remove_garbage(folder, status_of(folder).model_copy(update={"checkpoint": None}), Retention(1))
     assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
         f"step-{step:06d}" for step in STEPS
     ]
@@ -67,13 +67,40 @@ def test_all_batches_stay_while_there_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_responses_to_draft_from_stay_as_long_as_they_may_be_asked_for(tmp_path: Path) -> None:
     folder = filled(tmp_path)
-    remove_garbage(folder, status_of(folder), keep_checkpoints=1, draft_steps=[2, 7])
+    remove_garbage(folder, status_of(folder), Retention(1), draft_steps=[2, 7])
     assert steps_in(folder, "drafts") == ["step-000002", "step-000007", "step-000008"]
 
 
 def test_what_the_user_put_beside_stays(tmp_path: Path) -> None:
     folder = filled(tmp_path)
-    remove_garbage(folder, status_of(folder), keep_checkpoints=1)
+    remove_garbage(folder, status_of(folder), Retention(1))
     remove_remains(folder)
     assert artifacts.exists(folder.file("status.json"))
     assert artifacts.exists(folder.file("my-notes.json"))
+
+
+def test_what_runs_ahead_stays_with_the_weights_that_sample_it(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    for step in (9, 10, 11):
+        artifacts.write_bytes(artifacts.join(folder.rollouts(step, "training"), "sink", "part.parquet"), b"x")
+        artifacts.write_bytes(artifacts.join(folder.batches(step, "training"), "chunk.parquet"), b"x")
+        artifacts.write_json(folder.result("batch", step), {})
+    remove_garbage(folder, status_of(folder), Retention(1, staleness=2))
+    # Step 10 may be sampled with version 7, and step 8 with version 5.
+    assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
+    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
+    assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation", "step-000009", "step-000010"]
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in (7, 8, 9, 10)]
+    assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
+        f"step-{step:06d}" for step in (7, 8, 9, 10)
+    ]
+
+
+def test_all_batches_stay_where_rollouts_are_kept(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(1, rollouts=True))
+    assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
+        f"step-{step:06d}" for step in STEPS
+    ]
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in STEPS]
+    assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]

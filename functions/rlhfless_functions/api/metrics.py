@@ -8,7 +8,7 @@ from typing import Literal
 
 Unit = Literal[
     "number", "share", "reward", "nats per token", "tokens", "samples", "groups", "updates", "bytes", "seconds",
-    "instance-seconds", "instances", "requests",
+    "instance-seconds", "instances", "requests", "versions",
 ]  # fmt: skip
 """`share` is from 0 to 1; `number` has no unit; `reward` is in units of the rewards' weighted sum."""
 
@@ -74,10 +74,12 @@ LEARNING_METRICS: dict[str, Metric] = {
     "policy/updates": Metric("updates", "Optimizer updates of the policy."),
     "kl/reference": Metric("nats per token", "KL(new ‖ reference), k3 estimate, mean per token."),
     "mismatch/mean_exp_abs": Metric(
-        "number", "exp|trainer − sampler| of log-probabilities at equal weights, mean; healthy under 1.05."
+        "number",
+        "exp|trainer − sampler| of log-probabilities, mean; healthy under 1.05. At equal weights, except with `async`:"
+        " then staleness is in it, and in all of `mismatch`.",
     ),
     "mismatch/k3": Metric(
-        "nats per token", "KL(sampler ‖ trainer) at equal weights, k3 estimate; healthy under 0.001."
+        "nats per token", "KL(sampler ‖ trainer), k3 estimate; healthy under 0.001 at equal weights."
     ),
     "mismatch/ratio_mean": Metric("number", "Importance weight exp(trainer − sampler) before truncation, mean."),
     "mismatch/ratio_min": Metric("number", "The same, least."),

@@ -5,8 +5,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from rlhfless_operator.job.change_rules import CHANGE_RULES, FIXED_RULES
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.rules import CHANGE_RULES, FIXED_RULES, SPEC_RULES, CelRule
+from rlhfless_operator.job.rules import SPEC_RULES, CelRule
 from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, JobMetadata, RLHFJobSpec
 

@@ -16,6 +16,9 @@ class CheckpointsSpec(Settings):
     """How many of the newest checkpoints are kept."""
     best: bool = False
     """Also keep the weights with the best evaluation."""
+    keep_rollouts: bool = False
+    """Keep what every step learnt from, its tokens, log-probabilities and advantages, for `rlhfless replay`. Otherwise
+    only the batches since the newest checkpoint are kept."""
 
 
 class ArtifactsSpec(Settings):

@@ -9,9 +9,10 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
 from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, Money, Settings
 from rlhfless_operator.job import familiar_names
+from rlhfless_operator.job.change_rules import CHANGE_RULES
 from rlhfless_operator.job.fields import DocumentField, Unit, fields_of, walk
 from rlhfless_operator.job.pods import KubernetesObject, Quantity
-from rlhfless_operator.job.rules import CHANGE_RULES, SPEC_RULES
+from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS

@@ -102,6 +102,32 @@ def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
+    if spec.asynchronous is None:
+        return None
+    if spec.learning.overlap != "never":
+        return (
+            f"learning.overlap: {spec.learning.overlap} learns from a step's groups as they come, and async has whole"
+            " steps ready ahead of the learner; write learning.overlap: never"
+        )
+    if spec.rehearsal is not None:
+        return "a rehearsal is of steps that wait for each other; remove async or rehearsal"
+    return None
+
+
+def _stale_samples_are_corrected(spec: "RLHFJobSpec") -> str | None:
+    algorithm = spec.algorithm
+    correction = algorithm.importance_sampling
+    if spec.asynchronous is None or algorithm.proximal_policy == "sampler":
+        return None
+    if correction.mode == "none" and correction.rejection is None:
+        return (
+            "with none, async would learn from samples of older weights as if the newest had sampled them; write"
+            " truncate or mask, or set algorithm.proximalPolicy: sampler"
+        )
+    return None
+
+
 def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
     processes, instances = spec.learning.processes or 1, spec.learning.instances.max
     if spec.optimizer.name == "muon" and processes > 1:
@@ -239,6 +265,25 @@ SPEC_RULES = (
         ),
     ),
     Rule(
+        "async",
+        ("async", "learning.overlap", "rehearsal"),
+        _nothing_else_goes_ahead,
+        CelRule(
+            "!has(self.async) || self.learning.overlap == 'never' && !has(self.rehearsal)",
+            "async goes with learning.overlap: never, and not with rehearsal",
+        ),
+    ),
+    Rule(
+        "algorithm.importanceSampling.mode",
+        ("async", "algorithm"),
+        _stale_samples_are_corrected,
+        CelRule(
+            "!has(self.async) || self.algorithm.proximalPolicy == 'sampler' ||"
+            " self.algorithm.importanceSampling.mode != 'none' || has(self.algorithm.importanceSampling.rejection)",
+            "async needs a correction for stale samples: algorithm.importanceSampling, or proximalPolicy: sampler",
+        ),
+    ),
+    Rule(
         "batch.samplesPerPrompt",
         ("batch.promptsPerStep", "batch.samplesPerPrompt"),
         _step_is_plannable,
@@ -346,30 +391,3 @@ SPEC_RULES = (
         ),
     ),
 )
-
-CHANGE_RULES = (
-    CelRule("self.model == oldSelf.model", "model can't be changed: make a new job"),
-    CelRule(
-        "has(self.steps) == has(oldSelf.steps) && (!has(self.steps) || self.steps >= oldSelf.steps)",
-        "steps may only grow",
-    ),
-    CelRule(
-        "has(self.epochs) == has(oldSelf.epochs) && (!has(self.epochs) || self.epochs >= oldSelf.epochs)",
-        "epochs may only grow",
-    ),
-)
-"""What may be changed in a job that exists."""
-
-FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed", "optimizer.name")
-"""Parts of a job that can't change once a step is done: the steps that are done would mean something else."""
-
-FIXED_RULES = tuple(
-    CelRule(
-        "!has(self.status) || !has(self.status.step) || self.status.step == 0 ||"
-        f" self.spec.{name} == oldSelf.spec.{name}",
-        f"spec.{name} can't be changed once a step is done: undo the change, or make a new job",
-    )
-    for name in FIXED_FIELDS
-    if name != "model"
-)
-"""The same for the API server, over the whole resource; the model is fixed from the beginning."""

@@ -27,6 +27,7 @@ from rlhfless_functions.settings import (
     Settings,
     VllmSettings,
 )
+from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.job.keep_alive import KeepAlive
 from rlhfless_operator.job.outputs import ArtifactsSpec, CheckpointsSpec, TrackingSpec
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
@@ -211,6 +212,8 @@ class RLHFJobSpec(Settings):
     """Passes over the training prompts; either this or `steps`."""
     seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
+    asynchronous: AsyncSpec | None = Field(default=None, alias="async")
+    """Generate ahead of the learner; each step waits for the one before if left out."""
     generation: GenerationSpec = GenerationSpec()
     """The instances that generate."""
     preparation: PreparationSpec = PreparationSpec()

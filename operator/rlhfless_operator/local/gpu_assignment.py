@@ -64,9 +64,17 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
         "preparation": int(computes),
         "learning": learning,
     }
+    others = int(computes) + learning * learners
     room = len(gpus) // generating
+    if spec.asynchronous is not None:
+        room = (len(gpus) - others) // generating
+        if room < 1:
+            raise TooFewGpusError(
+                f"async generates while it learns, which takes {generating + others} GPUs at once, and this machine has"
+                f" {len(gpus)}: remove async, or let more be seen with CUDA_VISIBLE_DEVICES"
+            )
     actors = actor_range(spec, room).within(room)
-    everything = actors.most * generating + int(computes) + learning * learners
+    everything = actors.most * generating + others
     if learners > 1 and everything > len(gpus):
         raise TooFewGpusError(
             f"learning.instances.max is {learners}, and instances that learn together can't take turns with others on"

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhfless_operator.job.asynchrony import ONLY_ON_ONE_MACHINE
 from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.quantities import quantity
+from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import SlotsWanted
 from rlhfless_operator.preflight.features import missing_features, wanted_features
@@ -44,6 +46,13 @@ class StagePods:
     """How many there may be at a time."""
     slots: SlotsWanted | None = None
     """What they use in turns, besides what `pods` ask for; None where they have GPUs of their own, or none."""
+
+
+def check_options(job: RLHFJob | None) -> list[Finding]:
+    """What a job asks for that no cluster can do."""
+    if job is None or job.spec.asynchronous is None:
+        return []
+    return [Finding("spec.async", "error", ONLY_ON_ONE_MACHINE)]
 
 
 def check_version(version: str) -> Finding:

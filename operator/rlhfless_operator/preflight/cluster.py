@@ -27,6 +27,7 @@ from rlhfless_operator.preflight.checks import (
     check_definition,
     check_deployment,
     check_features,
+    check_options,
     check_quota,
     check_release,
     check_timeouts,
@@ -79,7 +80,7 @@ async def preflight(
         asyncio.to_thread(check_store, settings.artifacts),
     )
     needed, turns, installed, store = everything
-    return [*needed, *turns, *installed, check_release(settings), store]
+    return [*check_options(job), *needed, *turns, *installed, check_release(settings), store]
 
 
 class ClusterLook:

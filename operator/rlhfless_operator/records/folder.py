@@ -70,6 +70,14 @@ class JobFolder:
         """All results of a step."""
         return join(self.root, "results", _step(step))
 
+    def begun(self, step: int) -> str:
+        """With which weights an asynchronous job samples a step's groups."""
+        return join(self.root, "journal", f"{_step(step)}-begun.json")
+
+    def taken(self, step: int) -> str:
+        """What a step of an asynchronous job learns from."""
+        return join(self.root, "journal", f"{_step(step)}-taken.json")
+
     @property
     def export(self) -> str:
         """The trained model, as a Hugging Face folder."""

@@ -8,6 +8,11 @@ DRIVER_METRICS: dict[str, Metric] = {
     "dynamic_sampling/rounds": Metric("number", "Rounds that the step sampled in, the first included."),
     "dynamic_sampling/replaced_groups": Metric("groups", "Groups that taught nothing and were replaced by others."),
     "generation/seconds": Metric("seconds", "From the step's beginning to its last sample."),
+    "generation/staleness": Metric(
+        "versions",
+        "With `async`: between the weights that sampled the step's groups and those that it started from, mean over the"
+        " groups.",
+    ),
     "generation/lost_instances": Metric("instances", "Instances that were lost while they generated."),
     "generation/cuts": Metric("requests", "Requests that were cut; their samples went on elsewhere."),
     "generation/moved_samples": Metric("samples", "Samples that were moved to another actor by choice."),
@@ -46,7 +51,11 @@ DRIVER_METRICS: dict[str, Metric] = {
     "planning/lower_bound_instance_seconds": Metric(
         "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
     ),
-    "planning/lower_bound_share": Metric("share", "That bound over what generation's instances really cost."),
+    "planning/lower_bound_share": Metric(
+        "share",
+        "That bound over what generation's instances really cost. Not with `async`, which generates for other steps"
+        " meanwhile.",
+    ),
     "prediction/seen_share": Metric("share", "Prompts that had been visited before."),
     "prediction/rank_correlation": Metric("number", "Spearman's ρ of predicted and actual lengths of all samples."),
     "prediction/prompt_rank_correlation": Metric("number", "The same of the prompts' means."),

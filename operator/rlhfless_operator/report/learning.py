@@ -26,7 +26,7 @@ def charts(run: Run) -> str:
             (
                 (("mismatch/mean_exp_abs", "mean exp|Δ|"),),
                 "Engine against trainer",
-                "Of log-probabilities at equal weights: 1 is agreement, above 1.05 look for the cause.",
+                "Of log-probabilities: 1 is agreement, above 1.05 look for the cause. Stale weights (async) are one.",
             ),
         )
         if any(name in record.metrics for record in run.trained for name, _ in names)

@@ -1,4 +1,4 @@
-"""The report's charts of what was foreseen, beside what came."""
+"""The report's charts of what was foreseen, beside what came, and of what was made ahead."""
 
 from rlhfless_operator.report.learning import metric_chart
 from rlhfless_operator.report.run import Run
@@ -24,11 +24,17 @@ _CHARTS = (
         "Share of the lower bound",
         "Least instance-seconds of generation that anyone could have needed in the same time, over what was held.",
     ),
+    (
+        (("generation/staleness", "versions"),),
+        "Staleness",
+        "Versions between the weights that sampled a step's groups and those that the step started from.",
+    ),
 )
 
 
 def charts(run: Run) -> str:
-    """Length prediction, the plan's forecast, and how close to the lower bound the run came: those that it has."""
+    """Length prediction, the plan's forecast, how close to the lower bound the run came, and staleness: those that it
+    has."""
     figures = [
         metric_chart(run, names, title, note)
         for names, title, note in _CHARTS

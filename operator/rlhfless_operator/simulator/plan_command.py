@@ -138,6 +138,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
         "startup_seconds": startup,
+        "asynchronous": spec.asynchronous is not None,
         "lengths": told,
         "drafting": spec.generation.drafting,
         "tokens_per_pass": _tokens_per_pass(question.trace),
@@ -270,6 +271,8 @@ def view(found: dict[str, Any]) -> Group:
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
         f"{_drafting(found)}"
     )
+    if found["asynchronous"]:
+        head += "\nasync is not in these numbers: they are of steps that wait for each other"
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]

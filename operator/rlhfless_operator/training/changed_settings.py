@@ -40,6 +40,8 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
     journal.lease.check()
     if before is not None:
         _forget_learning(run.folder, step)
+        if run.spec.asynchronous is None:
+            _forget_rollouts(run.folder, step + 1)
         if changes := differences(before, now):
             run.progress.note(f"from step {step} on: {', '.join(changes)}; the steps before keep what they had")
     journal.settings = journal.settings.with_change(step, now)
@@ -64,19 +66,29 @@ def keep_settings(before: dict[str, Any], folder: JobFolder, status: RLHFJobStat
 
 
 def _forget_learning(folder: JobFolder, step: int) -> None:
-    """Remove what other settings made of a step that is not done, and of the one after it.
+    """Remove the weights that other settings made in a step that is not done and in the one after it, and what was
+    evaluated of them.
 
     A driver learns a step while the one before is written down, and is never further ahead.
     """
-    following = step + 1
+    both = step, step + 1
     for uri in (
-        *(folder.rollouts(step, "evaluation"), folder.batches(step, "evaluation"), folder.result("evaluation", step)),
-        *(folder.rollouts(following, purpose) for purpose in get_args(Purpose)),
-        *(folder.prefixes(following, purpose) for purpose in get_args(Purpose)),
-        *(folder.batches(following, purpose) for purpose in get_args(Purpose)),
-        *(folder.results(following), folder.result("learn", step)),
-        *(folder.weights(each) for each in (step, following)),
-        *(folder.critic(each) for each in (step, following)),
-        *(folder.checkpoint(each) for each in (step, following)),
+        *(folder.rollouts(each, "evaluation") for each in both),
+        *(folder.batches(each, "evaluation") for each in both),
+        *(folder.result(name, each) for name in ("evaluation", "learn") for each in both),
+        *(folder.weights(each) for each in both),
+        *(folder.critic(each) for each in both),
+        *(folder.checkpoint(each) for each in both),
+    ):
+        artifacts.remove(uri)
+
+
+def _forget_rollouts(folder: JobFolder, step: int) -> None:
+    """Remove what such weights have sampled. An asynchronous job samples only with weights of steps that are done."""
+    for uri in (
+        *(folder.rollouts(step, purpose) for purpose in get_args(Purpose)),
+        *(folder.prefixes(step, purpose) for purpose in get_args(Purpose)),
+        *(folder.batches(step, purpose) for purpose in get_args(Purpose)),
+        folder.results(step),
     ):
         artifacts.remove(uri)

@@ -10,8 +10,8 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.change_rules import FIXED_FIELDS
 from rlhfless_operator.job.prices import BudgetSpec
-from rlhfless_operator.job.rules import FIXED_FIELDS
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, StateChange
@@ -31,7 +31,7 @@ from rlhfless_operator.training.tracking import Tracking, check_tracking, open_t
 
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
-    *("traces", "metrics.jsonl", "samples.jsonl"),
+    *("traces", "journal", "metrics.jsonl", "samples.jsonl"),
 )
 """What may have been made from them before a first step is done."""
 _RELEASE_SECONDS = 30.0

@@ -45,8 +45,9 @@ def record_of(
     stages["overhead"] = max(0.0, seconds - sum(stages.values()))
     metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
     bound = metrics.get("planning/lower_bound_instance_seconds")
-    # An evaluation's generation is in the account, too.
-    if bound is not None and evaluation is None and (held := account.total("generation")):
+    # An evaluation's generation is in the account, too. With `async` the generation in it is that of later steps.
+    alone = evaluation is None and "generation/staleness" not in metrics
+    if bound is not None and alone and (held := account.total("generation")):
         metrics["planning/lower_bound_share"] = bound / held
     return StepRecord(
         step=step,

@@ -1,10 +1,13 @@
 """Which artifacts nobody needs any more."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.staleness import last_step_begun, oldest_version
 
 
 def remove_remains(folder: JobFolder) -> None:
@@ -12,45 +15,71 @@ def remove_remains(folder: JobFolder) -> None:
     artifacts.sweep(folder.root, artifacts.list_files(folder.root))
 
 
+@dataclass(frozen=True)
+class Retention:
+    """What a job wants to be kept."""
+
+    checkpoints: int
+    """How many of the newest."""
+    staleness: int = 0
+    """How many versions old the weights may be that steps are generated with; so many steps may be made ahead."""
+    rollouts: bool = False
+    """Whether the batches of all steps stay."""
+
+
+def retention_of(spec: RLHFJobSpec) -> Retention:
+    """What a job's document asks for."""
+    ahead = spec.asynchronous.max_staleness if spec.asynchronous is not None else 0
+    return Retention(spec.checkpoints.keep, ahead, spec.checkpoints.keep_rollouts)
+
+
 def remove_garbage(
-    folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int, draft_steps: Collection[int] = ()
+    folder: JobFolder, status: RLHFJobStatus, retention: Retention, draft_steps: Collection[int] = ()
 ) -> None:
-    """Remove what neither the status names, nor a fresh learner would need, nor the step that runs now.
+    """Remove what neither the status names, nor a fresh learner would need, nor the steps that run now.
 
     Args:
         draft_steps: steps whose responses may yet be drafted from.
     """
-    for kind, keep in kept(folder, status, keep_checkpoints, draft_steps).items():
+    for kind, keep in kept(folder, status, retention, draft_steps).items():
         artifacts.sweep(folder.file(kind), keep)
 
 
 def kept(
-    folder: JobFolder, status: RLHFJobStatus, keep_checkpoints: int, draft_steps: Collection[int] = ()
+    folder: JobFolder, status: RLHFJobStatus, retention: Retention, draft_steps: Collection[int] = ()
 ) -> dict[str, list[str]]:
     """URIs that stay, by sub-folder.
 
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
-    the newest checkpoint, responses to draft from, and whatever the running step, the one after the status's, may be
-    writing.
+    the newest checkpoint (or of all steps), responses to draft from, and whatever the running step, the one after the
+    status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay.
     """
     running = status.step + 1
-    replayed_from = status.checkpoint.step + 1 if status.checkpoint else 1
-    since_checkpoint = range(min(replayed_from, running), running + 1)
-    versions = {running} | {named.version for named in (status.weights, status.best) if named is not None}
-    critics = {running} | ({status.critic.version} if status.critic else set())
+    under_way = range(running, last_step_begun(status.step, retention.staleness) + 1)
+    replayed_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
+    since_checkpoint = range(min(replayed_from, running), under_way.stop)
+    sampling = set(range(oldest_version(running, retention.staleness), running + 1))
+    versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
+    critics = sampling | ({status.critic.version} if status.critic else set())
     return {
         "weights": [folder.weights(version) for version in versions],
         "critics": [folder.critic(version) for version in critics],
-        "checkpoints": [folder.checkpoint(running), *_newest_checkpoints(folder, status, keep_checkpoints)],
-        "rollouts": [folder.rollouts(running, "training"), folder.rollouts(running, "evaluation")],
-        "prefixes": [folder.prefixes(running, "training"), folder.prefixes(running, "evaluation")],
+        "checkpoints": [folder.checkpoint(running), *_newest_checkpoints(folder, status, retention.checkpoints)],
+        "rollouts": [
+            *(folder.rollouts(step, "training") for step in under_way),
+            folder.rollouts(running, "evaluation"),
+        ],
+        "prefixes": [
+            *(folder.prefixes(step, "training") for step in under_way),
+            folder.prefixes(running, "evaluation"),
+        ],
         "batches": [
             *(folder.batches(step, "training") for step in since_checkpoint),
             folder.batches(running, "evaluation"),
         ],
         # The newest step's results have its export, too.
         "results": [*(folder.results(step) for step in (0, status.step, *since_checkpoint))],
-        "drafts": [*(folder.drafts(step) for step in {*draft_steps, running})],
+        "drafts": [*(folder.drafts(step) for step in {*draft_steps, *under_way})],
         "progress": [folder.progress(status.step), folder.progress(running)],
     }
 

@@ -6,6 +6,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.affordable import check_affordable
+from rlhfless_operator.training.asynchronous import take_steps_asynchronously
 from rlhfless_operator.training.changed_settings import open_settings
 from rlhfless_operator.training.datasets import data_status, open_data
 from rlhfless_operator.training.evaluation import evaluate
@@ -37,19 +38,27 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
         # A model that a shorter run of this job had exported is not this one's.
         artifacts.remove(run.folder.export)
 
-    # Step 0 is the evaluation of the model as given.
-    first_step = 0 if run.spec.evaluation and not journal.records else journal.status.step + 1
-    for step in range(first_step, total_steps + 1):
-        check_affordable(run, journal, step)
-        rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
-        evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
-        await journal.commit(step, rollout, learned, evaluation, run.position)
+    if run.spec.asynchronous is None:
+        await take_steps(run, journal)
+    else:
+        await take_steps_asynchronously(run, journal, run.spec.asynchronous)
 
     for stage in ("generation", "preparation"):
         await run.capacity.finish(stage)
     await journal.update_status(stage="export")
     await export(run, journal)
     await journal.update_status(phase="Succeeded", stage=None)
+
+
+async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
+    """Take all steps that are left, each once the one before is done."""
+    # Step 0 is the evaluation of the model as given.
+    first_step = 0 if run.spec.evaluation and not journal.records else journal.status.step + 1
+    for step in range(first_step, run.prompts.total_steps + 1):
+        check_affordable(run, journal, step)
+        rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
+        evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
+        await journal.commit(step, rollout, learned, evaluation, run.position)
 
 
 async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[StepBatch, LearnResult]:

@@ -25,7 +25,7 @@ from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
 from rlhfless_operator.training.budget import used
 from rlhfless_operator.training.finished_step import record_of, record_with, spent_after, status_after
-from rlhfless_operator.training.garbage import remove_garbage
+from rlhfless_operator.training.garbage import remove_garbage, retention_of
 from rlhfless_operator.training.lease import Lease, LeaseLostError
 from rlhfless_operator.training.ledger import Ledger
 from rlhfless_operator.training.samples import SamplesFile
@@ -102,6 +102,11 @@ class StepJournal:
         }
 
     # --- the status ---
+
+    @property
+    def published(self) -> RLHFJobStatus:
+        """The status as it is written down."""
+        return self._published
 
     async def update_status(self, **changes: Any) -> None:
         """Write the status, once all that came before is written; the lease is the fence.
@@ -285,7 +290,7 @@ class StepJournal:
         self.tracking.log(record)
         # What can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
-            await asyncio.to_thread(remove_garbage, self._folder, status, self._spec.checkpoints.keep, draft_steps)
+            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps)
 
     async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
         def fenced() -> None:

@@ -1,0 +1,22 @@
+"""Generating ahead of the learner."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhfless_functions.settings import Settings
+
+ONLY_ON_ONE_MACHINE = "only `rlhfless run` trains asynchronously as yet: remove it, or train on one machine"
+"""What is wrong with `spec.async` on a cluster, and what to do."""
+
+
+class AsyncSpec(Settings):
+    """Generate the groups of the next steps while the learner takes this one, with weights that are some versions old.
+    Only with `rlhfless run` so far, and where generation and learning do not share GPUs."""
+
+    max_staleness: int = Field(default=1, ge=1, le=8)
+    """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's
+    generation waits until the learner is near enough, so the bound always holds."""
+    new_weights: Literal["finish"] = "finish"
+    """What a response does when there are newer weights: it ends with those that began it. So do all groups of its
+    step."""

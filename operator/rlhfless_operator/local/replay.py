@@ -1,0 +1,59 @@
+"""`rlhfless replay`: take a run's steps again on this machine, and compare the weights."""
+
+import tempfile
+from pathlib import Path
+
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.local.gpu_assignment import assign_gpus
+from rlhfless_operator.local.local_run import threads_of
+from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local_gpus import visible_gpus
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.begun_job import begun_job
+from rlhfless_operator.training.replaying import Replay, replay
+from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.step_journal import read_status
+
+
+async def replay_locally(root: str, threads: int) -> Replay:
+    """Take the finished steps of a run again.
+
+    Args:
+        root: URI of the run's folder.
+        threads: CPU threads of the learner; the last bits depend on them.
+
+    Raises:
+        UserError: there is no run there, or it can't be taken again.
+    """
+    folder = JobFolder(root)
+    document, status = begun_job(folder), read_status(folder)
+    if document is None or status is None:
+        raise UserError(f"{root} is no run's folder; name one, such as runs/quickstart")
+    job = RLHFJob.model_validate(document, by_alias=True, by_name=False)
+    gpus = assign_gpus(job, RequestBuilder(job, folder, ""), visible_gpus())
+    platform = LocalPlatform(
+        keep_alive={"generation": 0.0, "preparation": 0.0, "learning": 0.0},
+        threads=threads_of(ActorRange(1, 1), threads),
+        log_path=Path(tempfile.mkdtemp(prefix="rlhfless-replay-")) / "instances.jsonl",
+        on_state=lambda change: None,
+        stall_seconds=job.spec.limits.stall,
+        gpus=gpus.gpus,
+        gpus_per_instance=gpus.per_instance,
+    )
+    try:
+        return await replay(job, folder, status, platform)
+    finally:
+        await platform.close()
+
+
+def verdict(found: Replay) -> str:
+    """What a person is told of a replay."""
+    if not found.differing:
+        return f"{found.steps} steps taken again: the same weights bit for bit, in all {found.files} files"
+    return (
+        f"{found.steps} steps taken again: {len(found.differing)} of {found.files} files differ"
+        f" ({', '.join(found.differing)}); the replay's are in {found.folder}. Bits depend on the number of threads"
+        " (--threads) and of learning processes, and on the machine; on GPUs they differ"
+    )

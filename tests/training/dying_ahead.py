@@ -1,0 +1,63 @@
+"""`rlhfless run` of an asynchronous job that kills itself once at each of some points.
+
+    python -m tests.training.dying_ahead JOB.yaml DEATHS.txt taken-2 learnt-3
+
+It writes down where it has died. The next driver then gets one point further.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from rlhfless_functions.api import BatchReference
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, TakenStep
+from rlhfless_operator.training.step_journal import StepJournal
+from tests.training.dying_driver import Deaths
+from tests.training.whole_jobs import run_job
+
+POINTS = tuple(f"{point}-{step}" for step in (2, 3) for point in ("begun", "prepared", "taken", "learnt"))
+"""Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist."""
+
+
+def die_at(points: Collection[str], deaths: Deaths) -> None:
+    """Have a driver die as soon as it comes to one of the points at which none has died before."""
+    begin, take = AsyncJournal.begin, AsyncJournal.take
+    keep_batch, commit = StepJournal.keep_batch, StepJournal.commit
+
+    def reached(point: str, step: int) -> None:
+        what = f"{point}-{step}"
+        if what in points and deaths.due(what):
+            deaths.happened(what)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies_when_begun(journal: AsyncJournal, begun: BegunRollout) -> BegunRollout:
+        found = begin(journal, begun)
+        reached("begun", begun.step)
+        return found
+
+    def dies_when_taken(journal: AsyncJournal, begun: BegunRollout, batch: BatchReference) -> TakenStep:
+        found = take(journal, begun, batch)
+        reached("taken", batch.step)
+        return found
+
+    def dies_when_prepared(journal: StepJournal, step: int, batch: StepBatch) -> None:
+        keep_batch(journal, step, batch)
+        reached("prepared", step)
+
+    async def dies_when_learnt(journal: StepJournal, step: int, *rest: Any) -> Any:
+        reached("learnt", step)
+        return await commit(journal, step, *rest)
+
+    AsyncJournal.begin = dies_when_begun  # type: ignore[method-assign]
+    AsyncJournal.take = dies_when_taken  # type: ignore[method-assign]
+    StepJournal.keep_batch = dies_when_prepared  # type: ignore[method-assign]
+    StepJournal.commit = dies_when_learnt  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    die_at(sys.argv[3:], Deaths(Path(sys.argv[2])))
+    run_job(Path(sys.argv[1]))

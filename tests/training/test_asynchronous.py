@@ -1,0 +1,215 @@
+"""Asynchronous jobs, whole: what they generate ahead, what they write down of it, and what a replay makes of that."""
+
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlhfless_operator.cli import app
+from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.training import rollouts_ahead
+from tests.training.dying_ahead import POINTS
+from tests.training.killing import start
+from tests.training.whole_jobs import (
+    MakeJob,
+    folder_of,
+    half_written,
+    records_of,
+    run_job,
+    run_until_a_step_cannot_be_written,
+)
+
+AHEAD: dict[str, Any] = {"async": {"maxStaleness": 1}, "checkpoints": {"keepRollouts": True, "everySteps": 2}}
+
+
+def entries(file: Path, kind: str) -> list[dict[str, Any]]:
+    """What is written of each step: `begun` of its rollout, or `taken` by the learner."""
+    return [json.loads(path.read_text()) for path in sorted((folder_of(file) / "journal").glob(f"*-{kind}.json"))]
+
+
+def check_journal(file: Path, steps: int, most: int) -> list[int]:
+    """That each step learnt once, from whole groups, of weights that were not too old; returns their versions."""
+    begun, taken = entries(file, "begun"), entries(file, "taken")
+    assert [entry["step"] for entry in taken] == [entry["step"] for entry in begun] == list(range(1, steps + 1))
+    records = [record for record in records_of(file) if record["step"]]
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
+    for first, entry, record in zip(begun, taken, records, strict=True):
+        versions = {group["version"] for group in entry["groups"]}
+        assert versions == {first["policy"]["version"]}
+        assert entry["base"] == entry["step"] - 1
+        stale = entry["base"] - first["policy"]["version"]
+        assert 0 <= stale <= most
+        assert record["metrics"]["generation/staleness"] == stale
+        assert "planning/lower_bound_share" not in record["metrics"], "its generation is not in its account"
+        samples = Counter(sample["prompt"] for sample in entry["batch"]["samples"])
+        assert list(samples) == [group["prompt"] for group in entry["groups"]]
+        assert set(samples.values()) == {4}, "groups are whole"
+    return [entry["policy"]["version"] for entry in begun]
+
+
+def check_prompts(file: Path, per_epoch: int = 12) -> None:
+    """That no prompt was left out or learnt from twice in an epoch."""
+    prompts = [group["prompt"] for entry in entries(file, "taken") for group in entry["groups"]]
+    for first in range(0, len(prompts) - per_epoch + 1, per_epoch):
+        assert sorted(prompts[first : first + per_epoch]) == list(range(per_epoch))
+
+
+def replayed(file: Path) -> str:
+    """What `rlhfless replay` says of a run that took one thread."""
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--threads", "1"])
+    assert result.exit_code == 0, result.output + str(result.exception)
+    return result.output
+
+
+@pytest.mark.usefixtures("warm_start")
+@pytest.mark.parametrize("most", [1, 2])
+def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
+    tiny_job: MakeJob, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: list[tuple[int, int]] = []
+    roll_out = rollouts_ahead.roll_out
+
+    async def noted(run: Any, task: Any, on_planned: Any) -> Any:
+        under_way.append((task.step, task.policy.version))
+        return await roll_out(run, task, on_planned)
+
+    monkeypatch.setattr(rollouts_ahead, "roll_out", noted)
+    file = tiny_job("ahead", **{**AHEAD, "async": {"maxStaleness": most}}, steps=6)
+    summary = run_job(file)
+    assert summary["phase"] == "Succeeded"
+    versions = check_journal(file, 6, most)
+    assert under_way == list(enumerate(versions, start=1))
+    assert versions[:2] == [0, 0], "the second step's groups are sampled before the first step is learnt"
+    check_prompts(file)
+    assert half_written(folder_of(file)) == []
+    assert "6 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.usefixtures("warm_start")
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "ppo", "kl": {"coefficient": 0.01, "placement": "reward", "estimator": "k1"}},
+        {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1},
+    ],
+    ids=["ppo", "dapo"],
+)
+def test_algorithms_that_ask_for_whole_steps_have_them(tiny_job: MakeJob, algorithm: dict[str, Any]) -> None:
+    file = tiny_job("whole", **AHEAD, algorithm=algorithm, steps=3)
+    assert run_job(file)["phase"] == "Succeeded"
+    check_journal(file, 3, 1)
+    assert "the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None:
+    evaluation = {"data": {"source": "train.jsonl"}, "everySteps": 2}
+    file = tiny_job("evaluated", **AHEAD, evaluation=evaluation, steps=4)
+    run_job(file)
+    assert [record["step"] for record in records_of(file) if record["evaluation"]] == [0, 2, 4]
+    check_journal(file, 4, 1)
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies when step 2 is to be written down, with step 3 generated by the version of step 1 or 2."""
+    file = tiny_job("late", **AHEAD, steps=5)
+    journal = folder_of(file) / "journal"
+    run_until_a_step_cannot_be_written(file, monkeypatch, 2, lambda: (journal / "step-000003-begun.json").exists())
+    before = entries(file, "begun")
+    assert [entry["step"] for entry in before] == [1, 2, 3]
+    run_job(file)
+    assert entries(file, "begun")[:3] == before
+    check_journal(file, 5, 1)
+    check_prompts(file)
+    assert "the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "points", [("taken-2",), pytest.param(POINTS, marks=pytest.mark.slow)], ids=["one death", "eight deaths"]
+)
+def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
+    tiny_job: MakeJob, tmp_path: Path, points: tuple[str, ...]
+) -> None:
+    file, deaths, log = tiny_job("killed", **AHEAD, steps=4), tmp_path / "deaths.txt", tmp_path / "log.txt"
+    command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(deaths), *points]
+    begun: list[dict[str, Any]] = []
+    taken: list[dict[str, Any]] = []
+    while (status := start(command, log).wait()) == -signal.SIGKILL:
+        assert entries(file, "begun")[: len(begun)] == begun, "staleness is what it was"
+        assert entries(file, "taken")[: len(taken)] == taken
+        begun, taken = entries(file, "begun"), entries(file, "taken")
+    assert status == 0, log.read_text()
+    assert entries(file, "begun")[: len(begun)] == begun
+    assert entries(file, "taken")[: len(taken)] == taken
+    assert sorted(deaths.read_text().split()) == sorted(points)
+    check_journal(file, 4, 1)
+    check_prompts(file)
+    assert half_written(folder_of(file)) == []
+    assert "4 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_a_synchronous_run_is_replayed_too_and_a_changed_weight_is_found(tiny_job: MakeJob) -> None:
+    file = tiny_job("sync", checkpoints={"keepRollouts": True}, steps=2)
+    run_job(file)
+    assert not (folder_of(file) / "journal").exists()
+    assert "2 steps taken again: the same weights bit for bit" in replayed(file)
+    manifest = folder_of(file) / "weights" / "step-000002" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["files"]["model.safetensors"]["checksum"] = "xxh3-128:00"
+    manifest.write_text(json.dumps(content))
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--threads", "1"])
+    assert result.exit_code == 1
+    assert "files differ (model.safetensors)" in result.output
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) -> None:
+    file = tiny_job("forgetful", checkpoints={"everySteps": 1}, steps=3)
+    run_job(file)
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file))])
+    assert result.exit_code == 1
+    assert "has not kept what step 1 learnt from" in str(result.exception)
+    assert "checkpoints.keepRollouts" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"async": {"maxStaleness": 0}}, r"spec\.async\.maxStaleness: 0 is out of bounds; write at least 1"),
+        ({"async": {"maxStaleness": 9}}, r"spec\.async\.maxStaleness: 9 is out of bounds; write at most 8"),
+        ({"async": {"newWeights": "switch"}}, r'spec\.async\.newWeights: "switch" is not a choice; write finish'),
+        (
+            {"async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}},
+            r"spec\.algorithm\.importanceSampling\.mode: with none, async .*; write truncate or mask, or",
+        ),
+        (
+            {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},
+            "write learning.overlap: never",
+        ),
+        ({"async": {}, "rehearsal": {"trace": "run", "gpu": "H100"}}, "remove async or rehearsal"),
+    ],
+)
+def test_what_async_does_not_go_with_is_refused(tiny_job: MakeJob, spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJobError, match=message):
+        load_job(tiny_job("refused", **spec))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "grpo", "proximalPolicy": "sampler", "importanceSampling": {"mode": "none"}},
+        {"name": "grpo", "importanceSampling": {"mode": "none", "rejection": {"level": "token", "high": 5.0}}},
+    ],
+)
+def test_stale_samples_are_corrected_in_other_ways(tiny_job: MakeJob, algorithm: dict[str, Any]) -> None:
+    assert load_job(tiny_job("corrected", **{"async": {}}, algorithm=algorithm)).spec.asynchronous is not None
