@@ -11,7 +11,14 @@ from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.forecast import RECENT
 from rlhfless_operator.records.record import StageAccount, StepRecord
-from rlhfless_operator.training.budget import BudgetExhaustedError, NextStep, check_budget, step_forecast, used
+from rlhfless_operator.training.budget import (
+    BegunSteps,
+    BudgetExhaustedError,
+    NextStep,
+    check_budget,
+    step_forecast,
+    used,
+)
 from tests.job.test_spec import job
 
 RATES = {"generation": Decimal(2), "preparation": Decimal(1), "learning": Decimal(10)}
@@ -100,6 +107,38 @@ def test_the_message_says_what_is_spent_and_what_to_raise() -> None:
         "step 9 is not begun: 20.00 USD of 25.00 USD (spec.budget.money) are spent, and the step takes up to 10.00 USD;"
         " raise spec.budget.money to go on. All 20 steps will take about 128.00 USD"
     )
+
+
+def test_steps_that_are_begun_are_paid_for_first() -> None:
+    """Each takes 10; 30 are spent, 5 of them on two steps that are not finished."""
+    begun = BegunSteps([following(8), following(9)], Decimal(5), 5.0)
+    records = [step(n, 10.0) for n in range(6, 8)]
+
+    def check_at(most: str) -> None:
+        money = BudgetSpec(money=Decimal(most))
+        check_budget(money, spec(), Decimal(30), 30.0, records, following(10), begun)
+
+    check_at("55")
+    with pytest.raises(BudgetExhaustedError) as error:
+        check_at("54.99")
+    assert str(error.value) == (
+        "step 10 is not begun: 30.00 USD of 54.99 USD (spec.budget.money) are spent, the steps before it take up to"
+        " 15.00 USD more, and the step takes up to 10.00 USD; raise spec.budget.money to go on. All 20 steps will take"
+        " about 155.00 USD"
+    )
+
+
+def test_an_evaluation_of_a_step_that_is_begun_is_paid_for_first() -> None:
+    records = [step(0, 7.0, evaluation={"accuracy": 0.5}), step(1, 10.0)]
+    begun = BegunSteps([following(2, evaluated=True)], Decimal(0), 0.0)
+    check_budget(BudgetSpec(money=Decimal(44)), spec(), Decimal(17), 17.0, records, following(3), begun)
+    with pytest.raises(BudgetExhaustedError):
+        check_budget(BudgetSpec(money=Decimal(43)), spec(), Decimal(17), 17.0, records, following(3), begun)
+
+
+def test_steps_that_took_more_than_forecast_owe_nothing() -> None:
+    begun = BegunSteps([following(2)], Decimal(12), 12.0)
+    check_budget(BudgetSpec(money=Decimal(32)), spec(), Decimal(22), 22.0, [step(1, 10.0)], following(3), begun)
 
 
 def test_a_budget_below_one_step_is_told_so() -> None:

@@ -12,7 +12,9 @@ from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.training.budget import BudgetExhaustedError
 from tests.command_line import run_command
+from tests.training.steady_ledger import STEP_SECONDS
 from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
+from tests.training.steady_ledger import steady_learning as steady_learning
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
@@ -63,6 +65,18 @@ def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_rai
     run_job(with_budget(file, money=str(10 * forecast)))
     assert [record["step"] for record in records_of(file)] == list(range(1, STEPS + 1))
     assert_equal_weights(final_weights(file), final_weights(whole))
+
+
+@pytest.mark.usefixtures("steady_learning")
+def test_steps_that_are_generated_ahead_are_paid_for_before_another_one_begins(tiny_job: MakeJob) -> None:
+    """There is money for four steps and a half. Two of them may be under way when the fifth is to begin."""
+    ahead = tiny_job("ahead", steps=STEPS, prices={"instanceHour": "3600"}, **{"async": {"maxStaleness": 2}})
+    file = with_budget(ahead, money=str(4.5 * STEP_SECONDS))
+    with pytest.raises(BudgetExhaustedError, match=r"step 5 is not begun: .* the steps before it take up to"):
+        run_job(file)
+    status = status_of(file)
+    assert (status["phase"], status["step"]) == ("Suspended", 4)
+    assert Decimal(status["cost"]) <= Decimal("4.5") * int(STEP_SECONDS)
 
 
 def test_a_budget_that_reading_the_data_uses_up_is_kept_to_until_it_is_raised(tiny_job: MakeJob) -> None:

@@ -38,12 +38,29 @@ class NextStep:
 
 
 @dataclass(frozen=True)
+class BegunSteps:
+    """The steps before it that are begun and not finished. An asynchronous job has them, as do steps that are planned
+    ahead."""
+
+    steps: Sequence[NextStep]
+    money: Decimal
+    """Spent since the last finished step."""
+    gpu_seconds: float
+    """Charged since the last finished step."""
+
+
+NOTHING_BEGUN = BegunSteps((), Decimal(0), 0.0)
+
+
+@dataclass(frozen=True)
 class _Limit:
     """One of the two limits of a budget."""
 
     field: str
     most: Decimal
     spent: Decimal
+    on_begun: Decimal
+    """What of it was spent since the last finished step."""
     rates: Rates
     currency: str | None
     """None for GPU-hours."""
@@ -72,8 +89,9 @@ def check_budget(
     gpu_seconds: float,
     records: Sequence[StepRecord],
     step: NextStep,
+    begun: BegunSteps = NOTHING_BEGUN,
 ) -> None:
-    """Make sure that a step fits into what is left.
+    """Make sure that a step fits into what is left once the steps before it are finished.
 
     The first step of a job has no forecast. It is begun as long as anything is left.
 
@@ -84,14 +102,22 @@ def check_budget(
         gpu_seconds: GPU-seconds that were charged so far.
         records: of the finished steps.
         step: the one to begin.
+        begun: those before it that are not finished; what was spent on them is in `money` and `gpu_seconds`, too.
 
     Raises:
         BudgetExhaustedError: it does not fit; the message says what to raise, and how far.
     """
-    for limit in _limits(budget, spec, money, gpu_seconds) if budget is not None else ():
+    for limit in _limits(budget, spec, money, gpu_seconds, begun) if budget is not None else ():
         forecast = step_forecast(records, limit.rates, step)
-        if limit.spent + (forecast or Decimal(0)) > limit.most or limit.spent == limit.most:
-            raise BudgetExhaustedError(_message(limit, forecast, records, step))
+        owed = _owed(limit, records, begun.steps)
+        if limit.spent + owed + (forecast or Decimal(0)) > limit.most or limit.spent == limit.most:
+            raise BudgetExhaustedError(_message(limit, forecast, owed, records, step))
+
+
+def _owed(limit: _Limit, records: Sequence[StepRecord], begun: Sequence[NextStep]) -> Decimal:
+    """What the steps that are begun will yet take."""
+    forecasts = (step_forecast(records, limit.rates, each) or Decimal(0) for each in begun)
+    return max(Decimal(0), sum(forecasts, Decimal(0)) - limit.on_begun)
 
 
 def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -> Decimal | None:
@@ -137,27 +163,33 @@ def _seconds(seconds: float) -> Decimal:
     return Decimal(repr(float(seconds)))
 
 
-def _limits(budget: BudgetSpec, spec: RLHFJobSpec, money: Decimal, gpu_seconds: float) -> list[_Limit]:
+def _limits(
+    budget: BudgetSpec, spec: RLHFJobSpec, money: Decimal, gpu_seconds: float, begun: BegunSteps = NOTHING_BEGUN
+) -> list[_Limit]:
     limits = []
     if budget.money is not None:
         rates = {stage: price / 3600 for stage, price in spec.instance_prices.items()}
-        limits.append(_Limit("spec.budget.money", budget.money, money, rates, spec.prices.currency))
+        limits.append(_Limit("spec.budget.money", budget.money, money, begun.money, rates, spec.prices.currency))
     if budget.gpu_hours is not None:
         rates = {stage: Decimal(count) / 3600 for stage, count in spec.instance_gpus.items()}
         most = Decimal(repr(budget.gpu_hours))
-        limits.append(_Limit("spec.budget.gpuHours", most, _seconds(gpu_seconds) / 3600, rates, None))
+        spent, on_begun = _seconds(gpu_seconds) / 3600, _seconds(begun.gpu_seconds) / 3600
+        limits.append(_Limit("spec.budget.gpuHours", most, spent, on_begun, rates, None))
     return limits
 
 
-def _message(limit: _Limit, forecast: Decimal | None, records: Sequence[StepRecord], step: NextStep) -> str:
+def _message(
+    limit: _Limit, forecast: Decimal | None, owed: Decimal, records: Sequence[StepRecord], step: NextStep
+) -> str:
     spent = f"{limit.show(limit.spent)} of {limit.show(limit.most)} ({limit.field}) are spent"
     if forecast is None:
         return f"step {step.number} is not begun: {spent}; raise {limit.field} to go on"
     recent = recent_steps(records)
     each = sum((_taken(record, limit.rates) for record in recent), Decimal(0)) / len(recent)
-    whole = limit.spent + each * (step.total - step.number + 1)
+    whole = limit.spent + owed + each * (step.total - step.number + 1)
     alone = ", more than the whole budget" if forecast > limit.most else ""
+    before = f", the steps before it take up to {limit.show(owed)} more" if owed else ""
     return (
-        f"step {step.number} is not begun: {spent}, and the step takes up to {limit.show(forecast)}{alone}; raise"
-        f" {limit.field} to go on. All {step.total} steps will take about {limit.show(whole)}"
+        f"step {step.number} is not begun: {spent}{before}, and the step takes up to {limit.show(forecast)}{alone};"
+        f" raise {limit.field} to go on. All {step.total} steps will take about {limit.show(whole)}"
     )

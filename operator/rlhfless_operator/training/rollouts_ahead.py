@@ -87,7 +87,7 @@ class RolloutsAhead:
 
     async def _make(self, step: int) -> tuple[BegunRollout, StepBatch]:
         run, journal = self._run, self._journal
-        while journal.status.step < oldest_version(step, self._max_staleness):
+        while journal.status.step < self._done_before(step):
             self._advanced.clear()
             await self._advanced.wait()
         async with self._stages:
@@ -105,6 +105,13 @@ class RolloutsAhead:
             batch = record_rollout(run, rollout)
             journal.keep_batch(step, batch)
             return begun, batch
+
+    def _done_before(self, step: int) -> int:
+        """The last step that has to be done when a step's generation begins."""
+        oldest, journal = oldest_version(step, self._max_staleness), self._journal
+        # What steps take is known once one of them is done.
+        unknown = journal.budget() is not None and not any(record.step for record in journal.records)
+        return max(oldest, step - 1) if unknown else oldest
 
     def _of(self, step: int) -> asyncio.Future[tuple[BegunRollout, StepBatch]]:
         return self._rollouts.setdefault(step, asyncio.get_running_loop().create_future())
