@@ -1,8 +1,11 @@
 """A step as a whole: generation and training planned together."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.step_forecast import Training
@@ -44,14 +47,14 @@ def test_the_trainer_works_under_the_tail():
     assert step.expected_seconds < afterwards
 
 
-def plan_apart(**training):
+def plan_apart(weight=0.3, **training):
     """A plan where preparation and learning have GPUs of their own."""
     return plan_step(
         SAMPLES,
         PROFILE,
         Limits(1, CLUSTER, PROFILE.kv_tokens, 256),
         Training(1, 1e-5, 0.0, 0.0, own_gpus=1, **training),
-        cost_weight=0.3,
+        cost_weight=weight,
         ready_seconds=2.0,
     )
 
@@ -116,3 +119,50 @@ def test_gpus_are_held_where_starts_cost_more() -> None:
 def test_a_weight_out_of_range_is_named():
     with pytest.raises(ValueError, match=r"cost_weight is -1: .* nearest is 0"):
         plan(-1)
+
+
+def learners(scaling, **seconds):
+    """Numbers of learning instances whose times are those of one, divided by `scaling`."""
+    return tuple(LearnerOption(count, 2e-3 / speed, **seconds) for count, speed in scaling.items())
+
+
+NOTHING_BESIDES = {"rest_seconds": 0.0, "idle_seconds": 0.0}
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_learners_are_more_where_time_counts_and_fewer_where_cost_does(follows):
+    choice = learners({1: 1, 2: 1.9, 4: 3.0}, **NOTHING_BESIDES)
+    counts = [plan_apart(weight, learners=choice, follows=follows).trainer.gpus for weight in (0.0, 0.5, 1.0)]
+    assert counts[0] == 4
+    assert counts == sorted(counts, reverse=True)
+    assert counts[2] == 1
+
+
+def test_learners_that_scale_linearly_are_as_many_as_there_may_be():
+    assert plan_apart(learners=learners({1: 1, 2: 2, 4: 4}, **NOTHING_BESIDES)).trainer.gpus == 4
+
+
+def test_learners_that_do_not_scale_are_one():
+    assert plan_apart(learners=learners({1: 1, 2: 1, 4: 1}, **NOTHING_BESIDES)).trainer.gpus == 1
+
+
+def test_each_learner_is_charged_for_what_it_is_held_without_work():
+    counts = [
+        plan_apart(0.6, learners=learners({1: 1, 2: 2, 4: 4}, rest_seconds=0.0, idle_seconds=idle)).trainer.gpus
+        for idle in (0.0, 1000.0)
+    ]
+    assert counts[0] == 4
+    assert counts[1] < 4
+
+
+@given(st.lists(st.floats(0.5, 8), min_size=1, max_size=5), st.floats(0, 1), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_no_number_of_learners_is_better_in_both_time_and_cost(speeds, weight, follows):
+    choice = learners(dict(enumerate(speeds, start=1)), rest_seconds=0.1, idle_seconds=1.0)
+    chosen = plan_apart(learners=choice, follows=follows, weight=weight)
+    for each in choice:
+        other = plan_apart(learners=(each,), follows=follows, weight=weight)
+        assert (
+            other.expected_seconds >= chosen.expected_seconds * 0.98
+            or other.expected_gpu_seconds >= chosen.expected_gpu_seconds * 0.98
+        )

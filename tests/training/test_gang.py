@@ -124,6 +124,30 @@ def test_a_gang_waits_less_and_less_often_for_instances_that_do_not_come() -> No
     assert size.now == 2, "once they have come, an absence is the first again"
 
 
+def test_a_gang_is_as_large_as_was_chosen_but_for_what_does_not_come() -> None:
+    size = GangSize(LearnerRange(min=1, max=4))
+    size.choose(2)
+    assert (size.now, size.chosen) == (2, 2)
+    size.recover()
+    assert size.now == 2
+    assert size.miss(1)
+    size.choose(4)
+    assert (size.now, size.chosen) == (1, 4), "they are not asked for before the next checkpoint"
+    size.recover()
+    assert size.now == 4
+    size.choose(9)
+    assert size.now == 4
+
+
+def test_a_gang_that_lacks_memory_is_larger_from_then_on() -> None:
+    size = GangSize(LearnerRange(min=1, max=4))
+    size.choose(1)
+    assert (size.exceed(1), size.now, size.chosen) == (True, 2, 2)
+    size.choose(1)
+    assert size.now == 2
+    assert not size.exceed(4)
+
+
 # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
 GIVEN: dict[str, Any] = {
     "optimizer": {"learningRate": 1e-3, "epsilon": 1e-3},

@@ -97,8 +97,9 @@ class LearnerRange(Settings):
     """Fewest instances of a step: with fewer it is not taken."""
     max: int = Field(default=1, ge=1, le=64)
     """Most instances of a step. It is taken with fewer where one is lost or does not come, and the most are asked for
-    again after the next checkpoint. Another number changes the weights by about 1e-6 a step. It is 1 in a rehearsal,
-    and where pods use GPUs in turns (`deviceClass`)."""
+    again after the next checkpoint. With `planning.policy: cost` and a smaller `min`, the plan chooses how many, from
+    what steps with different numbers have taken. Another number changes the weights by about 1e-6 a step. It is 1 in a
+    rehearsal, and where pods use GPUs in turns (`deviceClass`)."""
 
 
 class LearningSpec(LearningSettings):
@@ -287,6 +288,11 @@ class RLHFJobSpec(Settings):
         own = self.evaluation.sampling.temperature if self.evaluation is not None else None
         given = self.sampling.model_dump()
         return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
+
+    @property
+    def chooses_learners(self) -> bool:
+        """Whether the plan of a step chooses how many instances learn together."""
+        return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"
 
     @property
     def instance_prices(self) -> dict[Stage, Decimal]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.loads import Loads
 from rlhfless_operator.planner.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
 from rlhfless_operator.planner.planning import Division
@@ -44,6 +45,11 @@ class Training:
     """What those do once all groups are done, where it can't begin under the tail."""
     accumulation_token_seconds: float = 0.0
     """What they do besides for each token of a sample, on a GPU of its own, as soon as its group is prepared."""
+    learners: tuple[LearnerOption, ...] = ()
+    """Where there are own GPUs: numbers of learning instances to choose from, which take the place of the two times
+    above. With none given, learning is charged as one GPU."""
+    follows: bool = False
+    """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,20 @@ class StepForecast:
             update_seconds=training.update_seconds,
         )
         return run.end, gpus * run.end
+
+    def learnt(
+        self, work: Floats, tokens: Floats, training: Training, option: LearnerOption
+    ) -> tuple[TrainerPlan, float, float]:
+        """The step's seconds and GPU-seconds with a number of learning instances, each of which is charged."""
+        prepared = queue(self.completions, work / training.own_gpus)
+        learning = option.token_seconds * tokens
+        preparation_end, total = float(prepared.max()), float(learning.sum())
+        end = float(queue(prepared, learning).max()) if training.follows else preparation_end + total
+        held = total + option.rest_seconds + option.idle_seconds
+        paid = training.own_gpus * preparation_end * training.preparation_price
+        paid += option.instances * held * training.learning_price
+        trainer = TrainerPlan(option.instances, max(0.0, end - total))
+        return trainer, end + option.rest_seconds, self.gpu_seconds + paid
 
     def _completed(self, end: float) -> Floats:
         """[groups] When each is complete, where the last response ends at `end`."""

@@ -214,10 +214,16 @@ class _Search:
             self._price = self._odds * guess / min(each.end for *_, each in fresh)
         for choice, division, forecast in fresh:
             forecast.take(self._price)
-            found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
             own, ready = self._training.own_gpus, forecast.completions
             if own:
                 ready = queue(ready, self._work / own)
+            if own and self._training.learners:
+                self._outcomes += [
+                    _Outcome(choice, division, ready, *forecast.learnt(self._work, self._tokens, self._training, each))
+                    for each in self._training.learners
+                ]
+                continue
+            found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
             self._outcomes.append(_Outcome(choice, division, ready, *found))
             if self._may_hold:
                 held = forecast.held(self._work, self._training)

@@ -45,6 +45,9 @@ DRIVER_METRICS: dict[str, Metric] = {
         "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
     ),
     "learning/instances": Metric("instances", "Instances that took the step together."),
+    "learning/instances_chosen": Metric(
+        "instances", "Instances that the plan wanted, where `learning.instances` left it a choice."
+    ),
     "planning/expected_seconds": Metric("seconds", "What the plan expected of generation."),
     "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
     "planning/contention": Metric("share", "Of the pool's GPU time: what other jobs wanted when the step was planned."),

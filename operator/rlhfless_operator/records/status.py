@@ -21,6 +21,17 @@ class CheckpointStatus(Settings):
     """Its folder."""
 
 
+class LearnersStatus(Settings):
+    """How many instances the plan has learn together."""
+
+    step: int
+    """Step that this was last decided for."""
+    instances: int
+    """How many."""
+    reason: str
+    """Why so many."""
+
+
 class StepStatus(Settings):
     """One finished step, in brief."""
 
@@ -84,6 +95,8 @@ class RLHFJobStatus(Settings):
     """The newest critic."""
     checkpoint: CheckpointStatus | None = None
     """The newest checkpoint; the batches of the steps since are kept."""
+    learners: LearnersStatus | None = None
+    """What was chosen from `learning.instances`; none where there was no choice yet."""
     best: WeightsReference | None = None
     """The weights with the best evaluation."""
     best_evaluation: float | None = None

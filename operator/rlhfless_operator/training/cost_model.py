@@ -14,6 +14,7 @@ from rlhfless_operator.planner.calibration import Calibration
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.migration import Migration
 from rlhfless_operator.planner.pace import LearnerPace
@@ -73,6 +74,7 @@ class CostModel:
         *,
         known: bool,
         follows: bool = False,
+        learners: Sequence[LearnerOption] = (),
     ) -> GenerationPlan:
         """The plan of a step's generation.
 
@@ -80,6 +82,7 @@ class CostModel:
             prompt_tokens: of every prompt of their dataset, by row.
             known: whether they are training prompts. Of others, rows of another dataset, the prior alone is known.
             follows: whether learning may begin before the batch is complete.
+            learners: numbers of learning instances to choose from; none where there is no choice.
         """
         longest = self._spec.sampling.max_response_tokens
         prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
@@ -95,6 +98,7 @@ class CostModel:
             follows=follows,
             contention=self._contention(),
             room=self.room,
+            learners=learners,
         )
 
     def share_prefixes(
@@ -126,6 +130,27 @@ class CostModel:
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
         return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
+
+    def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
+        """What was measured of some numbers of learning instances."""
+        recent = self.history.recent
+        return {size: Measured(recent(f"learning/token/{size}"), recent(f"learning/rest/{size}")) for size in sizes}
+
+    def learners_too_few(self, count: int) -> None:
+        """So many learning instances had too little memory."""
+        self.history.add("learning/too_few", float(count))
+
+    @property
+    def least_learners(self) -> int:
+        """Fewest learning instances that may have enough memory, as far as is known."""
+        return 1 + int(max(self.history.recent("learning/too_few"), default=0.0))
+
+    @property
+    def learner_idle_seconds(self) -> float:
+        """In which a learning instance is held in a step without working: kept until the next, or started anew."""
+        switch = self.history.mean("draining/learning") + self.history.mean(startup("learning"))
+        switch += self.history.mean("learning/load")
+        return min(switch, self.history.mean("gap/learning", switch))
 
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
@@ -190,7 +215,13 @@ class CostModel:
         tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
         if tokens and "seconds" in metrics and "seconds/train" in metrics:
             self.history.add("learning/token", metrics["seconds/train"] / tokens)
-            self.history.add("learning/rest", metrics["seconds"] - waited - metrics["seconds/train"])
+            rest = metrics["seconds"] - waited - metrics["seconds/train"]
+            self.history.add("learning/rest", rest)
+            if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
+                # Loading and replaying are paid when the number changes, or an instance is new, and not in each step.
+                again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
+                self.history.add(f"learning/token/{count:.0f}", metrics["seconds/train"] / tokens)
+                self.history.add(f"learning/rest/{count:.0f}", max(0.0, rest - again))
 
     # --- keeping ---
 

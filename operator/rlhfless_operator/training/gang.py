@@ -46,20 +46,36 @@ class GangBrokenError(Exception):
 class GangSize:
     """How many instances the next attempt of a step is made with.
 
-    It falls when some are lost or don't come. It is the most again after a checkpoint, where a larger gang has nothing
-    to learn once more. After each absence it waits for twice as many checkpoints before it asks for the missing ones
-    again: those that are there hold their GPUs while they wait.
+    It falls when some are lost or don't come. It is what was chosen again after a checkpoint, where a larger gang has
+    nothing to learn once more. After each absence it waits for twice as many checkpoints before it asks for the missing
+    ones again: those that are there hold their GPUs while they wait.
     """
 
     allowed: LearnerRange
     now: int = field(init=False)
+    chosen: int = field(init=False)
+    """How many the plan wants; the most while it has not chosen."""
     _absences: int = 0
     """How often in a row some did not come."""
     _checkpoints: int = 0
     """Checkpoints until it is the most again."""
 
     def __post_init__(self) -> None:
-        self.now = self.allowed.max
+        self.now = self.chosen = self.allowed.max
+
+    def choose(self, count: int) -> None:
+        """Want so many, as far as they are allowed: at once, but for those that have not come and are to be missed for
+        a while."""
+        self.chosen = max(self.allowed.min, min(self.allowed.max, count))
+        self.now = min(self.now, self.chosen) if self._checkpoints else self.chosen
+
+    def exceed(self, count: int) -> bool:
+        """So many have too little memory: want more, and never so few again; whether more are allowed."""
+        if count >= self.allowed.max:
+            return False
+        self.allowed = LearnerRange(min=max(self.allowed.min, count + 1), max=self.allowed.max)
+        self.now = self.chosen = max(self.chosen, min(2 * count, self.allowed.max))
+        return True
 
     def fall_to(self, count: int) -> bool:
         """Go on with so many, or with the fewest that are allowed; whether so few are allowed."""
@@ -75,14 +91,14 @@ class GangSize:
 
     def met(self, count: int) -> None:
         """So many have taken a step."""
-        if count == self.allowed.max:
+        if count >= self.chosen:
             self._absences = 0
 
     def recover(self) -> None:
         """A checkpoint was written."""
         self._checkpoints = max(0, self._checkpoints - 1)
         if not self._checkpoints:
-            self.now = self.allowed.max
+            self.now = self.chosen
 
 
 async def run_together(

@@ -8,7 +8,8 @@ from typing import Self
 
 from rlhfless_functions.api import BatchReference, Event, LearnResult, Started, Waiting
 from rlhfless_operator.planner.pace import LOOK_SECONDS
-from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
+from rlhfless_operator.records.status import LearnersStatus
 from rlhfless_operator.training.arrivals import Arrivals
 from rlhfless_operator.training.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
 from rlhfless_operator.training.piece_journal import PieceJournal
@@ -170,7 +171,10 @@ class Learning:
                 )
                 learned = LearnResult.model_validate(result)
                 size.met(count)
-                return learned.model_copy(update={"metrics": {**learned.metrics, "learning/instances": float(count)}})
+                counts = {"learning/instances": float(count)}
+                if run.spec.chooses_learners:
+                    counts["learning/instances_chosen"] = float(size.chosen)
+                return learned.model_copy(update={"metrics": {**learned.metrics, **counts}})
             except GangIncompleteError as error:
                 if size.miss(error.there):
                     await run.capacity.give_up("learning", count - size.now)
@@ -185,6 +189,13 @@ class Learning:
                 )
             except GangBrokenError as error:
                 lost = error.error
+                if isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory" and size.exceed(count):
+                    run.cost_model.learners_too_few(count)
+                    reason = f"{count} had too little memory"
+                    chosen = LearnersStatus(step=batch.step, instances=size.now, reason=reason)
+                    await journal.update_status(learners=chosen)
+                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+                    continue
                 if error.lost and count > 1:
                     size.fall_to(count - error.lost)
                     await run.capacity.give_up("learning", count - size.now)

@@ -4,6 +4,7 @@ from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.evaluation import evaluation_due
+from rlhfless_operator.training.learner_choice import offer_learners
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal
 
@@ -16,6 +17,7 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
         plan = run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
     elif step < total_steps:
         batch = run.spec.batch
+        offer_learners(run, journal, step + 1)
         plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
         try:
             check_affordable(run, journal, step + 1)

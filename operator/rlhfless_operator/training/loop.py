@@ -11,6 +11,7 @@ from rlhfless_operator.training.changed_settings import open_settings
 from rlhfless_operator.training.datasets import data_status, open_data
 from rlhfless_operator.training.evaluation import evaluate
 from rlhfless_operator.training.export import export
+from rlhfless_operator.training.learner_choice import choose_learners
 from rlhfless_operator.training.learning import Learning
 from rlhfless_operator.training.look_ahead import look_ahead
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
@@ -65,6 +66,7 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
     """One update of the policy; returns how its rollout went, and the new weights."""
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
     journal.enter("generation")
+    await choose_learners(run, journal, step)
     task = RolloutTask(step, "training", *run.requests.newest(journal.status))
     async with Learning(run, journal, step) as learning:
         rollout = await roll_out(run, task, learning.expect)

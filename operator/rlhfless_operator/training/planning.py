@@ -10,6 +10,7 @@ from rlhfless_operator.planner.calibration import Calibration, Observation
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, Plan, plan
@@ -52,6 +53,8 @@ class GenerationPlan:
     """What a learner that follows preparation can expect; None for one that waits for the whole batch."""
     wanted_by_others: float = 0.0
     """The share of the pool's GPU time that other jobs wanted when the step was planned."""
+    learners: int | None = None
+    """Learning instances that the plan chose, where it had a choice."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -104,6 +107,7 @@ def plan_generation(
     follows: bool = False,
     contention: Contention = ALONE,
     room: EngineRoom | None = None,
+    learners: Sequence[LearnerOption] = (),
 ) -> GenerationPlan:
     """Divide the samples of `prompts` over actors as the job's planning policy says.
 
@@ -116,6 +120,7 @@ def plan_generation(
         follows: whether learning may begin before the batch is complete.
         contention: what other jobs leave of the GPUs.
         room: what the instances have said to have room for; without it, only `generation.kvBudgetTokens` is known.
+        learners: numbers of learning instances from which the `cost` policy chooses; one of them if left out.
     """
     estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
     longest = spec.sampling.max_response_tokens
@@ -129,7 +134,7 @@ def plan_generation(
         kv_tokens, max_batch = min(room.kv_tokens, kv_tokens or room.kv_tokens), room.sequences
     limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
     start_seconds, loading_seconds = history.mean("startup/generation"), history.mean(WEIGHTS)
-    groups = None
+    groups, together = None, None
     cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
@@ -150,6 +155,8 @@ def plan_generation(
                 own_gpus=1,
                 afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
                 accumulation_token_seconds=accumulation,
+                learners=tuple(learners),
+                follows=accumulation > 0,
             ),
             cost_weight=cost_weight,
             # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
@@ -158,11 +165,15 @@ def plan_generation(
             runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
         )
         made, seconds, price = step.generation, step.expected_seconds, step.time_price
+        if learners:
+            chosen = next(each for each in learners if each.instances == step.trainer.gpus)
+            accumulation = chosen.token_seconds if accumulation else 0.0
+            together = chosen.instances
         if accumulation:
             learning = dict.fromkeys(prompts, 0.0)
             for load in loads:
                 learning[load.prompt] += accumulation * (load.prompt_tokens + load.expected_tokens)
-            of_learner = price / max(_price_ratio(spec, "learning"), 1e-6)
+            of_learner = price / max(_price_ratio(spec, "learning") * (together or 1), 1e-6)
             groups = GroupForecast(step.expected_groups, learning, of_learner)
     else:
         made = plan(
@@ -179,4 +190,6 @@ def plan_generation(
     shares = sorted(made.shares, key=lambda share: -share.expected_seconds)
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
     generation_seconds = made.expected_seconds - start_seconds
-    return GenerationPlan(made, tasks, estimates, price, generation_seconds, seconds, groups, contention.wanted)
+    return GenerationPlan(
+        made, tasks, estimates, price, generation_seconds, seconds, groups, contention.wanted, together
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rlhfless_functions.api import Purpose
+from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prompts import Prompts
@@ -21,6 +22,8 @@ class StepPlans:
         self._cost_model = cost_model
         self._prompts = prompts
         self._follows = follows
+        self.learners: Sequence[LearnerOption] = ()
+        """Numbers of learning instances from which the next training step's plan chooses."""
         self._ahead: tuple[list[int], GenerationPlan] | None = None
 
     @property
@@ -40,6 +43,7 @@ class StepPlans:
             self._prompts.tokens(purpose),
             known=training,
             follows=training and self._follows,
+            learners=self.learners if training else (),
         )
 
     def plan_ahead(self, prompts: list[int], samples_per_prompt: int) -> GenerationPlan:

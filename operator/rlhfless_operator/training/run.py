@@ -120,6 +120,8 @@ def open_run(
     # A learner that waits for groups would have the GPUs that they need.
     plans = StepPlans(cost_model, prompts, follows=requests.overlap != "never" and not takes_turns)
     learners = GangSize(job.spec.learning.instances)
+    if status.learners is not None and job.spec.chooses_learners:
+        learners.choose(status.learners.instances)
     run = TrainingRun(
         job, folder, requests, platform, capacity, prompts, cost_model, plans, learners, progress, driver=lease.number
     )
