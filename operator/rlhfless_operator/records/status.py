@@ -95,12 +95,12 @@ class RLHFJobStatus(Settings):
     """The newest critic."""
     checkpoint: CheckpointStatus | None = None
     """The newest checkpoint; the batches of the steps since are kept."""
-    learners: LearnersStatus | None = None
-    """What was chosen from `learning.instances`; none where there was no choice yet."""
     best: WeightsReference | None = None
     """The weights with the best evaluation."""
     best_evaluation: float | None = None
     """The best evaluation's mean reward."""
+    learners: LearnersStatus | None = None
+    """What was chosen from `learning.instances`; none where there was no choice yet."""
     reward: float | None = None
     """Mean reward of the last step."""
     actors: int = 0
