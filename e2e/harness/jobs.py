@@ -103,14 +103,13 @@ def in_stage(stage: str, storage: Storage, root: str) -> Callable[[dict[str, Any
     Args:
         root: the job's folder.
     """
+    # Preparation may take less than a look at the status, so it is waited for where its batch is written.
+    looks = f"ls {root}/batches/step-000002 2>/dev/null | grep -q . && echo there && exit; sleep 0.1"
 
     def is_there(status: dict[str, Any]) -> bool:
-        if status.get("step", 0) < 1 or status.get("stage") != ("learning" if stage == "learning" else "generation"):
-            return False
-        if stage != "preparation":
-            return True
-        folder = f"{root}/batches/step-{status['step'] + 1:06d}"
-        return bool(storage.run("sh", "-c", f"ls {folder} 2>/dev/null || true").strip())
+        if stage == "preparation":
+            return bool(storage.run("sh", "-c", f"for each in $(seq 100); do {looks}; done").strip())
+        return status.get("step", 0) >= 1 and status.get("stage") == stage
 
     return is_there
 

@@ -74,9 +74,11 @@ async def test_changes_in_quick_succession_become_one_write() -> None:
     server = Server()
     writer = writer_of(server)
     running = asyncio.create_task(writer.run())
-    for step in range(1, 50):
+    writer.update(mine(1))
+    # The writer gathers by now.
+    await asyncio.sleep(0)
+    for step in range(2, 50):
         writer.update(mine(step))
-        await asyncio.sleep(0)
     while server.body.get("status", {}).get("step") != 49:
         await asyncio.sleep(0.01)
     running.cancel()
