@@ -167,7 +167,8 @@ def test_all_broken_rules_are_found_at_once() -> None:
     broken |= {
         "learning": {"overlap": "auto", "processes": 2, "instances": {"min": 2}},
         "optimizer": {"name": "muon"},
-        "algorithm": {"name": "dapo"},
+        "algorithm": {"name": "dapo", "importanceSampling": {"mode": "none"}},
+        "async": {},
     }
     evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": TWO + LONG}
     fields = []

@@ -82,9 +82,16 @@ def kept_batch(folder: JobFolder, step: int) -> BatchReference:
         batch = StepBatch.model_validate(artifacts.read_json(recorded)).batch
     else:
         raise _not_kept(folder, step)
-    if not all(map(artifacts.exists, batch.parts)):
-        raise _not_kept(folder, step)
-    return batch
+    missing = next((part for part in batch.parts if not artifacts.exists(part)), None)
+    if missing is None:
+        return batch
+    if not missing.startswith("/") and "://" not in missing:
+        raise NotReplayableError(
+            f"{missing} is not there. The run's records name files relative to the folder that it was started in:"
+            " replay it from that folder. If this is that folder, the run has not kept what step"
+            f" {step} learnt from, for which it needs checkpoints.keepRollouts: true from the first step on"
+        )
+    raise _not_kept(folder, step)
 
 
 def _not_kept(folder: JobFolder, step: int) -> NotReplayableError:
