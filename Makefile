@@ -18,7 +18,7 @@ INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/de
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-matrix test-vllm lint types bench docs images e2e lock clean
+.PHONY: help run test test-all coverage test-matrix test-vllm lint types bench docs images e2e lock clean
 
 help: ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +38,10 @@ TEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
 test: $(STAMP) ## set up, then run the tests but for the slow ones
 	$(TEST)
 
-test-all: $(STAMP) ## set up, then run all tests and report their line coverage; property tests with new examples
+test-all: $(STAMP) ## set up, then run all tests but the matrix; property tests with new examples
+	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix"
+
+coverage: $(STAMP) ## set up, then run the same tests and report their line coverage, in up to twice the time
 	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix" --cov --cov-report=term:skip-covered
 
 test-matrix: $(STAMP) ## set up, then run whole jobs with every pair of values of any two options (nightly; a quarter of an hour)
