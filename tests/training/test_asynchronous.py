@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.local import replay as replay_command
 from rlhfless_operator.training import rollouts_ahead
 from tests.training.dying_ahead import POINTS
 from tests.training.killing import start
@@ -60,9 +61,10 @@ def check_prompts(file: Path, per_epoch: int = 12) -> None:
 
 
 def replayed(file: Path) -> str:
-    """What `rlhfless replay` says of a run that took one thread."""
-    result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--threads", "1"])
+    """What `rlhfless replay` says of a run, of which it leaves nothing behind."""
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file))])
     assert result.exit_code == 0, result.output + str(result.exception)
+    assert not (folder_of(file) / "replay").exists()
     return result.output
 
 
@@ -167,9 +169,36 @@ def test_a_synchronous_run_is_replayed_too_and_a_changed_weight_is_found(tiny_jo
     content = json.loads(manifest.read_text())
     content["files"]["model.safetensors"]["checksum"] = "xxh3-128:00"
     manifest.write_text(json.dumps(content))
-    result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--threads", "1"])
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--keep"])
     assert result.exit_code == 1
     assert "files differ (model.safetensors)" in result.output
+    assert list((folder_of(file) / "replay").rglob("model.safetensors")), "it was asked to keep them"
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_a_replay_takes_the_threads_of_the_run_and_asks_where_they_changed(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny_job("threads", checkpoints={"keepRollouts": True}, steps=2)
+    run_job(file, threads=2)
+    assert [record["metrics"]["learning/threads"] for record in records_of(file)] == [2, 2]
+    given: list[int] = []
+    threads_of = replay_command.threads_of
+
+    def noted(actors: Any, threads: int) -> Any:
+        given.append(threads)
+        return threads_of(actors, threads)
+
+    monkeypatch.setattr(replay_command, "threads_of", noted)
+    assert "the same weights bit for bit" in replayed(file)
+    assert given == [2]
+    metrics = folder_of(file) / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"learning/threads":2.0', '"learning/threads":1.0', 1))
+    assert [record["metrics"]["learning/threads"] for record in records_of(file)] == [1, 2]
+    result = CliRunner().invoke(app, ["replay", str(folder_of(file))])
+    assert result.exit_code == 1
+    assert "were learnt with 1 and 2 threads" in str(result.exception)
+    assert "--threads" in str(result.exception)
 
 
 @pytest.mark.usefixtures("warm_start")

@@ -130,6 +130,7 @@ LEARNING_METRICS: dict[str, Metric] = {
     "tokens/shared": Metric(
         "tokens", "Prompt tokens that it did not, since samples of a group were passed with one prompt."
     ),
+    "learning/threads": Metric("threads", "CPU threads of a learning instance; `rlhfless replay` takes as many."),
     "seconds": Metric("seconds", "The whole request."),
     "seconds/load": Metric("seconds", "Loading models and checkpoint, where they were not in memory."),
     "seconds/wake": Metric(

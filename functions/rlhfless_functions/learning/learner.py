@@ -231,7 +231,7 @@ class Learner:
             result = publish(request, state)
         self._state = state
         metrics = step_metrics(report, batch, request.algorithm) | published_bytes(request, state) | seconds
-        metrics |= {"seconds": time.monotonic() - started + earlier}
+        metrics |= {"seconds": time.monotonic() - started + earlier, "learning/threads": float(torch.get_num_threads())}
         result = result.model_copy(update={"metrics": metrics})
         # Whichever instance is heard first says the same.
         return result if request.gang is None else self._ranks.all(result)[0]

@@ -1,8 +1,10 @@
 """`rlhfless replay`: take a run's steps again on this machine, and compare the weights."""
 
+import os
 import tempfile
 from pathlib import Path
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
@@ -11,18 +13,23 @@ from rlhfless_operator.local.local_run import threads_of
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.platforms.local_gpus import visible_gpus
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.begun_job import begun_job
 from rlhfless_operator.training.replaying import Replay, replay
 from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.step_journal import read_status
+from rlhfless_operator.training.step_journal import committed_records, read_status
+
+_THREADS = "learning/threads"
+"""The metric that says how many CPU threads a step was learnt with."""
 
 
-async def replay_locally(root: str, threads: int) -> Replay:
+async def replay_locally(root: str, threads: int | None = None, *, keep: bool = False) -> Replay:
     """Take the finished steps of a run again.
 
     Args:
         root: URI of the run's folder.
-        threads: CPU threads of the learner; the last bits depend on them.
+        threads: CPU threads of the learner; the last bits depend on them. As many as the run's learner had if left out.
+        keep: whether the replay's weights stay, in the folder `replay` of the run.
 
     Raises:
         UserError: there is no run there, or it can't be taken again.
@@ -32,6 +39,7 @@ async def replay_locally(root: str, threads: int) -> Replay:
     if document is None or status is None:
         raise UserError(f"{root} is no run's folder; name one, such as runs/quickstart")
     job = RLHFJob.model_validate(document, by_alias=True, by_name=False)
+    threads = threads or _threads_of_run(folder, status)
     gpus = assign_gpus(job, RequestBuilder(job, folder, ""), visible_gpus())
     platform = LocalPlatform(
         keep_alive={"generation": 0.0, "preparation": 0.0, "learning": 0.0},
@@ -46,6 +54,25 @@ async def replay_locally(root: str, threads: int) -> Replay:
         return await replay(job, folder, status, platform)
     finally:
         await platform.close()
+        if not keep:
+            artifacts.remove(folder.replay)
+
+
+def _threads_of_run(folder: JobFolder, status: RLHFJobStatus) -> int:
+    """CPU threads that the run's learner had; all cores where an earlier release has not written them down.
+
+    Raises:
+        UserError: it had different numbers of them.
+    """
+    records = committed_records(folder, status)
+    found = sorted({int(record.metrics[_THREADS]) for record in records if _THREADS in record.metrics})
+    if len(found) > 1:
+        numbers = " and ".join(map(str, found))
+        raise UserError(
+            f"the steps of {folder.root} were learnt with {numbers} threads, and a replay learns all with one number:"
+            " name it with --threads. The weights may differ in their last bits"
+        )
+    return found[0] if found else len(os.sched_getaffinity(0))
 
 
 def verdict(found: Replay) -> str:
@@ -54,6 +81,6 @@ def verdict(found: Replay) -> str:
         return f"{found.steps} steps taken again: the same weights bit for bit, in all {found.files} files"
     return (
         f"{found.steps} steps taken again: {len(found.differing)} of {found.files} files differ"
-        f" ({', '.join(found.differing)}); the replay's are in {found.folder}. Bits depend on the number of threads"
-        " (--threads) and of learning processes, and on the machine; on GPUs they differ"
+        f" ({', '.join(found.differing)}). Bits depend on the number of threads (--threads) and of learning processes,"
+        " and on the machine; on GPUs they differ. --keep keeps the replay's weights"
     )

@@ -79,6 +79,11 @@ class JobFolder:
         return join(self.root, "journal", f"{_step(step)}-taken.json")
 
     @property
+    def replay(self) -> str:
+        """What a replay of the run writes."""
+        return join(self.root, "replay")
+
+    @property
     def export(self) -> str:
         """The trained model, as a Hugging Face folder."""
         return join(self.root, "model")

@@ -32,8 +32,6 @@ class Replay:
     """Files of the weights, and of the critic where there is one."""
     differing: list[str]
     """Those of them that are not the same bit for bit."""
-    folder: str
-    """Where the weights of the replay are."""
 
 
 async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platform: Platform) -> Replay:
@@ -57,7 +55,7 @@ async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platfor
     batches = [kept_batch(folder, step) for step in range(1, status.step + 1)]
     if not batches or status.weights is None:
         raise NotReplayableError(f"{folder.root} has no finished step yet: let the run go on")
-    again = JobFolder(folder.file("replay"))
+    again = JobFolder(folder.replay)
     artifacts.remove(again.root)
     requests = RequestBuilder(job, again, new_uid())
     await platform.hold("learning", 1, Preload(job.spec.model, requests.initial))
@@ -66,7 +64,7 @@ async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platfor
     learned = LearnResult.model_validate(result)
     pairs = [(status.weights, learned.weights), (status.critic, learned.critic)]
     compared = [same for first, second in pairs if first and second for same in _compared(first, second)]
-    return Replay(status.step, len(compared), [name for name, same in compared if not same], again.root)
+    return Replay(status.step, len(compared), [name for name, same in compared if not same])
 
 
 def kept_batch(folder: JobFolder, step: int) -> BatchReference:
