@@ -1,12 +1,12 @@
 """Whatever is killed, in whatever stage: the weights are those of an undisturbed run, no step lost or doubled."""
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from harness.chart import Chart
 from harness.jobs import KEPT, Jobs, finish_as, reach, short
+from harness.kills import kill
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
@@ -22,21 +22,6 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
     kinds = "services.serving.knative.dev,revisions.serving.knative.dev,pods,secrets"
     own = ("get", kinds, "--selector=rlhfless.io/job", "--output=name")
     kubectl.wait_until("nothing is left", lambda: not kubectl(*own), 300)
-
-
-def kill(kubectl: Kubectl, options: Options, victim: str, name: str) -> None:
-    """Without a warning, as a lost node does."""
-    now = ("--grace-period=0", "--force", "--ignore-not-found", "--wait=false")
-    match victim:
-        case "operator":
-            kubectl("delete", "pods", "--selector=app.kubernetes.io/instance=rlhfless", *now)
-        case "activator":
-            kubectl("--namespace=knative-serving", "delete", "pods", "--selector=app=activator", *now)
-        case "api-server":
-            assert options.kill_api_server is not None
-            subprocess.run(options.kill_api_server, check=True)
-        case stage:
-            kubectl("delete", "pods", f"--selector=rlhfless.io/job={name},rlhfless.io/stage={stage}", *now)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -109,21 +109,6 @@ def test_every_bad_document_is_refused_with_a_reason(
         assert "stuck" in operator.get(operator.operator.liveness_port, "/healthz")
 
 
-def test_an_asynchronous_job_is_refused_as_long_as_clusters_have_none(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
-    emulation = Emulation()
-    with fresh_namespace(server) as jobs, running_operator(tmp_path, emulation, namespaces=(jobs.namespace,)):
-        jobs.apply(small_job("ahead", **{"async": {}}))
-        status = jobs.wait_phase("ahead", "Failed", "Succeeded")
-    assert status["phase"] == "Failed"
-    assert status["message"] == (
-        "spec.async: only `rlhfless run` trains asynchronously as yet: remove it, or train on one machine"
-    )
-    assert emulation.requests == []
-
-
 def odd_documents() -> Iterator[dict[str, Any]]:
     """Documents that are jobs, though nobody would write them, without end."""
     chance = random.Random(1)

@@ -19,7 +19,7 @@ from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.room import gpus_by_stage
+from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
 
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 SETTINGS = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, namespaces={"small": 1})})
@@ -169,6 +169,37 @@ async def test_learners_that_the_pool_has_no_room_for_are_refused(
     shared = sharing(Cluster(), settings)(resource("a"), made, "root", lambda change: None, tell)
     with pytest.raises(PlatformUnavailableError, match=rf"spec\.learning\.instances\.{told}"):
         await shared.open()
+    await shared.close()
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ({}, r"takes 3 GPUs at once, and the job may have 2 of pool h100: remove async"),
+        ({"gpus": 8, "device_class": "gpu.example"}, r"pods of pool h100 use GPUs in turns: .* name a pool without a"),
+    ],
+)
+async def test_a_pool_in_which_no_job_can_generate_while_it_learns_is_refused(
+    pool: dict[str, Any], told: str, job: Callable[..., RLHFJob]
+) -> None:
+    settings = SETTINGS.model_copy(update={"pools": {"h100": SETTINGS.pools["h100"].model_copy(update=pool)}})
+    shared = sharing(Cluster(), settings)(resource("a"), job(**{"async": {}}), "root", lambda change: None, tell)
+    with pytest.raises(PlatformUnavailableError, match=rf"spec\.async generates while it learns.*{told}"):
+        await shared.open()
+    await shared.close()
+
+
+async def test_an_asynchronous_job_has_gpus_for_all_of_its_stages_at_once(job: Callable[..., RLHFJob]) -> None:
+    settings = SETTINGS.model_copy(update={"pools": {"h100": PoolSettings(gpus=5)}})
+    ahead = job(**{"async": {}}, generation={"instances": {"min": 1}})
+    assert room_in_pool(ahead, settings, "team") == 3
+    assert room_in_pool(job(generation={"instances": {"min": 1}}), settings, "team") == 5
+    cluster = Cluster()
+    shared = sharing(cluster, settings)(resource("a"), ahead, "root", lambda change: None, tell)
+    await shared.open()
+    for stage, count in (("generation", 3), ("preparation", 1), ("learning", 1)):
+        await shared.hold(stage, count)
+    assert cluster.platforms["a"].held == {"generation": 3, "preparation": 1, "learning": 1}
     await shared.close()
 
 

@@ -1,6 +1,7 @@
 """Several jobs on one pool of GPUs: who may run what, with a platform whose tasks end when the test says so."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Preload
-from rlhfless_operator.platforms.shared import GpuPool, Holder, PooledJob, SharedPlatform, Waiting
+from rlhfless_operator.platforms.shared import GpuPool, Holder, PooledJob, SharedPlatform, SwitchCosts, Waiting
 
 ONE_EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
 
@@ -323,3 +324,45 @@ async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
     assert (on_a.held["learning"], on_b.held) == (1, {"generation": 1})
     await a.close()
     await b.close()
+
+
+@pytest.mark.parametrize("costs", [lambda stage: SwitchCost(), dear], ids=["cheap switches", "dear switches"])
+@pytest.mark.parametrize("gpus", [2, 3, 4])
+async def test_jobs_that_generate_while_they_learn_all_come_to_their_end(gpus: int, costs: SwitchCosts):
+    """Each needs two GPUs at once to be as fast as it can, and some pools have fewer than all jobs need."""
+    clock, steps = Clock(), 6
+    pool = GpuPool(Pool(gpus), clock)
+    at_once: Counter[str] = Counter()
+
+    class Quick(Stepwise):
+        async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+            at_once["now"] += 1
+            at_once["most"] = max(at_once["most"], at_once["now"])
+            clock.now += 60.0
+            try:
+                yield Started(instance="i")
+                await settle()
+                yield Done(result={})
+            finally:
+                at_once["now"] -= 1
+
+    async def stage(shared: SharedPlatform, name: Stage, part: str) -> None:
+        await shared.hold(name, 1)
+        assert await begin(shared, name, part) == ["started", "done"]
+        await shared.hold(name, 0)
+
+    async def train(uid: str) -> None:
+        wanted: dict[Stage, int] = {"generation": 1, "preparation": 0, "learning": 1}
+        shared = pool.join(Quick(), PooledJob(uid, "default", wanted, costs=costs))
+        ahead = asyncio.create_task(stage(shared, "generation", "1"))
+        for step in range(1, steps + 1):
+            await ahead
+            learning = asyncio.create_task(stage(shared, "learning", str(step)))
+            if step < steps:
+                ahead = asyncio.create_task(stage(shared, "generation", str(step + 1)))
+            await learning
+        await shared.close()
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(train(uid) for uid in "abc"))
+    assert 2 <= at_once["most"] <= gpus

@@ -11,7 +11,7 @@ import pytest
 from rlhfless_operator.job.crd import crd
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.preflight import Finding, describe, failed, stages_of
 from rlhfless_operator.preflight.checks import (
     Knative,
@@ -265,11 +265,15 @@ def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_pat
     assert (preparation.most, preparation.pods.node_selector) == (1, {"pool": "gpu"})
 
 
-def test_an_asynchronous_job_is_for_one_machine(tiny_job: Any) -> None:
-    assert check_options(None) == check_options(load_job(tiny_job())) == []
-    (finding,) = check_options(load_job(tiny_job(**{"async": {}})))
+def test_an_asynchronous_job_needs_gpus_for_two_stages_at_once(tiny_job: Any) -> None:
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    sync, ahead = load_job(tiny_job("sync", pods=gpu)), load_job(tiny_job("ahead", pods=gpu, **{"async": {}}))
+    two, three = (SETTINGS.model_copy(update={"pools": {"default": PoolSettings(gpus=gpus)}}) for gpus in (2, 3))
+    assert check_options(None, two, "team") == check_options(sync, two, "team") == []
+    assert check_options(ahead, three, "team") == check_options(ahead, SETTINGS, "team") == []
+    (finding,) = check_options(ahead, two, "team")
     assert (finding.check, finding.verdict) == ("spec.async", "error")
-    assert "remove it, or train on one machine" in finding.message
+    assert "takes 3 GPUs at once, and the job may have 2 of pool default: remove async" in finding.message
 
 
 # --- permissions, definition ---

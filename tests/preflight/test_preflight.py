@@ -113,9 +113,11 @@ async def test_everything_that_a_fresh_cluster_lacks_is_found(server: ApiServer,
 
 
 @with_api_server
-async def test_an_asynchronous_job_is_told_to_be_for_one_machine(server: ApiServer, tiny_job: Any) -> None:
-    findings = await ask(server.kubeconfig, SETTINGS, job=load_job(tiny_job(**{"async": {}})))
-    assert findings["spec.async"].verdict == "error"
+async def test_an_asynchronous_job_is_told_of_a_pool_that_is_too_small(server: ApiServer, tiny_job: Any) -> None:
+    job = load_job(tiny_job(**{"async": {}}, pods={"resources": {"limits": {"nvidia.com/gpu": "1"}}}))
+    small = SETTINGS.model_copy(update={"pools": {"default": PoolSettings(gpus=2)}})
+    assert (await ask(server.kubeconfig, small, job=job))["spec.async"].verdict == "error"
+    assert "spec.async" not in await ask(server.kubeconfig, SETTINGS, job=job)
 
 
 @with_api_server

@@ -14,9 +14,7 @@ from rlhfless_operator.controller.metrics import JobMeter
 from rlhfless_operator.controller.publisher import Publisher
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.sharing import PooledPlatform, takes_turns
-from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange
-from rlhfless_operator.job.asynchrony import ONLY_ON_ONE_MACHINE
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateChange, StateListener
@@ -56,11 +54,8 @@ async def run_driver(
             Service go 6 s after its last request, and that of none at once.
 
     Raises:
-        UserError: the job is one that no cluster can run.
         Exception: whatever `drive` raises.
     """
-    if job.spec.asynchronous is not None:
-        raise UserError(f"spec.async: {ONLY_ON_ONE_MACHINE}")
     pooled: PooledPlatform | None = None
 
     def make_platform(on_state: StateListener) -> WantingPlatform:

@@ -36,7 +36,8 @@ class Room:
             named = actor_range(job.spec)
             return named.within(pool) if pool else named
         quota = room_in_quotas(job, self._settings, await self._quotas_of(resource.namespace))
-        return actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
+        found = actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
+        return found.within(pool) if pool else found
 
     async def _quotas_of(self, namespace: str) -> list[dict[str, Any]]:
         try:

@@ -12,7 +12,7 @@ from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_ahead
 from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatform, SwitchCosts, Waiting
 
 
@@ -80,6 +80,9 @@ class PooledPlatform:
                 f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or have it added"
             )
         self._check_learners()
+        refusal = why_not_ahead(self._job, self._settings, self._resource.namespace)
+        if refusal is not None:
+            raise PlatformUnavailableError(refusal)
         await self._platform.open()
         if takes_turns(self._job, self._settings):
             return

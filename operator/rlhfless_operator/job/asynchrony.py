@@ -6,13 +6,10 @@ from pydantic import Field
 
 from rlhfless_functions.settings import Settings
 
-ONLY_ON_ONE_MACHINE = "only `rlhfless run` trains asynchronously as yet: remove it, or train on one machine"
-"""What is wrong with `spec.async` on a cluster, and what to do."""
-
 
 class AsyncSpec(Settings):
     """Generate the groups of the next steps while the learner takes this one, with weights that are some versions old.
-    Only with `rlhfless run` so far, and where generation and learning do not share GPUs."""
+    Generation and learning need GPUs of their own: a pool whose pods use GPUs in turns is refused."""
 
     max_staleness: int = Field(default=1, ge=1, le=8)
     """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's

@@ -38,7 +38,8 @@ def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
     """Instances of generation that the job's pool has GPUs for, or that part of it which the namespace may have.
 
-    The stages of a job take turns in a pool: generation may have all of it.
+    The stages of a job take turns in a pool: generation may have all of it. That of an asynchronous job leaves room for
+    the other stages, which work at the same time.
 
     Returns:
         None where there is no such pool, or generation asks for none of its GPUs.
@@ -46,7 +47,38 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
     pool = settings.pools.get(job.spec.pool or DEFAULT_POOL)
     if pool is None or not (gpus := gpus_by_stage(job, settings.pods, pool)["generation"]):
         return None
-    return min(pool.gpus, pool.share_of(namespace)) // gpus
+    room = min(pool.gpus, pool.share_of(namespace))
+    if job.spec.asynchronous is not None:
+        room -= _gpus_beside_generation(job, settings.pods, pool)
+    return max(0, room) // gpus
+
+
+def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
+    """Why a job can't generate while it learns in its pool, with the remedy; None where it can, or is synchronous."""
+    name = job.spec.pool or DEFAULT_POOL
+    pool = settings.pools.get(name)
+    if job.spec.asynchronous is None or pool is None:
+        return None
+    generating = gpus_by_stage(job, settings.pods, pool)["generation"]
+    beside = _gpus_beside_generation(job, settings.pods, pool)
+    if pool.device_class is not None and (generating or beside):
+        return (
+            f"spec.async generates while it learns, and pods of pool {name} use GPUs in turns: one stage would wait for"
+            " the other. Remove async, or name a pool without a deviceClass"
+        )
+    room = min(pool.gpus, pool.share_of(namespace))
+    if generating + beside > room:
+        return (
+            f"spec.async generates while it learns, which takes {generating + beside} GPUs at once, and the job may"
+            f" have {room} of pool {name}: remove async, ask for fewer GPUs a pod, or name another pool"
+        )
+    return None
+
+
+def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> int:
+    """GPUs of a pool that the stages after generation use at a time."""
+    gpus = gpus_by_stage(job, defaults, pool)
+    return gpus["preparation"] + gpus["learning"] * job.spec.learning.instances.max
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:

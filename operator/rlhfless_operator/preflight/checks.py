@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_operator.job.asynchrony import ONLY_ON_ONE_MACHINE
 from rlhfless_operator.job.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.room import why_not_ahead
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 from rlhfless_operator.preflight.knative_settings import autoscaler_changes, deployment_changes, longest_request
@@ -48,11 +48,10 @@ class StagePods:
     """What they use in turns, besides what `pods` ask for; None where they have GPUs of their own, or none."""
 
 
-def check_options(job: RLHFJob | None) -> list[Finding]:
-    """What a job asks for that no cluster can do."""
-    if job is None or job.spec.asynchronous is None:
-        return []
-    return [Finding("spec.async", "error", ONLY_ON_ONE_MACHINE)]
+def check_options(job: RLHFJob | None, settings: ClusterSettings, namespace: str) -> list[Finding]:
+    """What a job asks for that its pool can't do."""
+    refusal = why_not_ahead(job, settings, namespace) if job is not None else None
+    return [Finding("spec.async", "error", refusal)] if refusal is not None else []
 
 
 def check_version(version: str) -> Finding:

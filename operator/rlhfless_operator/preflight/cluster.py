@@ -80,7 +80,7 @@ async def preflight(
         asyncio.to_thread(check_store, settings.artifacts),
     )
     needed, turns, installed, store = everything
-    return [*check_options(job), *needed, *turns, *installed, check_release(settings), store]
+    return [*check_options(job, settings, place), *needed, *turns, *installed, check_release(settings), store]
 
 
 class ClusterLook:
