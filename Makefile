@@ -85,7 +85,7 @@ e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, o
 			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" \
 			RLHFLESS_E2E_DEVICE_CLASS="$${RLHFLESS_E2E_DEVICE_CLASS:-gpu.rlhfless.test}" \
 			RLHFLESS_E2E_DRA_DRIVER="$${RLHFLESS_E2E_DRA_DRIVER:-$(CURDIR)/.ci/dra-driver $(abspath $(CLUSTER))}" || exit 1; \
-	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600
+	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600 --durations 20
 
 lock: ## write constraints.txt anew from what is installed in .venv, and the images' locks with uv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
