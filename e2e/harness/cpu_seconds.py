@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.kubectl import Kubectl, KubectlError
 
-SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BETWEEN_LOOKS = 10.0
 """A pod's last seconds are not seen."""
 NANO = 1e-9
 
