@@ -1,4 +1,4 @@
-"""CPU seconds of a cluster's nodes and of the pods on them, as their kubelets count them."""
+"""CPU seconds of a cluster's nodes and of the containers on them, as the kubelets count them."""
 
 import json
 import threading
@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from harness.kubectl import Kubectl, KubectlError
+from rlhfless_functions.api import STAGES
 
 SECONDS_BETWEEN_LOOKS = 10.0
 """A pod's last seconds are not seen."""
@@ -13,7 +14,7 @@ NANO = 1e-9
 
 
 class CpuSeconds:
-    """What the nodes and the pods of each namespace used while the context lasts.
+    """What the nodes and their containers used while the context lasts.
 
     Pods may come and go: what one has used counts from its start to the last time it was seen.
     """
@@ -22,8 +23,8 @@ class CpuSeconds:
         self._kubectl = kubectl
         self._nodes: dict[str, tuple[float, float]] = {}
         """CPU seconds of a node at the first look and at the last one."""
-        self._pods: dict[tuple[str, str], tuple[float, float]] = {}
-        """Those of a pod, by namespace and uid."""
+        self._containers: dict[tuple[str, str, str], tuple[float, float]] = {}
+        """Those of a container, by what it is of, its pod's uid, and its name."""
         self._done = threading.Event()
 
     def __enter__(self) -> "CpuSeconds":
@@ -38,13 +39,14 @@ class CpuSeconds:
         self._look()
 
     def figures(self) -> dict[str, float]:
-        """CPU seconds of all nodes together, of the pods of each namespace, and of everything else on the nodes."""
+        """CPU seconds of all nodes together; of the functions of each stage, and of the other containers of these
+        tests; of each other namespace; and of everything else on the nodes."""
         nodes = sum(last - first for first, last in self._nodes.values())
-        by_namespace: dict[str, float] = defaultdict(float)
-        for (namespace, _), (first, last) in self._pods.items():
-            by_namespace["jobs" if namespace == self._kubectl.namespace else namespace] += last - first
-        other = nodes - sum(by_namespace.values())
-        return {key: round(value, 1) for key, value in {"nodes": nodes, **by_namespace, "not in pods": other}.items()}
+        parts: dict[str, float] = defaultdict(float)
+        for (part, *_), (first, last) in self._containers.items():
+            parts[part] += last - first
+        other = nodes - sum(parts.values())
+        return {key: round(value, 1) for key, value in {"nodes": nodes, **parts, "not in pods": other}.items()}
 
     def _follow(self) -> None:
         while not self._done.wait(SECONDS_BETWEEN_LOOKS):
@@ -65,11 +67,19 @@ class CpuSeconds:
         used = _used(summary["node"])
         self._nodes[name] = (self._nodes.get(name, (used, used))[0], used)
         for pod in summary["pods"]:
-            reference, used = pod["podRef"], _used(pod)
-            key = (reference["namespace"], reference["uid"])
-            # A pod that was not there at the first look has begun since.
-            began = self._pods.get(key, (used if first else 0.0, 0.0))[0]
-            self._pods[key] = (began, max(used, self._pods.get(key, (0.0, 0.0))[1]))
+            for container in pod.get("containers", ()):
+                used, part = _used(container), self._part(pod["podRef"], container["name"])
+                key = (part, pod["podRef"]["uid"], container["name"])
+                # A container that was not there at the first look has begun since.
+                began, before = self._containers.get(key, (used if first else 0.0, 0.0))
+                self._containers[key] = (began, max(used, before))
+
+    def _part(self, pod: dict[str, str], container: str) -> str:
+        if pod["namespace"] != self._kubectl.namespace:
+            return pod["namespace"]
+        if container != "function":
+            return container
+        return next((stage for stage in STAGES if f"-{stage}-" in pod["name"]), container)
 
 
 def _used(of: dict[str, Any]) -> float:
