@@ -22,6 +22,13 @@ DRIVER_METRICS: dict[str, Metric] = {
     ),
     "generation/drafts/tried": Metric("tokens", "Tokens that were drafted, and computed in passes to see."),
     "generation/drafts/accepted": Metric("tokens", "Those of them that would have been sampled anyway."),
+    "generation/drafts/coverage": Metric(
+        "share",
+        "Of a sequence's passes before which drafts were looked for: those for which there was something to draft.",
+    ),
+    "generation/drafts/acceptance": Metric(
+        "share", "Chance that a drafted token was right if all before it in its draft were. Plans go by it."
+    ),
     "generation/drafts/seconds": Metric("seconds", "Time of looking for drafts, all instances together."),
     "generation/drafts/unreadable": Metric("number", "Times that responses of an earlier step could not be read."),
     "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
