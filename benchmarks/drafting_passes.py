@@ -1,21 +1,23 @@
 """What a decode pass of the transformers engine takes by its sequences and its drafted rows, in CPU seconds.
 
-    python benchmarks/drafting_passes.py [--model examples/quickstart/model] [--passes 40] [--json FILE]
+    python benchmarks/drafting_passes.py [--model examples/quickstart/model] [--passes 40] [--steps FILE] [--json FILE]
 
 Every set-up verifies drafts that are wrong, so that the batch stays as it is. The set-ups take turns, a pass each, on
-one thread, and the median of each counts. From these costs follows what drafting can bring at each size of batch
-(`--acceptance`: the chance that a drafted token behind right ones is right): for which row cost it would take 0.75 of
-the time, and where it pays as things are.
+one thread, and the median of each counts. With what benchmarks/drafting_steps.py measured of drafts and batches
+(`--steps`) follows what drafting can bring a step: at which batches it pays, and for which row cost it would take 0.75
+of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ DRAFTS = (0, 1, 2, 4, 8, 15)
 """Drafted tokens a sequence."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 40, 224
 WARM_UP = 4
+GOAL = 0.75
+"""Of the time without drafts: what drafting is to reach."""
 MOST_ROWS = 640
 
 
@@ -107,40 +111,72 @@ def measure(model: Path, passes: int) -> list[dict[str, float]]:
     ]
 
 
-def gains(rows: Sequence[dict[str, float]], acceptance: float) -> list[dict[str, float]]:
-    """What drafting brings at each size of batch, where every sequence has a draft at every pass.
+def ratio(by_drafts: Mapping[int, float], drafts: Drafted, scale: float = 1.0) -> tuple[float, int]:
+    """The least time a token with drafts, over that without, and how many drafts that takes.
 
     Args:
-        acceptance: chance that a drafted token behind right ones is right.
+        by_drafts: seconds of a pass by the drafted tokens of each sequence.
+        drafts: how often there is something to draft, and how often it is right.
+        scale: what drafted rows take, as a multiple of what they took.
     """
-    found = []
-    for batch in BATCHES:
-        by_drafts = {int(row["drafts"]): row["seconds"] for row in rows if row["sequences"] == batch}
-        a_token = {each: took / tokens_a_pass(each, acceptance) for each, took in by_drafts.items()}
-        best = min(a_token, key=lambda each: a_token[each])
-        slope = (by_drafts[max(by_drafts)] - by_drafts[0]) / (batch * max(by_drafts))
-        found.append(
-            {
-                "sequences": batch,
-                "pass_seconds": by_drafts[0],
-                "row_of_a_pass": slope / by_drafts[0],
-                "best_drafts": best,
-                "seconds_a_token_against_none": a_token[best] / a_token[0],
-                "row_of_a_pass_for_0.75": row_cost_for(0.75, batch, acceptance),
-            }
+    plain = by_drafts[0]
+    found = {
+        each: (plain + scale * drafts.coverage * (seconds - plain)) / drafts.tokens(each) / plain
+        for each, seconds in by_drafts.items()
+    }
+    best = min(found, key=lambda each: found[each])
+    return found[best], best
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What was measured of drafts."""
+
+    coverage: float
+    acceptance: float
+
+    def tokens(self, each: int) -> float:
+        """Tokens a pass with so many drafts."""
+        return 1 + self.coverage * sum(self.acceptance**number for number in range(1, each + 1))
+
+
+def gains(rows: Sequence[dict[str, float]], step: Mapping[str, Any]) -> dict[str, Any]:
+    """What drafting can bring a step by these costs, if every sequence drafts as many tokens as are best on average.
+
+    Args:
+        rows: of `measure`.
+        step: of benchmarks/drafting_steps.py: what its passes took without drafts, by batch, and how drafts fared.
+    """
+    drafts = Drafted(step["coverage"], step["acceptance"])
+    costs = {batch: {int(r["drafts"]): r["seconds"] for r in rows if r["sequences"] == batch} for batch in BATCHES}
+    shares = {
+        int(least): part["seconds"] / step["never"]["seconds"] for least, part in step["never"]["by_batch"].items()
+    }
+    nearest = {least: min(BATCHES, key=lambda batch: abs(math.log(batch / (1.4 * least)))) for least in shares}
+
+    def whole(scale: float, most: int = max(BATCHES)) -> float:
+        """Of the step's time, if only passes of so many sequences draft."""
+        return sum(
+            share * (ratio(costs[nearest[least]], drafts, scale)[0] if least <= most else 1.0)
+            for least, share in shares.items()
         )
-    return found
 
-
-def tokens_a_pass(drafts: int, acceptance: float) -> float:
-    """1 and what of the drafts is right on average."""
-    return sum(acceptance**number for number in range(drafts + 1))
-
-
-def row_cost_for(ratio: float, batch: int, acceptance: float) -> float:
-    """What a drafted row may take, as a share of a pass without drafts, for drafting to take `ratio` of the time a
-    token: the most over all numbers of drafts; below 0 where no row cost is low enough."""
-    return max((ratio * tokens_a_pass(each, acceptance) - 1) / (batch * each) for each in range(1, max(DRAFTS) + 1))
+    scales = [number / 100 for number in range(101)]
+    enough = [scale for scale in scales if whole(scale) <= GOAL]
+    return {
+        "step": step["step"],
+        "coverage": drafts.coverage,
+        "acceptance": drafts.acceptance,
+        "share_of_time_by_batch": shares,
+        "by_batch": {
+            str(batch): dict(zip(("ratio", "drafts"), ratio(costs[batch], drafts), strict=True)) for batch in BATCHES
+        },
+        "whole_step": whole(1.0),
+        "only_batches_up_to": {str(most): whole(1.0, most) for most in BATCHES},
+        "measured": step["cpu_against_never"],
+        "row_cost_for_0.75": max(enough) if enough else None,
+        "whole_step_if_rows_cost_nothing": whole(0.0),
+    }
 
 
 def main() -> None:
@@ -148,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "examples" / "quickstart" / "model")
     parser.add_argument("--passes", type=int, default=40)
-    parser.add_argument("--acceptance", type=float, nargs="*", default=[0.5, 0.7, 0.9])
+    parser.add_argument("--steps", type=Path, default=ROOT / "benchmarks" / "results" / "drafting_steps.json")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = measure(arguments.model, arguments.passes)
@@ -156,7 +192,7 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
         **describe_machine(["torch", "transformers"]),
         "passes": rows,
-        "gains": {f"{each:g}": gains(rows, each) for each in arguments.acceptance},
+        "gains": [gains(rows, step) for step in json.loads(arguments.steps.read_text())["steps"]],
     }
     text = json.dumps(result, indent=1)
     if arguments.json is not None:

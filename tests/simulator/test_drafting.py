@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
 from rlhfless_operator.planner.migration_rules import GlobalRatio, Saving
+from rlhfless_operator.simulator.command import Assumptions, assume
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.policies import POLICIES
@@ -78,3 +79,10 @@ def test_everybody_is_faster_with_drafts_and_baselines_may_have_them_too() -> No
     without = dataclasses.replace(POLICIES["static"], drafts=False)
     same = simulate_variants(dataclasses.replace(SMALL, drafts=Drafts(1.0, 0.8)), [0], {"static": without})
     assert same["policies"][0]["seconds"] == pytest.approx(plain["seconds"])
+
+
+def test_an_assumed_acceptance_makes_everybody_draft() -> None:
+    assert assume(SMALL, Assumptions()).drafts is None
+    assert assume(SMALL, Assumptions(acceptance=0.6)).drafts == Drafts(1.0, 0.6)
+    with pytest.raises(ValueError, match=r"acceptance is 1\.2: a share is between 0 and 1"):
+        assume(SMALL, Assumptions(acceptance=1.2))

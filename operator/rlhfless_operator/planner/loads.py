@@ -86,6 +86,8 @@ class Loads:
         self._check(kv_tokens)
         self.lines = _search_lines(latency, self.context, self.length, max_batch)
         """Linear models to search for plans by; no share takes longer than by any of them."""
+        self.linear = len(latency.lines) == 1
+        """Whether rounds are linear, so that the one model says how long they take."""
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
@@ -121,7 +123,7 @@ class Loads:
 
     def seconds(self, division: Sequence[Indices], start_seconds: float) -> list[float]:
         """Time of each share of a division, one instance a share; a share computes each of its prompts once."""
-        if len(self.lines) > 1:
+        if not self.linear:
             ends: list[float] = self.decoded(division, start_seconds, 0.0).last.tolist()
             return ends
         (line,) = self.lines

@@ -318,8 +318,8 @@ class Planner:
 
     def _division(self, way: Cuttable, cover: Cover) -> Division:
         """A cover of whole groups. Its times are exact where rounds are linear."""
-        exact = len(self._loads.lines) == 1
-        return Division(tuple(way.divide(cover.starts)), cover.seconds if exact else None, cover.makespan)
+        exact = cover.seconds if self._loads.linear else None
+        return Division(tuple(way.divide(cover.starts)), exact, cover.makespan)
 
     def plan_of(self, division: Division, policy: PolicyName = "cost") -> Plan:
         """A division with its forecast."""

@@ -59,7 +59,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
     "planning/contention": Metric("share", "Of the pool's GPU time: what other jobs wanted when the step was planned."),
     "planning/lower_bound_instance_seconds": Metric(
-        "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
+        "instance-seconds",
+        "Least that the step's generation could have cost, knowing all lengths, and where tokens are drafted, with"
+        " drafts that are all right.",
     ),
     "planning/lower_bound_share": Metric(
         "share",

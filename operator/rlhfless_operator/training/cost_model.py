@@ -176,7 +176,8 @@ class CostModel:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
 
         As far as the instances' speed is known: None where it would seem that nobody could have been so fast. Where
-        tokens are drafted, for anyone whose drafts are all right: how often others' would be is not known.
+        tokens are drafted, for anyone whose drafts are all right: how often others' would be is not known. Instances
+        that are kept from the step before are not started, so that no start is charged.
         """
         latency: Latency = self.calibration.latency
         if self.room is not None and self.room.longest_draft:
@@ -186,10 +187,9 @@ class CostModel:
             np.array(list(generation.lengths.values()), dtype=np.float64),
             np.array([prompt_tokens[prompt] for prompt, _ in generation.lengths], dtype=np.float64),
             latency,
-            # A start-up may be hidden from the time, but is always charged.
-            seconds + self.history.mean(startup("generation")),
+            seconds,
             prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
-            start_seconds=self.history.mean(startup("generation")) + self.history.mean(WEIGHTS),
+            start_seconds=generation.weights_seconds,
             max_batch=self.room.sequences if self.room is not None else None,
         )
         return bound if math.isfinite(bound) else None
