@@ -1,11 +1,12 @@
 """What a decode pass of the transformers engine takes by its sequences and its drafted rows, in CPU seconds.
 
-    python benchmarks/drafting_passes.py [--model examples/quickstart/model] [--passes 40] [--steps FILE] [--json FILE]
+    python benchmarks/drafting_passes.py measure [--model examples/quickstart/model] [--passes 40] [--json FILE]
+    python benchmarks/drafting_passes.py gains [--passes FILE] [--steps FILE]
 
 Every set-up verifies drafts that are wrong, so that the batch stays as it is. The set-ups take turns, a pass each, on
-one thread, and the median of each counts. With what benchmarks/drafting_steps.py measured of drafts and batches
-(`--steps`) follows what drafting can bring a step: at which batches it pays, and for which row cost it would take 0.75
-of the time.
+one thread, and the median of each counts. `gains` works out from these costs, and from what
+benchmarks/drafting_steps.py measured of drafts and batches, what drafting can bring a step: at which batches it pays,
+and for which row cost it would take 0.75 of the time.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rlhfless_functions.generation.engines.transformers import TransformersEngin
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 BATCHES = (1, 4, 8, 16, 32, 64, 128)
 DRAFTS = (0, 1, 2, 4, 8, 15)
 """Drafted tokens a sequence."""
@@ -180,24 +182,29 @@ def gains(rows: Sequence[dict[str, float]], step: Mapping[str, Any]) -> dict[str
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, or work out what follows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=ROOT / "examples" / "quickstart" / "model")
-    parser.add_argument("--passes", type=int, default=40)
-    parser.add_argument("--steps", type=Path, default=ROOT / "benchmarks" / "results" / "drafting_steps.json")
-    parser.add_argument("--json", type=Path)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--model", type=Path, default=ROOT / "examples" / "quickstart" / "model")
+    measuring.add_argument("--passes", type=int, default=40)
+    measuring.add_argument("--json", type=Path, default=RESULTS / "drafting_passes.json")
+    following = commands.add_parser("gains")
+    following.add_argument("--passes", type=Path, default=RESULTS / "drafting_passes.json")
+    following.add_argument("--steps", type=Path, default=RESULTS / "drafting_steps.json")
     arguments = parser.parse_args()
-    rows = measure(arguments.model, arguments.passes)
-    result = {
-        "command": " ".join(["python", *sys.argv]),
-        **describe_machine(["torch", "transformers"]),
-        "passes": rows,
-        "gains": [gains(rows, step) for step in json.loads(arguments.steps.read_text())["steps"]],
-    }
-    text = json.dumps(result, indent=1)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
-    print(text)
+    if arguments.command == "measure":
+        rows = measure(arguments.model, arguments.passes)
+        found = {
+            "command": " ".join(["python", *sys.argv]),
+            **describe_machine(["torch", "transformers"]),
+            "passes": rows,
+        }
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    else:
+        rows = json.loads(arguments.passes.read_text())["passes"]
+        for step in json.loads(arguments.steps.read_text())["steps"]:
+            print(json.dumps(gains(rows, step)))
 
 
 if __name__ == "__main__":
