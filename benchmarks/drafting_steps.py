@@ -61,8 +61,8 @@ def train(folder: Path, steps: int) -> Path:
 
 
 def share_of(actor: Path) -> list[Rollout]:
-    """What an actor sampled in a step, the finished responses in the order of their ends."""
-    return [each for part in sorted(actor.glob("*.parquet")) for each in read_rollouts(str(part)) if each.finished]
+    """What an actor finished in a step."""
+    return [each for each in read_rollouts(sorted(map(str, actor.glob("*.parquet")))).values() if each.finished]
 
 
 class Measured:

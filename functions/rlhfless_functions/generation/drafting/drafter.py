@@ -61,7 +61,7 @@ class DraftExperience:
     def __init__(self, device: str) -> None:
         self.acceptance = Acceptance()
         self.costs = PassCosts(device)
-        self.switch = Switch()
+        self.switch = Switch(device)
 
 
 @dataclass
