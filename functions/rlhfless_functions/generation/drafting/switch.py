@@ -30,12 +30,12 @@ class Switch:
     """
 
     def __init__(self, device: str) -> None:
-        self._most = MOST_SEQUENCES.get(device)
+        self._device = device
         self._accounts: dict[int, _Account] = {}
 
     def on(self, sequences: int) -> bool:
         """Whether a pass of so many may draft; to be asked once for each pass."""
-        if self._most is not None and sequences > self._most:
+        if sequences > MOST_SEQUENCES.get(self._device, sequences):
             return False
         account = self._account(sequences)
         if account.left == 0:
