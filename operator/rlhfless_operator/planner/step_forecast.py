@@ -87,8 +87,7 @@ class Tail:
         planned = loads.length >= tokens
         unplanned = np.maximum(0.0, share * sizes - np.bincount(loads.group, planned, loads.groups))
         expected = np.where(planned, 0.0, (unplanned / sizes)[loads.group])
-        latency = loads.latency
-        work = latency.sequence_work(float(loads.context.mean()), tokens)
+        work = loads.alone.sequence_work(float(loads.context.mean()), tokens)
         gathered = delayed * (float(unplanned.sum()) / max(1, int(delayed.sum())))
         return cls(tokens, expected, delayed, gathered, work)
 

@@ -41,6 +41,8 @@ class PolicySettings:
     """All GPUs are held for the whole step."""
     generating_share: float = 1.0
     """Part of the instances that generate, where everything is held; the GPUs of the others only prepare and learn."""
+    drafts: bool = True
+    """It drafts, in a scenario with drafts."""
     starts: bool = True
     """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
     knows_batch: bool = True

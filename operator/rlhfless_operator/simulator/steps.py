@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor, assess
 from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
 from rlhfless_operator.planner.migration import Key
@@ -55,8 +56,7 @@ class Run:
 
     def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
         self._scenario, self._settings, self._trace = scenario, settings, trace
-        profile = scenario.profile()
-        self._profile = profile if settings.starts else replace(profile, startup_seconds=0.0)
+        self._profile = self._profile_in(epoch=0)
         self._random = np.random.default_rng(seed)
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
         self._trainer: TrainerPlan | None = None
@@ -70,9 +70,14 @@ class Run:
         self._holds = settings.holds_everything
         """Whether this step's do."""
 
+    def _profile_in(self, epoch: int) -> InstanceProfile:
+        profile = self._scenario.profile(drafts=self._settings.drafts and epoch > 0)
+        return profile if self._settings.starts else replace(profile, startup_seconds=0.0)
+
     def step(self, groups: TraceStep) -> StepResult:
         """One step over these groups."""
         scenario, settings, trace = self._scenario, self._settings, self._trace
+        self._profile = self._profile_in(groups.epoch)
         lengths = groups.lengths
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
@@ -95,7 +100,7 @@ class Run:
         bound = self._bound(responses, generation.seconds)
         prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
         starts = settings.starts and not self._holds
-        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts)
+        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
         return StepResult(
