@@ -13,6 +13,11 @@ from rlhfless_operator.planner.partition import Chain, Floats
 
 Indices = NDArray[np.intp]
 
+_SMALL = 2**16
+"""Shares up to which their numbers have 16 bits."""
+_DENSE = 8
+"""Entries of a table of shares and groups for each sample, up to which the table is quicker than sorting."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleLoad:
@@ -88,8 +93,7 @@ class Loads:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
         self.filled: Floats = filled
         self.occupancy: Floats = self.length * filled
-        self._by_length = np.empty(count, dtype=np.intp)
-        self._by_length[np.argsort(self.length, kind="stable")] = np.arange(count)
+        self._by_length = np.argsort(self.length, kind="stable")
 
         grouped = bool((np.diff(self.prompt) >= 0).all())
         by_prompt = np.arange(len(samples)) if grouped else np.argsort(self.prompt, kind="stable")
@@ -113,8 +117,7 @@ class Loads:
         sizes = np.array([len(chosen) for chosen in division])
         first = np.cumsum(sizes) - sizes
         share = np.repeat(np.arange(len(division)), sizes)
-        pairs = np.unique(share * self.groups + self.group[order])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], len(division))
+        prompts = self._prompt_tokens(share, self.group[order], len(division))
         rounds = np.maximum(
             np.maximum.reduceat(self.length[order], first), np.add.reduceat(self.occupancy[order], first)
         )
@@ -143,8 +146,9 @@ class Loads:
         ends, waiting = np.zeros(len(self.length)), np.zeros(len(self.length))
         begun = at_once[share]
         if begun.any():
-            chosen = order[begun]
-            ends[chosen] = self._ends_at_once(chosen, share[begun], len(division), start_seconds)
+            owner = np.full(len(self.length), -1)
+            owner[order[begun]] = share[begun]
+            self._end_at_once(ends, owner, len(division), start_seconds)
         for number in np.flatnonzero(~at_once).tolist():
             chosen = division[number]
             admission = admit(self.length[chosen], self.filled[chosen])
@@ -156,42 +160,67 @@ class Loads:
         last = np.maximum.reduceat(ends[order], first)
         return Decoded(ends, waiting, last, last + late * self.latency.step_seconds)
 
-    def _ends_at_once(self, chosen: Indices, share: Indices, shares: int, start_seconds: float) -> Floats:
-        """[chosen] when each sample ends, where all samples of its share run from the start on.
+    def _end_at_once(self, ends: Floats, owner: Indices, shares: int, start_seconds: float) -> None:
+        """Set when each sample ends whose share runs from the start on as a whole.
 
         A response of l steps ends when all have made l steps: after step · l, the whole work of those that are shorter
         and the work of the first l steps of the others.
+
+        Args:
+            ends: [samples] is written to.
+            owner: [samples] the share of each; -1 for samples of other shares.
         """
         latency = self.latency
-        rank = np.argsort(share * len(self.length) + self._by_length[chosen])
-        owner, ordered = share[rank], chosen[rank]
+        owners = owner[self._by_length]
+        rising = self._by_length[owners >= 0]
+        # Small numbers are sorted in linear time.
+        small = owners[owners >= 0].astype(np.uint16 if shares <= _SMALL else np.intp)
+        by_share = np.argsort(small, kind="stable")
+        ordered = rising[by_share]
+        owners = owner[ordered]
         length, context, work = self.length[ordered], self.context[ordered], self.work[ordered]
-        count = np.bincount(owner, minlength=shares)
+        count = np.bincount(owners, minlength=shares)
         last = np.cumsum(count)
         all_work, all_contexts = np.cumsum(work), np.cumsum(context)
         # What the shares before have in all is no part of a share's own sums.
         before_work = np.concatenate(([0.0], all_work))[last - count]
         to_contexts = np.concatenate(([0.0], all_contexts))[last]
-        shorter = all_work - work - before_work[owner]
-        contexts = to_contexts[owner] - all_contexts + context
-        others = last[owner] - np.arange(len(ordered))
+        shorter = all_work - work - before_work[owners]
+        contexts = to_contexts[owners] - all_contexts + context
+        others = last[owners] - np.arange(len(ordered))
         partial = (
             others * (latency.sequence_seconds * length + latency.context_seconds * length**2 / 2)
             + latency.context_seconds * length * contexts
         )
-        pairs = np.unique(owner * self.groups + self.group[ordered])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares)
-        prefill = np.bincount(owner, self._own[ordered], shares) + prompts * latency.prefill_token_seconds
-        ends = np.empty(len(chosen))
-        ends[rank] = start_seconds + prefill[owner] + latency.step_seconds * length + shorter + partial
-        return ends
+        prompts = self._prompt_tokens(owners, self.group[ordered], shares)
+        prefill = np.bincount(owners, self._own[ordered], shares) + prompts * latency.prefill_token_seconds
+        ends[ordered] = start_seconds + prefill[owners] + latency.step_seconds * length + shorter + partial
+
+    def _prompt_tokens(self, owner: Indices, group: Indices, shares: int) -> Floats:
+        """[shares] tokens of each share's prompts, each counted once.
+
+        Args:
+            owner: [chosen] share of each of some samples.
+            group: [chosen] group of each.
+        """
+        pairs = owner * self.groups + group
+        if shares * self.groups <= _DENSE * len(pairs):
+            there = np.zeros(shares * self.groups, dtype=bool)
+            there[pairs] = True
+            tokens: Floats = there.reshape(shares, self.groups) @ self._shared
+            return tokens
+        pairs = np.unique(pairs)
+        return np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares).astype(np.float64)
 
     def _prefill(self, chosen: Indices) -> Floats:
         """[chosen] seconds that each admission takes: the first of a group computes the prompt that it shares."""
         group = self.group[chosen]
         prefill: Floats = self._own[chosen].copy()
-        _, first = np.unique(group, return_index=True)
-        prefill[first] += self._shared[group[first]] * self.latency.prefill_token_seconds
+        first = np.full(self.groups, -1)
+        # Of several values for a place the last one stays.
+        first[group[::-1]] = np.arange(len(chosen))[::-1]
+        there = np.flatnonzero(first >= 0)
+        prefill[first[there]] += self._shared[there] * self.latency.prefill_token_seconds
         return prefill
 
     def latest(self, seconds: Floats) -> Floats:
