@@ -8,6 +8,9 @@ from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 
+LONG = 0.5
+"""Responses of at least this share of the longest that there may be are the long ones."""
+
 
 class Foresight:
     """Expected lengths of one step, for its division and for its moves.
@@ -16,7 +19,7 @@ class Foresight:
         settings: of the policy; `told` says what it knows.
         responses: with their true lengths.
         estimates: what was learnt, by prompt.
-        longest: tokens at which responses are truncated; whatever reaches them is a runaway.
+        longest: tokens at which responses are truncated.
     """
 
     def __init__(
@@ -27,15 +30,20 @@ class Foresight:
         longest: int,
     ) -> None:
         self._settings, self._responses, self._longest = settings, responses, longest
-        self._runs_away = {each.key for each in responses if each.length >= longest}
-        if "runaways" in settings.told:
-            estimates = {prompt: replace(each, runaways=0.0) for prompt, each in estimates.items()}
-        self._estimates = estimates
         truth = {each.key: float(each.length) for each in responses}
         self._truth = truth if "migration" in settings.told else {}
-        own = {key: estimates[key[0]].mean if key in self._runs_away else length for key, length in truth.items()}
-        self._own = own if "ended" in settings.told else {}
-        """What each would have if it ended by itself: of a runaway nobody knows."""
+        self._long: dict[Key, float] = {}
+        self._short: dict[Key, float] = {}
+        if "long" in settings.told:
+            # Who knows all that are long knows that no other one is.
+            estimates = {prompt: replace(each, runaways=0.0) for prompt, each in estimates.items()}
+            self._long = {key: length for key, length in truth.items() if length >= LONG * longest}
+        if "short" in settings.told:
+            # A long one is taken for one of the usual length, until it is longer.
+            self._short = {
+                key: length if length < LONG * longest else estimates[key[0]].mean for key, length in truth.items()
+            }
+        self._estimates = estimates
 
     @property
     def runaways(self) -> dict[int, float]:
@@ -54,15 +62,13 @@ class Foresight:
             groups.setdefault(each.prompt, []).append(each.key)
         foreseen: dict[Key, float] = {}
         for prompt, keys in groups.items():
-            if "runaways" in self._settings.told:
-                told = [key for key in keys if key in self._runs_away]
-            else:
-                told = keys[: round(len(keys) * self._estimates[prompt].runaways)]
-            foreseen.update(dict.fromkeys(told, float(self._longest)))
+            estimate = self._estimates[prompt]
+            foreseen.update({key: self._long[key] for key in keys if key in self._long})
+            foreseen.update(dict.fromkeys(keys[: round(len(keys) * estimate.runaways)], float(self._longest)))
             others = [key for key in keys if key not in foreseen]
-            learnt = self._estimates[prompt].quantiles(len(others))
-            for key, length in zip(others, learnt, strict=True):
-                foreseen[key] = min(float(self._longest), self._own.get(key, length))
+            most = LONG * self._longest if self._long else float(self._longest)
+            for key, length in zip(others, estimate.quantiles(len(others)), strict=True):
+                foreseen[key] = min(most, self._short.get(key, length))
         return [foreseen[each.key] for each in self._responses]
 
     def outlook(self, key: Key, tokens: int) -> tuple[float, float]:
@@ -73,14 +79,13 @@ class Foresight:
         """
         if self._truth:
             return self._truth[key] - tokens, 0.0
+        if key in self._long:
+            return self._long[key] - tokens, 0.0
         estimate = self._estimates[key[0]]
         if self._settings.planning != "optimal":
             # The rules of the others look at counts and contexts, not at what is expected.
             return max(0.0, estimate.mean - tokens), 0.0
-        if "runaways" in self._settings.told and key in self._runs_away:
-            return self._longest - tokens, 0.0
-        if self._own:
-            natural, most = self._own[key] - tokens, self._longest - tokens
-            endless = estimate.runaways if natural > 0 else 1.0
-            return max(0.0, natural) + endless * (most - max(0.0, natural)), endless
+        if tokens < self._short.get(key, 0.0):
+            most, natural = self._longest - tokens, self._short[key] - tokens
+            return natural + estimate.runaways * (most - natural), estimate.runaways
         return estimate.outlook(tokens, self._longest)

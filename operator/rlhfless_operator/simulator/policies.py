@@ -17,9 +17,9 @@ from rlhfless_operator.simulator.scenarios import Scenario
 
 PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
 
-Told = Literal["division", "migration", "arrivals", "runaways", "ended"]
+Told = Literal["division", "migration", "arrivals", "long", "short"]
 """What a policy may be told beforehand: the lengths that it divides by, those that its rule for moves goes by, when
-groups are complete, which responses run away, and the lengths of all others."""
+groups are complete, the lengths of the long responses (`foresight.LONG`), and those of all others."""
 
 RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
 """(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
