@@ -87,6 +87,18 @@ def test_no_share_takes_longer_than_with_a_fixed_number_of_drafts(
     assert seconds >= float(alone[0])
 
 
+@given(LENGTHS, st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
+def test_without_anything_right_responses_end_when_they_do_without_drafts(lengths: list[int], shares: int) -> None:
+    samples = [SampleLoad(number // 3, number % 3, 40 + number, float(each)) for number, each in enumerate(lengths)]
+    division = [np.arange(len(samples))[number::shares] for number in range(min(shares, len(samples)))]
+    plain, drafted = (
+        Loads(samples, latency, kv_tokens=None, max_batch=None).decoded(division, 1.0, 0.0)
+        for latency in (PLAIN, DraftedLatency(PLAIN, Drafts(1.0, 0.0)))
+    )
+    assert drafted.ends == pytest.approx(plain.ends)
+
+
 @given(LENGTHS, DRAFTS, st.integers(1, 6), st.floats(0, 1))
 @settings(max_examples=50, deadline=None)
 def test_a_plan_with_drafts_is_no_worse_and_keeps_to_the_bound(

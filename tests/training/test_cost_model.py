@@ -151,6 +151,27 @@ def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> Non
     assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).groups is None
 
 
+def test_the_warm_up_of_a_learner_is_not_counted_against_its_number_of_instances(tiny_job: MakeJob) -> None:
+    learning = {"processes": 1, "instances": {"min": 1, "max": 2}}
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}, learning=learning))
+
+    def learned(count: int, train: float, load: float | None = None) -> None:
+        metrics = {"seconds": train + 1.0 + (load or 0.0), "seconds/train": train, "tokens": 100.0}
+        metrics |= {"learning/instances": float(count)} | ({} if load is None else {"seconds/load": load})
+        cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
+
+    learned(2, 60.0, load=9.0)
+    learned(2, 20.0)
+    assert not cost_model.learner_scaling([2])[2].known
+    learned(2, 20.0)
+    for _ in range(2):
+        learned(1, 70.0, load=9.0)
+    found = cost_model.learner_scaling([1, 2])
+    assert list(found[2].token_seconds) == [0.2, 0.2]
+    assert list(found[1].token_seconds) == [0.7, 0.7], "each step with one has a learner of its own"
+    assert list(found[1].rest_seconds) == [pytest.approx(1.0)] * 2
+
+
 def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
     settings = {"planning": {"policy": "cost"}, "generation": {"instances": {"min": 1, "max": 8}}}
     settings |= {"sampling": {"maxResponseTokens": 2000}}

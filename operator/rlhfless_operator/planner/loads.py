@@ -14,6 +14,11 @@ from rlhfless_operator.planner.partition import Chain, Floats
 
 Indices = NDArray[np.intp]
 
+_SMALL = 2**16
+"""Shares up to which their numbers have 16 bits."""
+_DENSE = 8
+"""Entries of a table of shares and groups for each sample, up to which the table is quicker than sorting."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleLoad:
@@ -87,14 +92,14 @@ class Loads:
         self.lines = _search_lines(latency, self.context, self.length, max_batch)
         """Linear models to search for plans by; no share takes longer than by any of them."""
         self.linear = len(latency.lines) == 1
-        """Whether rounds are linear, so that the one model says how long they take."""
+        """Whether rounds are linear, and the one model says how long they take."""
+        self._linear_work = self._work(self.lines[0])
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
         self.filled: Floats = filled
         self.occupancy: Floats = self.length * filled
-        self._by_length = np.empty(count, dtype=np.intp)
-        self._by_length[np.argsort(self.length, kind="stable")] = np.arange(count)
+        self._by_length = np.argsort(self.length, kind="stable")
 
         grouped = bool((np.diff(self.prompt) >= 0).all())
         by_prompt = np.arange(len(samples)) if grouped else np.argsort(self.prompt, kind="stable")
@@ -131,12 +136,11 @@ class Loads:
         sizes = np.array([len(chosen) for chosen in division])
         first = np.cumsum(sizes) - sizes
         share = np.repeat(np.arange(len(division)), sizes)
-        pairs = np.unique(share * self.groups + self.group[order])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], len(division))
+        prompts = self._prompt_tokens(share, self.group[order], len(division))
         rounds = np.maximum(
             np.maximum.reduceat(self.length[order], first), np.add.reduceat(self.occupancy[order], first)
         )
-        work = np.add.reduceat((self._work(line) + self._own)[order], first)
+        work = np.add.reduceat((self._linear_work + self._own)[order], first)
         seconds: list[float] = (
             start_seconds + prompts * self.latency.prefill_token_seconds + line.step_seconds * rounds + work
         ).tolist()
@@ -161,8 +165,9 @@ class Loads:
         ends, waiting = np.zeros(len(self.length)), np.zeros(len(self.length))
         begun = at_once[share]
         if begun.any():
-            chosen = order[begun]
-            ends[chosen] = self._ends_at_once(chosen, share[begun], len(division), start_seconds)
+            owner = np.full(len(self.length), -1)
+            owner[order[begun]] = share[begun]
+            self._end_at_once(ends, owner, len(division), start_seconds)
         for number in np.flatnonzero(~at_once).tolist():
             chosen = division[number]
             admission = admit(self.length[chosen], self.filled[chosen])
@@ -174,37 +179,89 @@ class Loads:
         last = np.maximum.reduceat(ends[order], first)
         return Decoded(ends, waiting, last, last + late * self.alone.step_seconds)
 
-    def _ends_at_once(self, chosen: Indices, share: Indices, shares: int, start_seconds: float) -> Floats:
-        """[chosen] when each sample ends, where all samples of its share run from the start on: the shortest first."""
-        rank = np.argsort(share * len(self.length) + self._by_length[chosen])
-        owner, ordered = share[rank], chosen[rank]
-        length, context = self.length[ordered], self.context[ordered]
-        count = np.bincount(owner, minlength=shares)
-        last = np.cumsum(count)
-        first = last - count
-        place = np.arange(len(ordered))
-        made = np.where(place == first[owner], 0.0, np.roll(length, 1))
-        others: Floats = (last[owner] - place).astype(np.float64)
+    def _end_at_once(self, ends: Floats, owner: Indices, shares: int, start_seconds: float) -> None:
+        """Set when each sample ends whose share runs from the start on as a whole: the shortest first.
+
+        Args:
+            ends: [samples] is written to.
+            owner: [samples] the share of each; -1 for samples of other shares.
+        """
+        owners = owner[self._by_length]
+        rising = self._by_length[owners >= 0]
+        # Small numbers are sorted in linear time.
+        small = owners[owners >= 0].astype(np.uint16 if shares <= _SMALL else np.intp)
+        ordered = rising[np.argsort(small, kind="stable")]
+        owners = owner[ordered]
+        context = self.context[ordered]
+        last = np.cumsum(np.bincount(owners, minlength=shares))
         all_contexts = np.cumsum(context)
-        prompts_to_come = np.concatenate(([0.0], all_contexts))[last][owner] - all_contexts + context
+        # What the shares before have in all is no part of a share's own sums.
+        to_contexts = np.concatenate(([0.0], all_contexts))[last]
+        contexts = to_contexts[owners] - all_contexts + context
+        others: Floats = (last[owners] - np.arange(len(ordered))).astype(np.float64)
+        decoding = self._linear_rounds if self.linear else self._least_rounds
+        prompts = self._prompt_tokens(owners, self.group[ordered], shares)
+        prefill = np.bincount(owners, self._own[ordered], shares) + prompts * self.latency.prefill_token_seconds
+        ends[ordered] = start_seconds + prefill[owners] + decoding(ordered, owners, last, others, contexts)
+
+    def _linear_rounds(
+        self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
+    ) -> Floats:
+        """[ordered] seconds until each sample ends, by the one linear model.
+
+        A response of l tokens ends when all have made l rounds: after step · l, the whole work of those that are
+        shorter, and the work of the first l rounds of the others.
+        """
+        (line,) = self.lines
+        length, work = self.length[ordered], self._linear_work[ordered]
+        all_work = np.cumsum(work)
+        first = np.concatenate(([0], last))[owners]
+        shorter = all_work - work - np.concatenate(([0.0], all_work))[first]
+        partial = (
+            others * (line.sequence_seconds * length + line.context_seconds * length**2 / 2)
+            + line.context_seconds * length * contexts
+        )
+        seconds: Floats = line.step_seconds * length + shorter + partial
+        return seconds
+
+    def _least_rounds(
+        self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
+    ) -> Floats:
+        """[ordered] seconds until each sample ends, where a round takes the least of several linear models."""
+        length = self.length[ordered]
+        first = np.concatenate(([0], last))[owners]
+        made = np.where(np.arange(len(ordered)) == first, 0.0, np.roll(length, 1))
         # Between two ends the batch is the same, and its mean context halfway.
-        contexts = prompts_to_come + others * (made + length) / 2
-        rounds: Floats = (length - made) * self.latency.round_seconds(others, contexts)
+        rounds = (length - made) * self.latency.round_seconds(others, contexts + others * (made + length) / 2)
         took = np.concatenate(([0.0], np.cumsum(rounds)))
-        decoding = took[1:] - took[first][owner]
-        pairs = np.unique(owner * self.groups + self.group[ordered])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares)
-        prefill = np.bincount(owner, self._own[ordered], shares) + prompts * self.latency.prefill_token_seconds
-        ends = np.empty(len(chosen))
-        ends[rank] = start_seconds + prefill[owner] + decoding
-        return ends
+        seconds: Floats = took[1:] - took[first]
+        return seconds
+
+    def _prompt_tokens(self, owner: Indices, group: Indices, shares: int) -> Floats:
+        """[shares] tokens of each share's prompts, each counted once.
+
+        Args:
+            owner: [chosen] share of each of some samples.
+            group: [chosen] group of each.
+        """
+        pairs = owner * self.groups + group
+        if shares * self.groups <= _DENSE * len(pairs):
+            there = np.zeros(shares * self.groups, dtype=bool)
+            there[pairs] = True
+            tokens: Floats = there.reshape(shares, self.groups) @ self._shared
+            return tokens
+        pairs = np.unique(pairs)
+        return np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares).astype(np.float64)
 
     def _prefill(self, chosen: Indices) -> Floats:
         """[chosen] seconds that each admission takes: the first of a group computes the prompt that it shares."""
         group = self.group[chosen]
         prefill: Floats = self._own[chosen].copy()
-        _, first = np.unique(group, return_index=True)
-        prefill[first] += self._shared[group[first]] * self.latency.prefill_token_seconds
+        first = np.full(self.groups, -1)
+        # Of several values for a place the last one stays.
+        first[group[::-1]] = np.arange(len(chosen))[::-1]
+        there = np.flatnonzero(first >= 0)
+        prefill[first[there]] += self._shared[there] * self.latency.prefill_token_seconds
         return prefill
 
     def latest(self, seconds: Floats) -> Floats:

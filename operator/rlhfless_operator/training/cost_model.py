@@ -16,7 +16,7 @@ from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import Latency, LinearLatency
-from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured
+from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured, to_judge_by
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.migration import Migration
 from rlhfless_operator.planner.pace import LearnerPace
@@ -34,6 +34,8 @@ _COVERAGE, _ACCEPTANCE = "drafts/coverage", "drafts/acceptance"
 """Under which names the history has how often there is something to draft, and how often it is right."""
 _DRAFT_STEPS = 4
 """Newest steps that count for that: it rises and falls from one pass over the data to the next."""
+_FIRST = "learning/first"
+"""Under which names the history has the steps that learners took right after loading."""
 
 _UNKNOWN_DEVICE = LinearLatency(
     step_seconds=0.002,
@@ -153,8 +155,15 @@ class CostModel:
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
         """What was measured of some numbers of learning instances."""
-        recent = self.history.recent
-        return {size: Measured(recent(f"learning/token/{size}"), recent(f"learning/rest/{size}")) for size in sizes}
+        return {size: to_judge_by(self._measured("learning", size), self._measured(_FIRST, size)) for size in sizes}
+
+    def _measured(self, kind: str, size: int) -> Measured:
+        return Measured(self.history.recent(f"{kind}/token/{size}"), self.history.recent(f"{kind}/rest/{size}"))
+
+    @property
+    def knows_learning(self) -> bool:
+        """Whether a plan can say how long learning takes, and so when a learner has something to do."""
+        return self._spec.planning.policy == "cost" and self.history.mean("learning/token") > 0
 
     def learners_too_few(self, count: int) -> None:
         """So many learning instances had too little memory."""
@@ -249,8 +258,9 @@ class CostModel:
             if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
                 # Loading and replaying are paid when the number changes, or an instance is new, and not in each step.
                 again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
-                self.history.add(f"learning/token/{count:.0f}", metrics["seconds/train"] / tokens)
-                self.history.add(f"learning/rest/{count:.0f}", max(0.0, rest - again))
+                kind = _FIRST if "seconds/load" in metrics else "learning"
+                self.history.add(f"{kind}/token/{count:.0f}", metrics["seconds/train"] / tokens)
+                self.history.add(f"{kind}/rest/{count:.0f}", max(0.0, rest - again))
 
     # --- keeping ---
 

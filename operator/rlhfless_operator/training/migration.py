@@ -70,7 +70,6 @@ def _outlook(spec: RLHFJobSpec, plan: GenerationPlan) -> Callable[[Key, int], tu
     estimates = plan.estimates
 
     def outlook(key: Key, tokens: int) -> tuple[float, float]:
-        estimate = estimates[key[0]]
-        return estimate.remaining(tokens, longest), estimate.endless(tokens)
+        return estimates[key[0]].outlook(tokens, longest)
 
     return outlook
