@@ -10,6 +10,10 @@ VLLM_LOCK := images/functions/cpu.txt
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_TESTS := tests/generation/engines/conformance tests/generation/engines/vllm
+# What builds the documentation's site is in an environment of its own too, with a complete lock.
+SITE_LOCK := docs/site.txt
+SITE_VENV := .venv-site
+SITE_STAMP := $(SITE_VENV)/.installed
 E2E ?= e2e
 # A cluster for the end-to-end tests, where one comes with the machine.
 CLUSTER := ../shared/cluster/cluster
@@ -18,7 +22,7 @@ INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/de
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage test-matrix test-vllm lint types bench docs images e2e lock clean
+.PHONY: help run test test-all coverage test-matrix test-vllm lint types bench docs site images e2e lock clean
 
 help: ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +80,16 @@ docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of bot
 	$(BIN)/rlhfless crd > crds/rlhfjobs.rlhfless.io.yaml
 	$(BIN)/python charts/tools
 
+$(SITE_STAMP): $(SITE_LOCK)
+	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(INSTALL_VENV)
+	test -x $(SITE_VENV)/bin/python || $(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --no-deps --requirement $(SITE_LOCK)
+	@touch $(SITE_STAMP)
+
+site: $(SITE_STAMP) ## set up, then build the documentation into site/; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --strict
+
 images: ## build the container images into dist/images, without Docker (Debian 12, as root)
 	images/build
 
@@ -85,11 +99,11 @@ e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, o
 			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" \
 			RLHFLESS_E2E_DEVICE_CLASS="$${RLHFLESS_E2E_DEVICE_CLASS:-gpu.rlhfless.test}" \
 			RLHFLESS_E2E_DRA_DRIVER="$${RLHFLESS_E2E_DRA_DRIVER:-$(CURDIR)/.ci/dra-driver $(abspath $(CLUSTER))}" || exit 1; \
-	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600
+	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600 --durations 20
 
 lock: ## write constraints.txt anew from what is installed in .venv, and the images' locks with uv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 	images/lock
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) $(VLLM_VENV) $(SITE_VENV) site .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage dist build

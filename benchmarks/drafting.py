@@ -1,10 +1,11 @@
 """Measure drafting: the index by itself, and the quickstart's generation with drafting on and off.
 
-    python benchmarks/drafting.py index --responses 100000 --tokens 2000
+    python benchmarks/drafting.py index --responses 100000 --tokens 2000 [--json FILE]
     python benchmarks/drafting.py job --steps 24
 
 `index` says what building the index takes, how much memory, and how long a look-up is, for one sequence and for 128 at
-a time. Responses are random walks over a vocabulary of 50,000, eight to a prompt, each a variation of its prompt's.
+a time, in CPU seconds.
+Responses are random walks over a vocabulary of 50,000, eight to a prompt, each a variation of its prompt's.
 `job` trains the quickstart twice at the same time, with `drafting: auto` and `never`, one thread an instance, compares
 the weights' digests, and prints generation's seconds and tokens a pass by pass over the data.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import resource
 import shutil
 import subprocess
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from machine import describe_machine
 
 from rlhfless_functions.data.draft_history import KnownResponse
 from rlhfless_functions.generation.drafting.index import SEPARATOR, DraftIndex
@@ -49,9 +50,9 @@ def measure_index(responses: int, tokens: int) -> dict[str, Any]:
             changed = numbers.random(tokens) < 0.05
             group.append(np.where(changed, numbers.integers(0, 50_000, tokens), base).tolist())
         known = [KnownResponse(first // 8, [first % 1000 + number for number in range(16)], each) for each in group]
-        began = time.perf_counter()
+        began = time.process_time()
         index.add(known)
-        seconds += time.perf_counter() - began
+        seconds += time.process_time() - began
         newest = [*newest, *group][-rows:]
     prompts = np.array([(responses - len(newest) + number) // 8 for number in range(len(newest))])
     ends = []
@@ -65,9 +66,9 @@ def measure_index(responses: int, tokens: int) -> dict[str, Any]:
     def look_up_microseconds(sequences: int) -> float:
         times = []
         for _ in range(200):
-            began = time.perf_counter()
+            began = time.process_time()
             index.look_up(places[:sequences], prompts[:sequences])
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         return float(np.median(times)) * 1e6 / sequences
 
     found = index.look_up(places, prompts)[1]
@@ -131,14 +132,20 @@ def main() -> None:
     index = commands.add_parser("index")
     index.add_argument("--responses", type=int, default=100_000)
     index.add_argument("--tokens", type=int, default=2_000)
+    index.add_argument("--json", type=Path)
     job = commands.add_parser("job")
     job.add_argument("--steps", type=int, default=24)
+    job.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.command == "index":
-        result = measure_index(arguments.responses, arguments.tokens)
-    else:
-        result = measure_job(arguments.steps)
-    print(json.dumps({"command": " ".join(sys.argv), "machine": platform.processor() or platform.machine(), **result}))
+    measured = (
+        measure_index(arguments.responses, arguments.tokens)
+        if arguments.command == "index"
+        else measure_job(arguments.steps)
+    )
+    result = {"command": " ".join(["python", *sys.argv]), **describe_machine(["numpy", "torch"]), **measured}
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

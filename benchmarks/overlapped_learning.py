@@ -23,17 +23,33 @@ from rlhfless_operator.simulator.traces import LengthStatistics, generate, write
 LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
 
 
-def job_of(name: str, folder: Path, actors: int, prompts: int, steps: int, overlap: str, time_scale: float) -> RLHFJob:
-    """A rehearsal of a job whose steps all have the same prompts."""
+def job_of(
+    name: str,
+    folder: Path,
+    actors: int,
+    prompts: int,
+    steps: int,
+    overlap: str,
+    time_scale: float,
+    *,
+    kl: float = 0.0,
+    keep_alive: str | None = None,
+) -> RLHFJob:
+    """A rehearsal of a job whose steps all have the same prompts.
+
+    Args:
+        kl: coefficient; above 0 preparation asks the reference policy, and else it has next to nothing to do.
+        keep_alive: of generation instances.
+    """
     spec = {
         "model": {"source": "Qwen2.5-3B"},
         "data": {"source": str(folder)},
         "rewards": [{"name": "math", "math": {}}],
         "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": LENGTHS.longest},
         "batch": {"promptsPerStep": prompts, "samplesPerPrompt": 8},
-        "algorithm": {"kl": {"coefficient": 0.0}},
+        "algorithm": {"kl": {"coefficient": kl}},
         "steps": steps,
-        "generation": {"instances": {"min": 1, "max": actors}},
+        "generation": {"instances": {"min": 1, "max": actors}, "keepAlive": keep_alive},
         "learning": {"overlap": overlap, "processes": actors},
         "artifacts": {"uri": str(folder)},
         "rehearsal": {

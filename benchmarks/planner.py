@@ -12,10 +12,12 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, plan
 from rlhfless_operator.planner.step_forecast import Training
@@ -54,11 +56,14 @@ def measure(samples: int, actors: int, repeats: int) -> dict[str, float | int]:
     return {"samples": samples, "actors": len(result.shares), "most": actors, "seconds": statistics.median(seconds)}
 
 
+_LIVE = Training(1, 1e-5, 0.0, 0.0, own_gpus=1, afterwards_seconds=5.0, accumulation_token_seconds=2e-5)
+LEARNERS = tuple(LearnerOption(count, 1e-5 + 6e-5 / count, 5.0, 3.0) for count in (1, 2, 4, 8))
 TRAINING = {
     "simulated": Training(16, 4e-5, 3.0, 0.5),
-    "live": Training(1, 1e-5, 0.0, 0.0, own_gpus=1, afterwards_seconds=5.0, accumulation_token_seconds=2e-5),
+    "live": _LIVE,
+    "live, 4 numbers of learners": replace(_LIVE, learners=LEARNERS, follows=True),
 }
-"""How a step is trained on: on the GPUs that instances leave, or by a learner of its own."""
+"""How a step is trained on: on the GPUs that instances leave, by a learner of its own, or by as many as are planned."""
 
 
 def measure_step(kind: str, max_batch: int | None, repeats: int) -> dict[str, float | int | str | None]:

@@ -80,6 +80,8 @@ def told(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
         "told both": ("arrivals", "migration"),
         "told the lengths, for the division": ("division",),
         "told the lengths for division and moves": ("division", "migration"),
+        "told the lengths of the long ones alone, for both": ("long",),
+        "told the lengths of all others, for both": ("short",),
         "oracle": ("division", "migration", "arrivals"),
     }
     variants = {name: replace(ours, told=frozenset(what)) for name, what in parts.items()}

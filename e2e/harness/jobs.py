@@ -7,13 +7,14 @@ import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from harness.images import ROOT
-from harness.kubectl import Kubectl
+from harness.kubectl import Kubectl, KubectlError
 from harness.storage import Storage
 
 QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
@@ -67,8 +68,16 @@ class Jobs:
         return self.kubectl.wait_until(f"{name}: {what}", look, seconds)
 
     def wait_succeeded(self, name: str, seconds: float) -> dict[str, Any]:
-        """Wait until all of its steps are done."""
-        return self.wait(name, "succeeded", lambda status: status.get("phase") == "Succeeded", seconds)
+        """Wait until all of its steps are done. One kubectl watches, since one for each look takes CPU from the job."""
+
+        def look() -> dict[str, Any] | None:
+            with suppress(KubectlError):
+                self.kubectl("wait", f"rlhfjob/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=10s")
+            status = self.status(name)
+            assert status.get("phase") != "Failed", f"{name} failed: {status.get('message')}"
+            return status if status.get("phase") == "Succeeded" else None
+
+        return self.kubectl.wait_until(f"{name}: succeeded", look, seconds)
 
     def objects(self, name: str) -> list[str]:
         """Everything of a job's that is in the namespace."""

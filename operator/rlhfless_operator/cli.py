@@ -169,6 +169,9 @@ def plan(
     trace: Annotated[
         str | None, typer.Option(help="Lengths of an earlier run: its folder, or a trace in Parquet.")
     ] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Chance that a drafted token is right; what the trace's run had if left out.")
+    ] = None,
     median_tokens: Annotated[
         float | None, typer.Option(help="Median response, without a trace; a quarter of the longest if left out.")
     ] = None,
@@ -198,6 +201,7 @@ def plan(
         gpus=gpus,
         model=model,
         trace=trace,
+        acceptance=acceptance,
         median_tokens=median_tokens,
         startup_seconds=duration_of("startup", startup),
         instance_hour=money_of("instance_hour", instance_hour),
@@ -225,6 +229,9 @@ def simulate(
     tensor_parallel: Annotated[int | None, typer.Option(help="GPUs of an instance, instead of the scenario's.")] = None,
     gpu_hour: Annotated[float | None, typer.Option(min=0, help="Price of a GPU for an hour, in dollars.")] = None,
     cost_weight: Annotated[float | None, typer.Option("--lambda", help="Weight of cost against time.")] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Everybody drafts, and a drafted token is right with this chance.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
 ) -> None:
@@ -234,7 +241,7 @@ def simulate(
     from rlhfless_operator.simulator.command import Assumptions, run_command
     from rlhfless_operator.simulator.simulate import table
 
-    assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight)
+    assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight, acceptance)
     result = run_command(scenario, trace, assumptions, range(seeds), html)
     if as_json:
         typer.echo(json.dumps(result))

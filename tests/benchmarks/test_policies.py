@@ -91,7 +91,7 @@ def test_what_the_oracle_knows_is_told_one_thing_at_a_time() -> None:
     (ours,) = simulate(scenario, [0], policies=["rlhfless"])["policies"]
     assert rows["oracle"] == oracle
     assert rows["rlhfless"] == ours
-    assert len(rows) == 8
+    assert len(rows) == 10
 
 
 def test_ablations_and_sweeps_have_the_form_of_results() -> None:

@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.planner.learner_scaling import (
     MOST_LOSS,
+    MOST_STEPS_UNTIL_KNOWN,
     LearnerOption,
     Measured,
     neighbours,
     options,
     sizes,
+    to_judge_by,
     worth_trying,
 )
 
@@ -44,6 +46,21 @@ def test_two_measured_numbers_forecast_their_neighbours_by_what_is_divided_and_w
     assert list(found) == [2, 4, 8]
     assert (found[2].token_seconds, found[2].measured) == (pytest.approx(5.0), False)
     assert (found[4].token_seconds, found[4].measured) == (3.0, True)
+
+
+def test_a_learners_first_step_is_judged_by_only_where_there_are_no_others() -> None:
+    first, later = Measured([5.0] * 9, [0.5] * 9), Measured([1.0] * 2, [0.1] * 2)
+    one, none = Measured([1.0], [0.1]), Measured([], [])
+    assert to_judge_by(later, first) is later
+    assert to_judge_by(one, first) is first, "learners are started anew for nearly every step"
+    assert not to_judge_by(one, one).known
+    assert not to_judge_by(none, none).known
+
+
+@given(st.lists(st.booleans(), min_size=MOST_STEPS_UNTIL_KNOWN, max_size=MOST_STEPS_UNTIL_KNOWN))
+def test_after_so_many_steps_a_number_is_known_whichever_began_with_a_fresh_learner(fresh: list[bool]) -> None:
+    first, later = Measured([1.0] * sum(fresh), []), Measured([1.0] * (len(fresh) - sum(fresh)), [])
+    assert to_judge_by(later, first).known
 
 
 def test_an_outlier_does_not_decide() -> None:

@@ -103,13 +103,13 @@ def test_what_remains_is_the_conditional_mean(tokens):
     variance = np.log1p(0.25)
     lengths = random.lognormal(np.log(400) - variance / 2, np.sqrt(variance), 400_000)
     survivors = lengths[lengths > tokens]
-    remaining = LengthEstimate(mean=400, spread=200, seen=1).remaining(tokens, longest=100_000)
+    remaining = LengthEstimate(mean=400, spread=200, seen=1).outlook(tokens, longest=100_000)[0]
     assert remaining == pytest.approx(survivors.mean() - tokens, rel=0.03)
 
 
 def test_a_response_far_past_its_prediction_is_likely_a_runaway():
     estimate = LengthEstimate(mean=200, spread=80, seen=1, runaways=0.02)
-    remaining = [estimate.remaining(tokens, longest=2048) for tokens in (0, 300, 900)]
+    remaining = [estimate.outlook(tokens, longest=2048)[0] for tokens in (0, 300, 900)]
     assert remaining[0] == pytest.approx(0.98 * 200 + 0.02 * 2048)
     assert remaining[1] > 300
     assert remaining[2] == pytest.approx(2048 - 900, rel=0.05)
@@ -117,7 +117,7 @@ def test_a_response_far_past_its_prediction_is_likely_a_runaway():
 
 @given(st.floats(0, 5000), st.floats(0, 5000), st.integers(0, 5000), st.floats(0, 1))
 def test_what_remains_is_never_beyond_the_longest_response(mean, spread, tokens, runaways):
-    remaining = LengthEstimate(mean, spread, 1, runaways).remaining(tokens, 4096)
+    remaining = LengthEstimate(mean, spread, 1, runaways).outlook(tokens, 4096)[0]
     assert 0 <= remaining <= max(0, 4096 - tokens)
 
 

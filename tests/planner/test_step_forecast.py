@@ -6,7 +6,7 @@ import pytest
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.loads import Loads, SampleLoad
 from rlhfless_operator.planner.planning import Division
-from rlhfless_operator.planner.step_forecast import StepForecast, Tail, Training
+from rlhfless_operator.planner.step_forecast import STEPS_OF_A_START, Holding, StepForecast, Tail, Training
 
 PROFILE = InstanceProfile(LinearLatency(0.010, 1e-4, 1e-7, 3e-5), 1, 10**6, 1.0, 2.0)
 SAMPLES = [SampleLoad(prompt, index, 100, 100.0 + prompt) for prompt in range(80) for index in range(4)]
@@ -68,6 +68,9 @@ def test_without_runaways_nothing_is_moved() -> None:
 def test_what_is_held_costs_its_gpus_for_the_whole_step() -> None:
     found, _ = forecast(0.0, tokens=0.0)
     work = np.full(80, 0.1)
-    seconds, gpu_seconds = found.held(work, Training(8, 0.0, 2.0, 0.5))
+    seconds, gpu_seconds = found.held(work, Training(8, 0.0, 2.0, 0.5), Holding(8, 3.0, 9.0))
     assert gpu_seconds == pytest.approx(8 * seconds)
     assert found.end < seconds <= found.end + work.sum() / 8 + 0.5 + 1e-9
+    later, dearer = found.held(work, Training(8, 0.0, 2.0, 0.5), Holding(5, 3.0, 9.0))
+    assert later == pytest.approx(seconds + 3.0 / STEPS_OF_A_START)
+    assert dearer == pytest.approx(8 * later + 3 * 9.0 / STEPS_OF_A_START)

@@ -8,8 +8,8 @@ from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
-from rlhfless_operator.planner.step_forecast import Training
-from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.planner.step_forecast import Holding, Training
+from rlhfless_operator.planner.step_planning import StepPlan, plan_step
 
 PROFILE = InstanceProfile(LinearLatency(0.010, 2e-5, 5e-8, 3e-5), 1, 10**6, 1.0, 2.0)
 SAMPLES = [SampleLoad(prompt, index, 100, 100 + 15 * prompt) for prompt in range(40) for index in range(4)]
@@ -96,24 +96,45 @@ def test_possible_runaways_are_foreseen_in_the_time():
     assert calm.expected_seconds < 0.010 * 2000 < wary.expected_seconds
 
 
+HELD = Holding(CLUSTER, 0.0, 0.0)
+
+
 def test_gpus_are_held_where_starts_cost_more() -> None:
     """With starts that take longer than the work, nothing is let go; with free ones, everything is."""
     dear = InstanceProfile(PROFILE.latency, 1, 10**6, 30.0, 2.0)
     free = InstanceProfile(PROFILE.latency, 1, 10**6, 0.0, 0.0)
 
-    def step(profile, start, *, may_hold=True):
+    def step(profile, start, holding=HELD):
         training = Training(CLUSTER, 4e-4, start, 0.5)
         limits = Limits(1, CLUSTER, PROFILE.kv_tokens, 256)
         ready = profile.weight_load_seconds
         return plan_step(
-            SAMPLES, profile, limits, training, cost_weight=0.5, ready_seconds=ready, may_hold=may_hold
+            SAMPLES, profile, limits, training, cost_weight=0.5, ready_seconds=ready, holding=holding
         )  # fmt: skip
 
     held = step(dear, 30.0)
     assert held.holds
     assert held.expected_gpu_seconds == pytest.approx(len(held.generation.shares) * held.expected_seconds)
     assert not step(free, 0.0).holds
-    assert not step(dear, 30.0, may_hold=False).holds
+    assert not step(dear, 30.0, None).holds
+
+
+def test_a_step_is_charged_its_part_of_starting_gpus_that_are_to_be_held() -> None:
+    """So the plan does not change between holding and letting go for next to nothing."""
+    profile = InstanceProfile(PROFILE.latency, 1, 10**6, 30.0, 2.0)
+    training = Training(CLUSTER, 4e-4, 30.0, 0.5)
+
+    def step(held: int, start: float) -> StepPlan:
+        return plan_step(
+            SAMPLES, profile, Limits(1, CLUSTER, PROFILE.kv_tokens, 256), training, cost_weight=0.5,
+            ready_seconds=2.0, holding=Holding(held, start / 2, start),
+        )  # fmt: skip
+
+    before, fresh = step(CLUSTER, 60.0), step(0, 60.0)
+    gpus = len(before.generation.shares)
+    assert before.holds and before.expected_gpu_seconds == pytest.approx(gpus * before.expected_seconds)
+    assert fresh.expected_seconds + fresh.expected_gpu_seconds > before.expected_seconds + before.expected_gpu_seconds
+    assert not step(0, 1e6).holds
 
 
 def test_a_weight_out_of_range_is_named():

@@ -111,6 +111,24 @@ def test_starting_counts_from_the_pods_own_time_where_its_news_is_late(
     assert at["before"] > at["fresh"] - 25.0
 
 
+def test_a_start_is_measured_of_pods_that_were_seen_to_start(book: StagePods, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    unmeasured = book.start_seconds
+    book.changed(pod("before", ready=True), first=True)
+    assert book.start_seconds == unmeasured, "it was ready before anybody looked"
+    book.changed(pod("new"), first=False)
+    now[0] += 7.0
+    book.changed(pod("new", ready=True), first=False)
+    assert book.start_seconds == 7.0
+    now[0] += 100.0
+    book.starts_anew("new")
+    book.changed(pod("new"), first=False)
+    now[0] += 3.0
+    book.changed(pod("new", ready=True), first=False)
+    assert book.start_seconds == 3.0
+
+
 def test_an_evicted_pod_is_gone_though_its_object_stays(book: StagePods, told: list[StateChange]) -> None:
     book.changed(pod(ready=True), first=False)
     book.changed(pod(phase="Failed", reason="Evicted", message="low on memory"), first=False)

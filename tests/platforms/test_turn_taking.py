@@ -11,6 +11,7 @@ from rlhfless_operator.platforms import slot_pool
 from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.platforms.pod_watch import PodWatch
 from rlhfless_operator.platforms.slot_claims import CLAIMS
+from rlhfless_operator.platforms.turn_taking import TurnTaking
 from tests.clusters.control_plane import ApiServer
 from tests.platforms.emulated_cluster import server as server  # The fixture.
 from tests.platforms.knative_jobs import JobUnderTest, until
@@ -99,6 +100,31 @@ async def test_a_stage_whose_task_waits_while_slots_are_free_gets_one_more_pod(c
                 assert isinstance((await preparing)[-1], Done)
                 (fresh,) = set(await job.pods()) - set(homes)
                 assert fresh in cluster.awake()
+
+
+async def test_a_stage_whose_task_waits_for_less_than_a_start_takes_gets_no_pod(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    could_start = TurnTaking.could_start
+    monkeypatch.setattr(
+        TurnTaking, "could_start", lambda job, stage: None if could_start(job, stage) is None else 600.0
+    )
+    async with cluster.job(stages=("generation", "preparation"), slots=cluster.slots(2)) as job:
+        await job.platform.hold("preparation", 1)
+        await job.platform.hold("generation", 2)
+        pods = await job.until(3, "asleep")
+        homes = {name: pod.metadata.annotations["rlhfless.io/slots"] for name, pod in (await job.pods()).items()}
+        actors = [job.running("work=600"), job.running("work=600")]
+        names = [(await actor.__aenter__())[0] for actor in actors]
+        (preparer,) = pods - set(names)
+        preparing = asyncio.ensure_future(job.run("work=0", "preparation"))
+        # The slot that preparation does not have is free first.
+        for _, actor in sorted(zip(names, actors, strict=True), key=lambda each: homes[each[0]] == homes[preparer]):
+            assert not preparing.done()
+            await asyncio.sleep(1.5)
+            await actor.__aexit__(None, None, None)
+        assert isinstance((await preparing)[-1], Done)
+        assert set(await job.pods()) == pods
 
 
 async def test_a_task_waits_until_the_one_before_it_has_ended(cluster: SlottedCluster) -> None:

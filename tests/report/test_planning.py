@@ -1,18 +1,20 @@
 """The report's charts of what was foreseen."""
 
+from typing import Any
+
 from rlhfless_operator.planner.lengths import PredictionReport
 from rlhfless_operator.records.record import StepRecord
-from rlhfless_operator.report.planning import charts
+from rlhfless_operator.report.planning import section
 from rlhfless_operator.report.run import Run
 
 
-def run_of(*metrics: dict[str, float]) -> Run:
+def run_of(*metrics: dict[str, float], **status: Any) -> Run:
     records = [StepRecord(step=step, metrics=each) for step, each in enumerate(metrics, start=1)]
-    return Run(job_text="", job={}, status={}, summary={}, records=records, spans=[], samples=[])
+    return Run(job_text="", job={}, status=status, summary={}, records=records, spans=[], samples=[])
 
 
 def test_each_steps_prediction_and_plan_are_shown() -> None:
-    html = charts(
+    html = section(
         run_of(
             {"prediction/relative_error": 0.5, "planning/expected_seconds": 9.0, "generation/seconds": 10.0},
             {
@@ -29,12 +31,23 @@ def test_each_steps_prediction_and_plan_are_shown() -> None:
 
 
 def test_the_staleness_of_an_asynchronous_run_is_shown() -> None:
-    html = charts(run_of({"generation/staleness": 0.0}, {"generation/staleness": 1.0}))
+    html = section(run_of({"generation/staleness": 0.0}, {"generation/staleness": 1.0}))
     assert "Staleness" in html and "Share of the lower bound" not in html
 
 
+def test_how_many_instances_learn_and_why_is_told() -> None:
+    learners = {"step": 5, "instances": 2, "reason": "1 takes 11 s for 1,000 tokens & more (λ 0.5)"}
+    steps = [{"learning/instances": each, "learning/instances_chosen": 2.0} for each in (2.0, 1.0, 2.0)]
+    html = section(run_of(*steps, learners=learners))
+    assert "Learning instances" in html and "took the step" in html
+    assert "From step 5 on 2 instances learn together: 1 takes 11 s for 1,000 tokens &amp; more (λ 0.5).</p>" in html
+    alone = section(run_of(*steps, learners={**learners, "instances": 1}))
+    assert "From step 5 on 1 instance learns: " in alone
+    assert section(run_of({"learning/instances": 2.0})) == "", "there was no choice"
+
+
 def test_a_run_without_plans_has_no_such_section() -> None:
-    assert charts(run_of({"reward": 1.0})) == ""
+    assert section(run_of({"reward": 1.0})) == ""
 
 
 def test_what_a_prediction_does_not_define_is_no_metric() -> None:

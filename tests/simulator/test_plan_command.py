@@ -290,5 +290,35 @@ def test_what_drafting_brought_an_earlier_run_is_told(job: Path, tmp_path: Path)
     found = forecast(job, "--gpu", "L40S", "--trace", str(folder), "--set", "spec.generation.drafting=auto")
     assert (found["drafting"], found["tokens_per_pass"]) == ("auto", 2.5)
     options = ["plan", str(job), "--gpu", "L40S", "--trace", str(folder), "--set", "spec.generation.drafting=auto"]
-    assert "2.50 tokens a pass" in CliRunner().invoke(cli.app, options).stdout
+    told = CliRunner().invoke(cli.app, options).stdout
+    assert "2.50 tokens a pass" in told and "counts one token a pass" in " ".join(told.split())
     assert "drafting:" not in CliRunner().invoke(cli.app, [*options[:-1], "spec.generation.drafting=never"]).stdout
+
+
+def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "earlier"
+    statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)
+    folder.mkdir()
+    write_trace(folder / "lengths.parquet", generate(statistics, epochs=1, prompts=16, samples=4, seed=0))
+    steps = [{}] * 3 + [{"generation/drafts/coverage": 0.5, "generation/drafts/acceptance": 0.8}] * 8
+    lines = [{"step": step, "metrics": metrics} for step, metrics in enumerate(steps)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--gpu", "L40S", "--trace", str(folder), "--set"]
+    plain = forecast(job, *options, "spec.generation.drafting=never")
+    # vLLM drafts nothing on a GPU, and the transformers engine does.
+    vllm = forecast(job, *options, "spec.generation.drafting=auto", "--set", "spec.generation.engine=vllm")
+    assert vllm["drafts"] is None and vllm["plans"] == plain["plans"]
+    engine = ["--set", "spec.generation.engine=transformers"]
+    drafted = forecast(job, *options, "spec.generation.drafting=auto", *engine)
+    assert drafted["drafts"] == pytest.approx({"coverage": 0.5, "acceptance": 0.8})
+    better = forecast(job, *options, "spec.generation.drafting=auto", "--acceptance", "0.9")
+    for found, than in ((drafted, plain), (better, drafted)):
+        assert found["plans"][0]["seconds"] < than["plans"][0]["seconds"]
+        assert all(row["lower_bound_instance_seconds"] <= row["instance_seconds"] for row in found["front"])
+
+
+def test_an_acceptance_that_does_not_fit_is_refused(job: Path) -> None:
+    assert "acceptance is 1.2: a chance is between 0 and 1; the nearest is 1" in refusal(
+        job, "--gpu", "L40S", "--acceptance", "1.2"
+    )
+    assert "generation.drafting is never: set it to auto" in refusal(job, "--gpu", "L40S", "--acceptance", "0.5")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, WeightsReference
+from rlhfless_functions.api import DecodeCounts, EngineRoom, LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.planner.contention import ALONE, Contention
+from rlhfless_operator.planner.drafting import DraftedLatency
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import LinearLatency
 from rlhfless_operator.planner.migration_rules import Saving
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
@@ -149,6 +151,27 @@ def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> Non
     assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).groups is None
 
 
+def test_the_warm_up_of_a_learner_is_not_counted_against_its_number_of_instances(tiny_job: MakeJob) -> None:
+    learning = {"processes": 1, "instances": {"min": 1, "max": 2}}
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}, learning=learning))
+
+    def learned(count: int, train: float, load: float | None = None) -> None:
+        metrics = {"seconds": train + 1.0 + (load or 0.0), "seconds/train": train, "tokens": 100.0}
+        metrics |= {"learning/instances": float(count)} | ({} if load is None else {"seconds/load": load})
+        cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
+
+    learned(2, 60.0, load=9.0)
+    learned(2, 20.0)
+    assert not cost_model.learner_scaling([2])[2].known
+    learned(2, 20.0)
+    for _ in range(2):
+        learned(1, 70.0, load=9.0)
+    found = cost_model.learner_scaling([1, 2])
+    assert list(found[2].token_seconds) == [0.2, 0.2]
+    assert list(found[1].token_seconds) == [0.7, 0.7], "each step with one has a learner of its own"
+    assert list(found[1].rest_seconds) == [pytest.approx(1.0)] * 2
+
+
 def test_dear_starts_mean_fewer_actors(tiny_job: MakeJob) -> None:
     settings = {"planning": {"policy": "cost"}, "generation": {"instances": {"min": 1, "max": 8}}}
     settings |= {"sampling": {"maxResponseTokens": 2000}}
@@ -202,3 +225,73 @@ def test_new_weights_are_loaded_before_anything_is_generated_and_are_paid(tiny_j
 
     without, loaded = planned(0.0), planned(7.0)
     assert [after - before for before, after in zip(without, loaded, strict=True)] == pytest.approx([7.0] * 3)
+
+
+def drafted_step(passes: int, tokens: int, sequences: int, latency: LinearLatency) -> GenerationOutcome:
+    """An instance that drafted 8 tokens for each of its sequences in each pass."""
+    lengths = {(prompt, 0): tokens for prompt in range(sequences)}
+    counts = DecodeCounts(
+        passes=passes,
+        sequence_passes=passes * sequences,
+        tokens=tokens * sequences,
+        drafted=8 * passes * sequences,
+        accepted=(tokens - passes) * sequences,
+        judged=tokens * sequences,
+        looked_up=passes * sequences,
+        matched=passes * sequences * 3 // 4,
+    )
+    context = sequences * passes * (5 + tokens / 2)
+    seconds = latency.step_seconds * passes + latency.sequence_seconds * sequences * passes
+    seconds += latency.context_seconds * context + latency.draft_seconds * counts.drafted
+    seconds += latency.prefill_token_seconds * 5 * sequences
+    outcome = GenerationOutcome(sinks=[], lengths=lengths, tokens=tokens * sequences)
+    outcome.has_room(EngineRoom(sequences=64, kv_tokens=10**6, longest_draft=15))
+    outcome.stretches.append(Stretch(dict.fromkeys(lengths, 0), lengths, seconds, counts))
+    outcome.decoded(counts)
+    return outcome
+
+
+def test_plans_learn_from_drafts_how_many_passes_there_will_be(tiny_job: MakeJob) -> None:
+    real = LinearLatency(0.02, 0.0005, 1e-7, 1e-5, 0.0004)
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
+    for passes, tokens, sequences in ((40, 120, 4), (40, 100, 12), (60, 200, 1), (10, 40, 8), (30, 60, 2)) * 4:
+        outcome = drafted_step(passes, tokens, sequences, real)
+        cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+    # Passes are as long as they are, however many tokens each gave.
+    assert cost_model.calibration.latency.decode_seconds(1, 50) == pytest.approx(real.decode_seconds(1, 50), rel=0.1)
+    learnt = cost_model.latency
+    assert isinstance(learnt, DraftedLatency)
+    assert learnt.drafts.coverage == pytest.approx(0.75, abs=0.01)
+    assert 0.6 < learnt.drafts.acceptance < 0.75
+    assert learnt.decode_seconds(1, 50) < 0.6 * real.decode_seconds(1, 50)
+
+    resumed = cost_model_of(tiny_job(planning={"policy": "cost"}))
+    resumed.restore(json.loads(json.dumps(cost_model.state())))
+    assert resumed.latency == learnt
+    plans = [each.plan(range(12), 4, PROMPT_TOKENS, known=True) for each in (cost_model, resumed)]
+    assert plans[0].shares == plans[1].shares
+    cost_model.room = EngineRoom(sequences=64, kv_tokens=10**6)
+    plain = cost_model.plan(range(12), 4, PROMPT_TOKENS, known=True)
+    assert plain.expected_generation_seconds > plans[0].expected_generation_seconds
+
+
+def test_the_bound_of_a_run_holds_however_well_others_draft(tiny_job: MakeJob) -> None:
+    """It rests on no acceptance: a step whose drafts are all right, where most were wrong before, is not below it."""
+    real = LinearLatency(0.02, 0.0005, 1e-7, 1e-5, 0.0004)
+    cost_model = cost_model_of(tiny_job())
+    for passes, tokens, sequences in ((110, 120, 4), (95, 100, 12), (190, 200, 1), (39, 40, 8), (58, 60, 2)) * 4:
+        cost_model.generated(drafted_step(passes, tokens, sequences, real), PreparationOutcome(), PROMPT_TOKENS)
+    lucky = drafted_step(25, 200, 3, real)
+    seconds = lucky.stretches[0].seconds
+    bound = cost_model.lower_bound(lucky, PROMPT_TOKENS, seconds)
+    assert bound is not None and 0 < bound <= seconds
+
+
+def test_a_state_of_a_version_without_drafts_is_gone_on_with(tiny_job: MakeJob) -> None:
+    first = cost_model_of(tiny_job())
+    state = json.loads(json.dumps(first.state()))
+    del state["calibration"]["prior"]["draft_seconds"]
+    state["calibration"]["observations"] = [[8.0, 32.0, 100.0, 5.0, 0.2]]
+    second = cost_model_of(tiny_job())
+    second.restore(state)
+    assert second.calibration.prior == first.calibration.prior

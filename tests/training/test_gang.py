@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from rlhfless_functions.api import Done, Event, Failed, FailureReason, Started, 
 from rlhfless_operator.job.spec import LearnerRange
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
 from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training import gang, learning
 from rlhfless_operator.training.gang import GangBrokenError, GangIncompleteError, GangSize, run_together
 from tests.processes import named
-from tests.training.whole_jobs import MakeJob, final_weights, folder_of, records_of, run_job
+from tests.training.whole_jobs import MakeJob, final_weights, folder_of, records_of, run_job, status_of
 
 FOR_EVER = 3600.0
 
@@ -142,10 +143,22 @@ def test_a_gang_is_as_large_as_was_chosen_but_for_what_does_not_come() -> None:
 def test_a_gang_that_lacks_memory_is_larger_from_then_on() -> None:
     size = GangSize(LearnerRange(min=1, max=4))
     size.choose(1)
-    assert (size.exceed(1), size.now, size.chosen) == (True, 2, 2)
+    assert (size.exceed(1, "no room"), size.now, size.chosen) == (True, 2, 2)
     size.choose(1)
     assert size.now == 2
-    assert not size.exceed(4)
+    assert not size.exceed(4, "no room")
+
+
+def test_a_gang_that_lacks_memory_and_instances_is_told_of_both() -> None:
+    size = GangSize(LearnerRange(min=1, max=4))
+    size.choose(1)
+    assert size.absence(0, 1).endswith("learning.instances.min is 1; lower it, or make room for more")
+    size.exceed(1, "step 3: no room. Lower batch.microbatchTokens")
+    assert not size.miss(1)
+    assert size.absence(1, 2) == (
+        "1 of 2 learning instances came within learning.gangTimeout, and fewer than 2 have too little memory"
+        " (step 3: no room. Lower batch.microbatchTokens); or make room for 2"
+    )
 
 
 # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
@@ -244,3 +257,68 @@ def test_a_gang_that_may_not_be_smaller_says_what_to_do(tiny_job: MakeJob, monke
         Exception, match=r"1 of 2 .* came within learning\.gangTimeout, and learning\.instances\.min is 2"
     ):
         run_job(file)
+
+
+SMALL_MEMORY = """
+import sys
+
+if "rlhfless_functions.serving.fork_server" in sys.orig_argv:
+    import torch
+
+    from rlhfless_functions.learning import learner
+
+    def too_large(take):
+        def taken(state, batch, request, *rest):
+            if request.gang is None:
+                raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+            return take(state, batch, request, *rest)
+
+        return taken
+
+    learner.train_step = too_large(learner.train_step)
+"""
+"""What makes the devices of learning instances too small for one of them alone."""
+
+
+def missing_second(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
+    """Have no more than one learning instance come until something has happened."""
+    hold = LocalPlatform.hold
+
+    async def hold_one(self: LocalPlatform, stage: Any, count: int, preload: Preload | None = None) -> None:
+        await hold(self, stage, min(count, 1) if stage == "learning" and not until() else count, preload)
+
+    monkeypatch.setattr(LocalPlatform, "hold", hold_one)
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a job tells in passing."""
+    told: list[str] = []
+    note = LiveProgress.note
+
+    def tell(self: LiveProgress, text: str) -> None:
+        told.append(text)
+        note(self, text)
+
+    monkeypatch.setattr(LiveProgress, "note", tell)
+    return told
+
+
+@pytest.mark.usefixtures("cold_start")
+def test_a_gang_that_became_too_small_for_its_memory_is_larger_again_or_says_what_to_do(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    """The second instance does not come at first, and one alone runs out of memory."""
+    (tmp_path / "sitecustomize.py").write_text(SMALL_MEMORY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    missing_second(monkeypatch, lambda: any("20 GiB" in note for note in notes))
+    file = job_file(tiny_job, "small", 2, steps=1, gangTimeout="2s")
+    summary = run_job(file)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 1)
+    assert [record["metrics"]["learning/instances"] for record in records_of(file)] == [2]
+    chosen = status_of(file)["learners"]
+    assert (chosen["instances"], chosen["reason"]) == (2, "1 had too little memory")
+    assert [word for note in notes for word in ("going on with 1", "taken again with 2") if word in note] == [
+        "going on with 1",
+        "taken again with 2",
+    ]

@@ -128,7 +128,7 @@ def test_numbers_with_too_little_memory_are_not_tried_again(tiny_job: MakeJob) -
     assert job.choose(5)[0] == 3
 
 
-STEPS = 6
+STEPS = 8
 
 
 @pytest.mark.slow

@@ -41,6 +41,25 @@ def test_a_plan_of_something_else_is_made_anew(
     assert made.plan(prompts, 8, purpose)[0] == tuple(prompts)  # type: ignore[index]
 
 
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_plan_that_knew_nothing_of_learning_is_made_anew_once_something_is_known(knows: bool) -> None:
+    """It is made while the first step is learnt, and the second step's learner is to follow its groups already."""
+
+    class Learning:
+        knows_learning = False
+
+        def plan(self, *asked: Any, **more: Any) -> Any:
+            return SimpleNamespace(groups={} if self.knows_learning else None)
+
+    cost_model = Learning()
+    made = StepPlans(cost_model, SimpleNamespace(tokens=lambda purpose: [1]), follows=True)  # type: ignore[arg-type]
+    ahead = made.plan_ahead([3], 8)
+    cost_model.knows_learning = knows
+    assert (made.plan([3], 8, "training") is ahead) is not knows
+    ahead = made.plan_ahead([4], 8)
+    assert made.plan([4], 8, "training") is ahead
+
+
 def test_only_training_knows_its_prompts_and_lets_a_learner_follow(plans: Callable[..., StepPlans]) -> None:
     made = plans(follows=True)
     assert made.plan([0], 2, "training") == ((0,), 2, (1,), True, True)

@@ -16,6 +16,7 @@ from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
 from rlhfless_operator.training import planning
 from rlhfless_operator.training.driver import JobChangedError
+from rlhfless_operator.training.measured_drafts import measured_drafts
 from rlhfless_operator.training.rehearsal import emulation_of
 from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.tasks import StageFailedError
@@ -178,3 +179,29 @@ def test_a_trace_whose_prompts_are_too_long_is_refused(rehearsal_job: MakeJob) -
     sampling = {"maxPromptTokens": 5, "maxResponseTokens": 300}
     with pytest.raises(StageFailedError, match=r"more than sampling\.maxPromptTokens \(5\): raise it to"):
         run_job(rehearsal_job(spec={"sampling": sampling}))
+
+
+def test_a_rehearsal_drafts_and_plans_by_it(rehearsal_job: MakeJob, tmp_path: Path) -> None:
+    """From the second step on, at the acceptance that is given. The run's metrics say so, and another goes by them."""
+    spec = {
+        "planning": {"policy": "cost"},
+        "generation": {"instances": {"min": 1, "max": 2}, "drafting": "auto"},
+    }
+    run_job(rehearsal_job(spec=spec, draftAcceptance=0.8, draftCoverage=0.9, timeScale=0.05))
+    folder = tmp_path / "runs" / "rehearsal"
+    metrics = [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    passes = [each["generation/tokens_per_pass"] for each in metrics]
+    assert passes[0] == 1.0 and all(each > 1.5 for each in passes[1:])
+    assert "generation/drafts/acceptance" not in metrics[0]
+    assert metrics[-1]["generation/drafts/acceptance"] == pytest.approx(0.8, abs=0.05)
+    assert metrics[-1]["generation/drafts/coverage"] == pytest.approx(0.9, abs=0.01)
+    assert all(0 < each["planning/lower_bound_share"] <= 1 for each in metrics if "planning/lower_bound_share" in each)
+    kept = json.loads((folder / "progress" / "step-000004.json").read_text())
+    assert "drafts/acceptance" in json.dumps(kept), "a job that goes on plans as well"
+    drafts = measured_drafts(str(folder))
+    assert drafts is not None
+    assert (drafts.coverage, drafts.acceptance) == pytest.approx((0.9, 0.8), abs=0.05)
+    # The same run as the trace of another: nothing needs to be given.
+    emulation = emulation_of(load_job(rehearsal_job(trace=str(folder))))
+    assert emulation is not None
+    assert emulation.draft_acceptance == pytest.approx(drafts.acceptance)

@@ -46,6 +46,8 @@ class EngineRoom(Message):
     """Tokens in the KV cache."""
     keeps_contexts: bool = False
     """Whether it finds the keys and values of sequences that it was cut in when the next request goes on with them."""
+    longest_draft: int = Field(default=0, ge=0)
+    """Tokens that it drafts for a sequence in a pass, at most; 0 where it drafts none."""
 
 
 class Progress(Message):

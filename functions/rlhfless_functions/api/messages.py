@@ -68,6 +68,12 @@ class DecodeCounts(Message):
     """Tokens that were drafted."""
     accepted: int = 0
     """Those of them that were what was sampled."""
+    judged: int = 0
+    """Those of them that were right, and for each sequence and pass the first that was not: the others say nothing."""
+    looked_up: int = 0
+    """Sum over the passes before which drafts were looked for of the sequences that took part."""
+    matched: int = 0
+    """Those of them for which there was something to draft."""
     drafting_seconds: float = 0.0
     """Time that looking for drafts took."""
     unreadable: int = 0

@@ -20,6 +20,14 @@ class EmulationSettings(Settings):
     """Seconds that each token in a sequence's context adds to a decode step."""
     prefill_token_seconds: float = Field(ge=0)
     """Seconds for each token whose keys and values are computed before a sequence decodes."""
+    draft_seconds: float = Field(default=0.0, ge=0)
+    """Seconds that each drafted token adds to a decode step."""
+    draft_coverage: float = Field(default=0.0, ge=0, le=1)
+    """Share of a sequence's decode steps for which there is something to draft."""
+    draft_acceptance: float = Field(default=0.0, ge=0, le=1)
+    """Chance that a drafted token is right if all before it were."""
+    longest_draft: int = Field(default=16, ge=1)
+    """Tokens drafted for a sequence in a step, at most."""
     kv_tokens: int = Field(ge=1)
     """Tokens that the KV cache holds."""
     max_batch: int = Field(default=256, ge=1)

@@ -34,6 +34,11 @@ class RehearsalSpec(Settings):
     """Loading a weights version; its bytes at 4 GB/s a GPU if left out."""
     update: DurationOrZero = 0.5
     """The optimizer's step and the publication of the weights."""
+    draft_acceptance: float | None = Field(default=None, ge=0, le=1)
+    """With `generation.drafting: auto`, from the second step on: the chance that a drafted token is right if all before
+    it were. If left out, what the trace's run measured, where it is a run that drafted; else nothing is drafted."""
+    draft_coverage: float = Field(default=1.0, ge=0, le=1)
+    """Share of a sequence's decode passes for which there is something to draft, where `draftAcceptance` is given."""
     time_scale: float = Field(default=1.0, gt=0)
     """Seconds here for each second of the real thing: 0.1 is ten times as fast. Seconds and money of the run are then
     that part of the real ones, and what this machine itself takes weighs more."""

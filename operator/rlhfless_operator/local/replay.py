@@ -4,7 +4,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
@@ -51,11 +50,9 @@ async def replay_locally(root: str, threads: int | None = None, *, keep: bool = 
         gpus_per_instance=gpus.per_instance,
     )
     try:
-        return await replay(job, folder, status, platform)
+        return await replay(job, folder, status, platform, keep=keep)
     finally:
         await platform.close()
-        if not keep:
-            artifacts.remove(folder.replay)
 
 
 def _threads_of_run(folder: JobFolder, status: RLHFJobStatus) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency
 
 Floats = NDArray[np.float64]
 
@@ -71,11 +71,12 @@ def _by_room(lengths: list[float], filled: list[float]) -> list[float]:
     return begin
 
 
-def seconds_at_ends(admission: Admission, context: Floats, prefill: Floats, latency: LinearLatency) -> Floats:
+def seconds_at_ends(admission: Admission, context: Floats, prefill: Floats, latency: Latency) -> Floats:
     """[responses] seconds from the instance's first step until each response ends.
 
     Exact for responses that are admitted like this: between two events the batch is the same, and a decode step's time
-    grows linearly with the context. An admission's prefill holds all others up.
+    grows linearly with the context. An admission's prefill holds all others up. With drafts, steps are rounds, and as
+    many tokens are drafted between two events as are best for the mean context there.
 
     Args:
         context: [responses] tokens that each begins with.
@@ -94,14 +95,7 @@ def seconds_at_ends(admission: Admission, context: Floats, prefill: Floats, late
     decoding[order] = np.concatenate(
         (
             [0.0],
-            np.cumsum(
-                steps
-                * (
-                    latency.step_seconds
-                    + latency.sequence_seconds * batch
-                    + latency.context_seconds * (contexts + batch * steps / 2)
-                )
-            ),
+            np.cumsum(steps * latency.round_seconds(batch, contexts + batch * steps / 2)),
         )
     )
     # Whoever is admitted at the step in which a response ends is admitted after it.

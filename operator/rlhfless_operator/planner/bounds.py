@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency
 
 Floats = NDArray[np.float64]
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 def lower_bound(
     lengths: Floats,
     contexts: Floats,
-    latency: LinearLatency,
+    latency: Latency,
     seconds: float,
     *,
     prefill_tokens: float,
@@ -24,11 +24,13 @@ def lower_bound(
     """The least instance-seconds with which all samples can be done within `seconds`.
 
     It holds for anyone who knows all lengths, moves samples between instances for free whenever it helps, ships
-    prefixes for free and takes and releases instances at any time. docs/planner.md has the proof.
+    prefixes for free, takes and releases instances at any time, and drafts for each sample in each pass as many tokens
+    as `latency` allows. docs/planner.md has the proof.
 
     Args:
         lengths: [samples] response tokens.
         contexts: [samples] tokens in each sample's context before its first response token.
+        latency: of an instance, with its drafts.
         seconds: the time in which everything is done.
         prefill_tokens: prompt tokens that have to be computed at least once.
         start_seconds: seconds that every instance is charged before it works.
@@ -38,32 +40,72 @@ def lower_bound(
         Instance-seconds; infinity where nobody can be done in that time.
     """
     available = seconds - start_seconds
-    slack = available - latency.step_seconds * lengths
-    work = float(latency.prefill_token_seconds * prefill_tokens) + float(
-        np.sum(lengths * (latency.sequence_seconds + latency.context_seconds * (contexts + lengths / 2)))
-    )
-    slowest = float(lengths.max())
+    step_seconds = latency.lines[0].step_seconds
+    least_passes = lengths / max(latency.tokens)
+    slack = available - step_seconds * least_passes
+    own = _own_seconds(lengths, contexts, latency)
+    work = float(latency.prefill_token_seconds * prefill_tokens) + float(own.sum())
     if available <= 0 or float(slack.min()) < -1e-9 * available:
         return math.inf
     with np.errstate(divide="ignore", invalid="ignore"):
-        rounds = _root_work(lengths, contexts, latency) ** 2 / slack
-    crowd = float(np.where(lengths > 0, rounds, 0.0).sum())
-    steps = max(slowest, crowd, float(lengths.sum()) / max_batch if max_batch else 0.0)
-    busy = latency.step_seconds * steps + work
+        root_work = _root_work(lengths, contexts, latency)
+        rounds = root_work**2 / slack
+    crowd = float(np.where(root_work > 0, rounds, 0.0).sum())
+    passes = max(crowd, float(least_passes.sum()) / max_batch if max_batch else 0.0)
+    # Whoever shares its passes with nobody chooses its drafts by the whole pass.
+    slowest = float((alone_seconds(lengths, contexts, latency) - own).max())
+    busy = max(slowest, step_seconds * passes) + work
     if not math.isfinite(busy):
         return math.inf
     instances = max(1, math.ceil(busy / available * (1 - 1e-9)))
     return busy + instances * start_seconds
 
 
-def _root_work(lengths: Floats, contexts: Floats, latency: LinearLatency) -> Floats:
-    """[samples] integral over a response of the square root of the seconds that its sequence adds to a step."""
-    base, slope = latency.sequence_seconds, latency.context_seconds
-    if slope == 0:
-        return lengths * math.sqrt(base)
-    first = base + slope * contexts
-    result: Floats = 2 / (3 * slope) * ((first + slope * lengths) ** 1.5 - first**1.5)
-    return result
+def alone_seconds(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
+    """[samples] the least time in which each could decode, on an instance of its own."""
+    bases = np.array([line.step_seconds + line.sequence_seconds for line in latency.lines])
+    return _integral_of_least(bases, _slopes(latency), contexts, lengths)
+
+
+def _own_seconds(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
+    """[samples] the least that each adds to the steps that it is in, besides their constant."""
+    bases = np.array([line.sequence_seconds for line in latency.lines])
+    return _integral_of_least(bases, _slopes(latency), contexts, lengths)
+
+
+def _root_work(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
+    """[samples] least integral over a response of the square root of what its sequence adds to a step, a token."""
+    # A pass with more tokens a pass costs √(seconds) / tokens a token: squared, that is linear in the context again.
+    tokens = np.array(latency.tokens)
+    bases = np.array([line.sequence_seconds for line in latency.lines]) / tokens
+    return _integral_of_least(bases, _slopes(latency) / tokens, contexts, lengths, root=True)
+
+
+def _slopes(latency: Latency) -> Floats:
+    return np.array([line.context_seconds for line in latency.lines])
+
+
+def _integral_of_least(bases: Floats, slopes: Floats, starts: Floats, lengths: Floats, *, root: bool = False) -> Floats:
+    """[samples] integrals from `starts` on, over `lengths`, of the least of some lines, or of its square root."""
+    total = np.zeros(len(starts))
+    at, line = 0.0, int(np.lexsort((slopes, bases))[0])
+    ends = starts + lengths
+    while True:
+        flatter = np.flatnonzero(slopes < slopes[line] * (1 - 1e-12))
+        crossings = (bases[flatter] - bases[line]) / (slopes[line] - slopes[flatter])
+        until = float(crossings.min()) if len(flatter) else math.inf
+        low, high = np.clip(starts, at, until), np.clip(ends, at, until)
+        base, slope = bases[line], slopes[line]
+        if not root:
+            total += (high - low) * (base + slope * (low + high) / 2)
+        elif slope == 0:
+            total += (high - low) * math.sqrt(base)
+        else:
+            total += 2 / (3 * slope) * ((base + slope * high) ** 1.5 - (base + slope * low) ** 1.5)
+        if until == math.inf:
+            return total
+        tied = flatter[crossings <= until * (1 + 1e-12)]
+        at, line = until, int(tied[np.argmin(slopes[tied])])
 
 
 def least_held(uses: Sequence[tuple[float, float]], *, start_seconds: float, drain_seconds: float) -> float:

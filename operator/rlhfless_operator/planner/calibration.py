@@ -30,19 +30,26 @@ class Observation:
     """A stretch of one actor's work."""
 
     steps: float
-    """Decode steps: of a whole share, about the tokens of its longest response."""
+    """Decode steps: of a whole share without drafts, about the tokens of its longest response."""
     sequence_steps: float
-    """Response tokens generated."""
+    """Sum over the steps of the sequences in each: the response tokens generated, without drafts."""
     context_tokens: float
-    """Sum over those tokens of the context that each was generated in."""
+    """Sum over those of the context of each."""
     prefill_tokens: float
     """Prompt tokens computed."""
     seconds: float
     """Time that it took."""
+    drafted_rows: float = 0.0
+    """Drafted tokens that its decode steps tried, each in a row of its own."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds is {self.seconds}: a stretch of work takes more than 0 seconds")
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What the seconds are regressed on, in the order of the latency's parameters."""
+        return self.steps, self.sequence_steps, self.context_tokens, self.prefill_tokens, self.drafted_rows
 
     def forecast(self, latency: LinearLatency) -> float:
         """Seconds that it should take by `latency`."""
@@ -51,6 +58,7 @@ class Observation:
             + latency.sequence_seconds * self.sequence_steps
             + latency.context_seconds * self.context_tokens
             + latency.prefill_token_seconds * self.prefill_tokens
+            + latency.draft_seconds * self.drafted_rows
         )
 
 
@@ -101,7 +109,9 @@ class Calibration:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The calibration whose `state` this is."""
-        calibration = cls(LinearLatency(**state["prior"]))
+        # States of versions that knew no drafted rows have none.
+        prior = {"draft_seconds": state["prior"]["sequence_seconds"], **state["prior"]}
+        calibration = cls(LinearLatency(**prior))
         calibration._observations.extend(Observation(*values) for values in state["observations"])
         calibration._prior_errors.extend(state["prior_errors"])
         calibration._fitted_errors.extend(state["fitted_errors"])
@@ -117,16 +127,12 @@ class Calibration:
                 self.prior.sequence_seconds,
                 self.prior.context_seconds,
                 self.prior.prefill_token_seconds,
+                self.prior.draft_seconds,
             ]
         )
         known = scale > 0
-        rows = np.array(
-            [
-                [each.steps, each.sequence_steps, each.context_tokens, each.prefill_tokens, each.seconds]
-                for each in self._observations
-            ]
-        )
-        matrix = (rows[:, :4] * scale / rows[:, 4:])[:, known]
+        rows = np.array([(*each.features, each.seconds) for each in self._observations])
+        matrix = (rows[:, :5] * scale / rows[:, 5:])[:, known]
         anchor = np.eye(int(known.sum())) * _PRIOR_WEIGHT
         # Start where half of the observations may be wrong: all parameters scaled by the median ratio.
         ratio = 1 / float(np.median(np.maximum(matrix.sum(axis=1), 1e-12)))
@@ -141,7 +147,7 @@ class Calibration:
                     np.concatenate([weight, np.full(len(anchor), ratio * _PRIOR_WEIGHT * deviation)]),
                 )
             )
-        found = np.zeros(4)
+        found = np.zeros(5)
         found[known] = solution * scale[known]
         if not found[:3].any():
             # Stretches that contradict each other are told best by their prompts alone, as if decoding took no time.

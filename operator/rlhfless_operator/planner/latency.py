@@ -1,12 +1,43 @@
 """How long an instance takes: the linear model that plans are made with, and the tables that it is fitted to."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+
+class Latency(Protocol):
+    """How long rounds take, in each of which every sequence of a batch gains a token.
+
+    Without drafts a round is a decode step, and linear (`LinearLatency`). With them it is the least of a few linear
+    models (`drafting.DraftedLatency`).
+    """
+
+    @property
+    def lines(self) -> Sequence["LinearLatency"]:
+        """The linear models of which the least holds."""
+
+    @property
+    def tokens(self) -> Sequence[float]:
+        """[lines] Tokens that a sequence gains in a decode step, on average."""
+
+    @property
+    def prefill_token_seconds(self) -> float:
+        """Seconds for each prompt token."""
+
+    def at(self, batch: float, context: float) -> "LinearLatency":
+        """The linear model that holds for `batch` sequences with a mean context of `context` tokens."""
+
+    def decode_seconds(self, batch: int, context: float) -> float:
+        """Seconds of one round of `batch` sequences with a mean context of `context` tokens."""
+
+    def round_seconds(self, batch: Floats, contexts: Floats) -> Floats:
+        """Seconds of rounds, elementwise, by sequences and by the tokens in the contexts of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +55,12 @@ class LinearLatency:
     """Seconds that each token in a sequence's context adds to a decode step."""
     prefill_token_seconds: float = 0.0
     """Seconds for each prompt token."""
+    draft_seconds: float = 0.0
+    """Seconds that each drafted token adds to a decode step: the arithmetic of its row. It reads no keys and values
+    that its sequence does not read anyway."""
 
     def __post_init__(self) -> None:
-        for name in ("step_seconds", "sequence_seconds", "context_seconds", "prefill_token_seconds"):
+        for name in ("step_seconds", "sequence_seconds", "context_seconds", "prefill_token_seconds", "draft_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: a latency is 0 or more seconds")
         if self.step_seconds + self.sequence_seconds + self.context_seconds == 0:
@@ -35,6 +69,30 @@ class LinearLatency:
     def decode_seconds(self, batch: int, context: float) -> float:
         """Seconds of one decode step of `batch` sequences with a mean context of `context` tokens."""
         return self.step_seconds + batch * (self.sequence_seconds + self.context_seconds * context)
+
+    @property
+    def lines(self) -> tuple["LinearLatency", ...]:
+        """Itself: see `DraftedLatency`."""
+        return (self,)
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """A sequence gains one in a decode step."""
+        return (1.0,)
+
+    def at(self, batch: float, context: float) -> "LinearLatency":
+        """The linear model that holds for such a batch: itself."""
+        return self
+
+    def round_seconds(self, batch: Floats, contexts: Floats) -> Floats:
+        """Seconds of decode steps, elementwise.
+
+        Args:
+            batch: sequences.
+            contexts: tokens in the contexts of all of them.
+        """
+        seconds: Floats = self.step_seconds + self.sequence_seconds * batch + self.context_seconds * contexts
+        return seconds
 
     def prefill_seconds(self, tokens: int) -> float:
         """Seconds to compute `tokens` prompt tokens."""
@@ -57,7 +115,10 @@ class DecodeTable:
     """Seconds for each prompt token."""
 
     def linear(self) -> LinearLatency:
-        """The linear model with the least relative error on the grid, each parameter at least 0."""
+        """The linear model with the least relative error on the grid, each parameter at least 0.
+
+        A drafted row is taken to cost the arithmetic that a sequence does.
+        """
         rows = [
             (1.0, float(batch), float(batch * context), seconds)
             for batch, line in zip(self.batches, self.seconds, strict=True)
@@ -66,14 +127,14 @@ class DecodeTable:
         grid = np.array(rows)
         seconds = grid[:, 3]
         step, sequence, context = non_negative_least_squares(grid[:, :3] / seconds[:, None], np.ones(len(seconds)))
-        return LinearLatency(step, sequence, context, self.prefill_token_seconds)
+        return LinearLatency(step, sequence, context, self.prefill_token_seconds, sequence)
 
 
 @dataclass(frozen=True)
 class InstanceProfile:
     """Everything that a forecast has to know of one kind of instance."""
 
-    latency: LinearLatency
+    latency: Latency
     gpus: int
     """GPUs of an instance."""
     kv_tokens: int

@@ -1,8 +1,9 @@
 """How many instances should learn together: what a step of learning takes by their number, as measured in this run.
 
 Learning of T tokens on n instances takes T · t(n) + r(n) seconds: t is what it takes for each token, r what it does
-besides, such as publishing. Both are medians of the steps that were taken with n. A number that was not tried is
-forecast by a + b/n through those that were: a is what does not become faster with more instances, b what is divided.
+besides, such as publishing. Both are medians of the steps that were taken with n. The first step of a learner that
+has just loaded is slower than those that follow, so the two are never mixed. A number that was not tried is forecast by
+a + b/n through those that were: a is what does not become faster with more instances, b what is divided.
 
 With one number measured, a and b are unknown, and nothing is forecast. One other number is tried then, if that can't
 cost much: see `worth_trying`.
@@ -16,7 +17,9 @@ from statistics import median
 import numpy as np
 
 KNOWN_STEPS = 2
-"""Steps with a number of instances after which what they take is known."""
+"""Steps of one kind with a number of instances after which what they take is known."""
+MOST_STEPS_UNTIL_KNOWN = 2 * KNOWN_STEPS - 1
+"""Steps with a number of instances after which it is known, whether its learners are kept between steps or not."""
 MOST_LOSS = 0.05
 """Most that a trial may cost, as a share of all steps that are left."""
 
@@ -47,6 +50,17 @@ class Measured:
     def known(self) -> bool:
         """Whether these are enough to judge by."""
         return len(self.token_seconds) >= KNOWN_STEPS
+
+
+def to_judge_by(later: Measured, first: Measured) -> Measured:
+    """The steps of one kind that a number of instances is judged by.
+
+    Args:
+        later: steps of learners that had taken a step before.
+        first: first steps of learners that had just loaded, which include their warm-up. They count where learners are
+            started anew for each step, as each step then pays for a warm-up.
+    """
+    return first if first.known and not later.known else later
 
 
 def sizes(least: int, most: int) -> list[int]:

@@ -49,22 +49,19 @@ class LengthEstimate:
         ended = [min(float(longest), length) for length in self.quantiles(count - runaways)]
         return [float(longest)] * runaways + ended
 
-    def remaining(self, tokens: int, longest: int) -> float:
-        """Tokens that a response that has `tokens` and has not ended still has to go.
+    def outlook(self, tokens: int, longest: int) -> tuple[float, float]:
+        """Tokens that a response that has `tokens` and has not ended still has to go, and the chance that it is a
+        runaway.
 
-        The conditional mean of the lognormal, mixed with the chance, which rises with every token, that the response
-        is a runaway and stops at `longest`.
+        The first is the conditional mean of the lognormal, mixed with that chance, which rises with every token: a
+        runaway stops at `longest`.
         """
-        if tokens >= longest:
-            return 0.0
         survival, rest = self._survival(tokens)
-        most = longest - tokens
+        endless, most = self._endless(survival), longest - tokens
+        if most <= 0:
+            return 0.0, endless
         natural = min(max(rest, 1.0), most)
-        return min(most, natural + self._endless(survival) * (most - natural))
-
-    def endless(self, tokens: int) -> float:
-        """Chance that a response that has `tokens` and has not ended is a runaway."""
-        return self._endless(self._survival(tokens)[0])
+        return min(most, natural + endless * (most - natural)), endless
 
     def _endless(self, survival: float) -> float:
         return self.runaways / (self.runaways + (1 - self.runaways) * survival) if self.runaways > 0 else 0.0

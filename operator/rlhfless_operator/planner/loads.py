@@ -1,5 +1,6 @@
 """The samples of a step as columns, and the time that any set of them takes on one instance."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,10 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.admission import ROUNDING, admit, seconds_at_ends
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency, LinearLatency
 from rlhfless_operator.planner.partition import Chain, Floats
 
 Indices = NDArray[np.intp]
+
+_SMALL = 2**16
+"""Shares up to which their numbers have 16 bits."""
+_DENSE = 8
+"""Entries of a table of shares and groups for each sample, up to which the table is quicker than sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ class Decoded:
 class Loads:
     """Samples as columns.
 
+    Lengths are counted in rounds, in each of which every sequence of an instance gains a token. Plans are searched by
+    linear models of a round (`lines`), and forecast by the latency itself, which with drafts is the least of these.
+
     Args:
         kv_tokens: tokens in an instance's KV cache at a time.
         max_batch: sequences in an instance's decode step.
@@ -69,7 +78,7 @@ class Loads:
     """
 
     def __init__(
-        self, samples: Sequence[SampleLoad], latency: LinearLatency, *, kv_tokens: int | None, max_batch: int | None
+        self, samples: Sequence[SampleLoad], latency: Latency, *, kv_tokens: int | None, max_batch: int | None
     ) -> None:
         if not samples:
             raise ValueError("samples is empty: there is nothing to plan")
@@ -80,16 +89,17 @@ class Loads:
         self.context = np.fromiter(map(attrgetter("prompt_tokens"), samples), np.float64, count)
         self.length = np.fromiter(map(attrgetter("expected_tokens"), samples), np.float64, count)
         self._check(kv_tokens)
-        self.work: Floats = self.length * (
-            latency.sequence_seconds + latency.context_seconds * (self.context + self.length / 2)
-        )
+        self.lines = _search_lines(latency, self.context, self.length, max_batch)
+        """Linear models to search for plans by; no share takes longer than by any of them."""
+        self.linear = len(latency.lines) == 1
+        """Whether rounds are linear, and the one model says how long they take."""
+        self._linear_work = self._work(self.lines[0])
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
             filled = np.maximum(filled, np.minimum(1.0, (self.context + self.length) / kv_tokens))
         self.filled: Floats = filled
         self.occupancy: Floats = self.length * filled
-        self._by_length = np.empty(count, dtype=np.intp)
-        self._by_length[np.argsort(self.length, kind="stable")] = np.arange(count)
+        self._by_length = np.argsort(self.length, kind="stable")
 
         grouped = bool((np.diff(self.prompt) >= 0).all())
         by_prompt = np.arange(len(samples)) if grouped else np.argsort(self.prompt, kind="stable")
@@ -107,20 +117,32 @@ class Loads:
         self._own = (self.context - shared[group]) * latency.prefill_token_seconds
         self.prefill_tokens = float(shared.sum() + (self.context - shared[group]).sum())
 
+    @property
+    def alone(self) -> LinearLatency:
+        """The linear model of an instance with a single sequence left."""
+        return self.latency.at(1, float((self.context + self.length / 2).mean()))
+
+    def _work(self, line: LinearLatency) -> Floats:
+        work: Floats = self.length * (line.sequence_seconds + line.context_seconds * (self.context + self.length / 2))
+        return work
+
     def seconds(self, division: Sequence[Indices], start_seconds: float) -> list[float]:
         """Time of each share of a division, one instance a share; a share computes each of its prompts once."""
+        if not self.linear:
+            ends: list[float] = self.decoded(division, start_seconds, 0.0).last.tolist()
+            return ends
+        (line,) = self.lines
         order = np.concatenate(division)
         sizes = np.array([len(chosen) for chosen in division])
         first = np.cumsum(sizes) - sizes
         share = np.repeat(np.arange(len(division)), sizes)
-        pairs = np.unique(share * self.groups + self.group[order])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], len(division))
+        prompts = self._prompt_tokens(share, self.group[order], len(division))
         rounds = np.maximum(
             np.maximum.reduceat(self.length[order], first), np.add.reduceat(self.occupancy[order], first)
         )
-        work = np.add.reduceat((self.work + self._own)[order], first)
+        work = np.add.reduceat((self._linear_work + self._own)[order], first)
         seconds: list[float] = (
-            start_seconds + prompts * self.latency.prefill_token_seconds + self.latency.step_seconds * rounds + work
+            start_seconds + prompts * self.latency.prefill_token_seconds + line.step_seconds * rounds + work
         ).tolist()
         return seconds
 
@@ -143,8 +165,9 @@ class Loads:
         ends, waiting = np.zeros(len(self.length)), np.zeros(len(self.length))
         begun = at_once[share]
         if begun.any():
-            chosen = order[begun]
-            ends[chosen] = self._ends_at_once(chosen, share[begun], len(division), start_seconds)
+            owner = np.full(len(self.length), -1)
+            owner[order[begun]] = share[begun]
+            self._end_at_once(ends, owner, len(division), start_seconds)
         for number in np.flatnonzero(~at_once).tolist():
             chosen = division[number]
             admission = admit(self.length[chosen], self.filled[chosen])
@@ -154,44 +177,91 @@ class Loads:
             late[number] = max(0.0, float(admission.begin[-1]) + tail_tokens - made)
             waiting[chosen] = admission.begin * float(seconds.max()) / max(made, 1.0)
         last = np.maximum.reduceat(ends[order], first)
-        return Decoded(ends, waiting, last, last + late * self.latency.step_seconds)
+        return Decoded(ends, waiting, last, last + late * self.alone.step_seconds)
 
-    def _ends_at_once(self, chosen: Indices, share: Indices, shares: int, start_seconds: float) -> Floats:
-        """[chosen] when each sample ends, where all samples of its share run from the start on.
+    def _end_at_once(self, ends: Floats, owner: Indices, shares: int, start_seconds: float) -> None:
+        """Set when each sample ends whose share runs from the start on as a whole: the shortest first.
 
-        A response of l steps ends when all have made l steps: after step · l, the whole work of those that are shorter
-        and the work of the first l steps of the others.
+        Args:
+            ends: [samples] is written to.
+            owner: [samples] the share of each; -1 for samples of other shares.
         """
-        latency = self.latency
-        rank = np.argsort(share * len(self.length) + self._by_length[chosen])
-        owner, ordered = share[rank], chosen[rank]
-        length, context, work = self.length[ordered], self.context[ordered], self.work[ordered]
-        count = np.bincount(owner, minlength=shares)
-        last = np.cumsum(count)
-        all_work, all_contexts = np.cumsum(work), np.cumsum(context)
+        owners = owner[self._by_length]
+        rising = self._by_length[owners >= 0]
+        # Small numbers are sorted in linear time.
+        small = owners[owners >= 0].astype(np.uint16 if shares <= _SMALL else np.intp)
+        ordered = rising[np.argsort(small, kind="stable")]
+        owners = owner[ordered]
+        context = self.context[ordered]
+        last = np.cumsum(np.bincount(owners, minlength=shares))
+        all_contexts = np.cumsum(context)
         # What the shares before have in all is no part of a share's own sums.
-        before_work = np.concatenate(([0.0], all_work))[last - count]
         to_contexts = np.concatenate(([0.0], all_contexts))[last]
-        shorter = all_work - work - before_work[owner]
-        contexts = to_contexts[owner] - all_contexts + context
-        others = last[owner] - np.arange(len(ordered))
+        contexts = to_contexts[owners] - all_contexts + context
+        others: Floats = (last[owners] - np.arange(len(ordered))).astype(np.float64)
+        decoding = self._linear_rounds if self.linear else self._least_rounds
+        prompts = self._prompt_tokens(owners, self.group[ordered], shares)
+        prefill = np.bincount(owners, self._own[ordered], shares) + prompts * self.latency.prefill_token_seconds
+        ends[ordered] = start_seconds + prefill[owners] + decoding(ordered, owners, last, others, contexts)
+
+    def _linear_rounds(
+        self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
+    ) -> Floats:
+        """[ordered] seconds until each sample ends, by the one linear model.
+
+        A response of l tokens ends when all have made l rounds: after step · l, the whole work of those that are
+        shorter, and the work of the first l rounds of the others.
+        """
+        (line,) = self.lines
+        length, work = self.length[ordered], self._linear_work[ordered]
+        all_work = np.cumsum(work)
+        first = np.concatenate(([0], last))[owners]
+        shorter = all_work - work - np.concatenate(([0.0], all_work))[first]
         partial = (
-            others * (latency.sequence_seconds * length + latency.context_seconds * length**2 / 2)
-            + latency.context_seconds * length * contexts
+            others * (line.sequence_seconds * length + line.context_seconds * length**2 / 2)
+            + line.context_seconds * length * contexts
         )
-        pairs = np.unique(owner * self.groups + self.group[ordered])
-        prompts = np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares)
-        prefill = np.bincount(owner, self._own[ordered], shares) + prompts * latency.prefill_token_seconds
-        ends = np.empty(len(chosen))
-        ends[rank] = start_seconds + prefill[owner] + latency.step_seconds * length + shorter + partial
-        return ends
+        seconds: Floats = line.step_seconds * length + shorter + partial
+        return seconds
+
+    def _least_rounds(
+        self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
+    ) -> Floats:
+        """[ordered] seconds until each sample ends, where a round takes the least of several linear models."""
+        length = self.length[ordered]
+        first = np.concatenate(([0], last))[owners]
+        made = np.where(np.arange(len(ordered)) == first, 0.0, np.roll(length, 1))
+        # Between two ends the batch is the same, and its mean context halfway.
+        rounds = (length - made) * self.latency.round_seconds(others, contexts + others * (made + length) / 2)
+        took = np.concatenate(([0.0], np.cumsum(rounds)))
+        seconds: Floats = took[1:] - took[first]
+        return seconds
+
+    def _prompt_tokens(self, owner: Indices, group: Indices, shares: int) -> Floats:
+        """[shares] tokens of each share's prompts, each counted once.
+
+        Args:
+            owner: [chosen] share of each of some samples.
+            group: [chosen] group of each.
+        """
+        pairs = owner * self.groups + group
+        if shares * self.groups <= _DENSE * len(pairs):
+            there = np.zeros(shares * self.groups, dtype=bool)
+            there[pairs] = True
+            tokens: Floats = there.reshape(shares, self.groups) @ self._shared
+            return tokens
+        pairs = np.unique(pairs)
+        return np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares).astype(np.float64)
 
     def _prefill(self, chosen: Indices) -> Floats:
         """[chosen] seconds that each admission takes: the first of a group computes the prompt that it shares."""
         group = self.group[chosen]
         prefill: Floats = self._own[chosen].copy()
-        _, first = np.unique(group, return_index=True)
-        prefill[first] += self._shared[group[first]] * self.latency.prefill_token_seconds
+        first = np.full(self.groups, -1)
+        # Of several values for a place the last one stays.
+        first[group[::-1]] = np.arange(len(chosen))[::-1]
+        there = np.flatnonzero(first >= 0)
+        prefill[first[there]] += self._shared[there] * self.latency.prefill_token_seconds
         return prefill
 
     def latest(self, seconds: Floats) -> Floats:
@@ -203,12 +273,14 @@ class Loads:
         found: Floats = np.maximum.reduceat(seconds[self._by_prompt], self._group_start)
         return found
 
-    def whole_groups(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
-        """The chain whose items are groups, so that no cut divides one."""
+    def whole_groups(
+        self, line: LinearLatency, start_seconds: float, tail: float = 0.0, *, at_once: bool = False
+    ) -> Cuttable:
+        """The chain whose items are groups, so that no cut divides one, by a linear model of rounds."""
         by_prompt, start = self._by_prompt, self._group_start
         longest = np.maximum.reduceat(self.length[by_prompt], start)
-        work = np.add.reduceat((self.work + self._own)[by_prompt], start)
-        work = work + self._shared * self.latency.prefill_token_seconds
+        work = np.add.reduceat((self._work(line) + self._own)[by_prompt], start)
+        work = work + self._shared * line.prefill_token_seconds
         occupancy = np.add.reduceat(self.occupancy[by_prompt], start)
         rank = np.argsort(-longest, kind="stable")
         sizes = np.diff(np.append(start, len(by_prompt)))[rank]
@@ -220,7 +292,7 @@ class Loads:
                 work[rank],
                 occupancy[rank],
                 np.zeros(self.groups),
-                step_seconds=self.latency.step_seconds,
+                step_seconds=line.step_seconds,
                 start_seconds=start_seconds,
                 tail=tail,
                 filling=np.add.reduceat(self.filled[by_prompt], start)[rank] if at_once else None,
@@ -229,22 +301,24 @@ class Loads:
             first=first,
         )
 
-    def single_samples(self, start_seconds: float, tail: float = 0.0, *, at_once: bool = False) -> Cuttable:
+    def single_samples(
+        self, line: LinearLatency, start_seconds: float, tail: float = 0.0, *, at_once: bool = False
+    ) -> Cuttable:
         """The chain whose items are samples; a cut inside a group pays for the group's prompt again.
 
         Where samples of a group are not neighbours, because their lengths differ, each run of them is charged the
         prompt; `seconds` of the shares that come out is exact.
         """
         order = self._by_prompt[np.argsort(-self.length[self._by_prompt], kind="stable")]
-        prompt = (self._shared * self.latency.prefill_token_seconds)[self.group[order]]
+        prompt = (self._shared * line.prefill_token_seconds)[self.group[order]]
         opens = np.concatenate(([True], np.diff(self.group[order]) != 0))
         return Cuttable(
             Chain(
                 self.length[order],
-                (self.work + self._own)[order] + np.where(opens, prompt, 0.0),
+                (self._work(line) + self._own)[order] + np.where(opens, prompt, 0.0),
                 self.occupancy[order],
                 np.where(opens, 0.0, prompt),
-                step_seconds=self.latency.step_seconds,
+                step_seconds=line.step_seconds,
                 start_seconds=start_seconds,
                 tail=tail,
                 filling=self.filled[order] if at_once else None,
@@ -268,3 +342,12 @@ class Loads:
                 f"kv_tokens is {kv_tokens}, and prompt {sample.prompt} alone has {sample.prompt_tokens} tokens:"
                 f" raise it to at least {sample.prompt_tokens + 1}, or drop the prompt"
             )
+
+
+def _search_lines(
+    latency: Latency, context: Floats, length: Floats, max_batch: int | None
+) -> tuple[LinearLatency, ...]:
+    """The linear models for a full instance, for a single sequence, and for what is between: each once."""
+    most = min(len(length), max_batch or len(length))
+    mean = float((context + length / 2).mean())
+    return tuple(dict.fromkeys(latency.at(batch, mean) for batch in (most, math.sqrt(most), 1)))

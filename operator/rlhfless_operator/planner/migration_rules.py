@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency, LinearLatency
 from rlhfless_operator.planner.migration import Actor, Key, Move
 
 Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ class Saving:
     after everybody else. Where it may hold a runaway that has not shown itself, it may well be the last.
     """
 
-    latency: LinearLatency
+    latency: Latency
     slots: int
     kv_tokens: float = math.inf
     longest: int = 0
@@ -183,7 +183,7 @@ class Saving:
         if not self.due(actors, now):
             return []
         self.last = now
-        fleet = _Fleet(actors, self.latency, self.longest)
+        fleet = _Fleet(actors, _line_of(self.latency, actors), self.longest)
         horizon = float(fleet.seconds().max())
         receivers = np.zeros(len(actors), dtype=bool)
         moves = []
@@ -215,7 +215,7 @@ class Saving:
 
     def _gain(self, fleet: "_Fleet", source: int, horizon: float, cost: Floats) -> Floats:
         """[actors] Instance-seconds that are gained if each is the receiver."""
-        saving = self.latency.step_seconds * np.minimum(fleet.rounds, fleet.rounds[source])
+        saving = fleet.step_seconds * np.minimum(fleet.rounds, fleet.rounds[source])
         later = np.maximum(0.0, fleet.seconds_with(source, cost) - horizon)
         gain: Floats = saving - (1 + self.hysteresis) * cost - self.time_price * later
         return gain
@@ -225,7 +225,7 @@ class _Fleet:
     """The actors as columns: what each has to go, as moves are made."""
 
     def __init__(self, actors: Sequence[Actor], latency: LinearLatency, longest: int) -> None:
-        self._step = latency.step_seconds
+        self.step_seconds = latency.step_seconds
         self.rounds: Floats = np.array([actor.rounds for actor in actors])
         self._worst: Floats = np.maximum(self.rounds, [float(longest - actor.least_tokens) for actor in actors])
         self._risk: Floats = np.array([actor.risk for actor in actors])
@@ -258,8 +258,15 @@ class _Fleet:
         self.present[source] = False
 
     def _seconds(self, rounds: Floats, worst: Floats, risk: Floats, work: Floats) -> Floats:
-        result: Floats = self._step * (rounds + np.minimum(1.0, risk) * (worst - rounds)) + work
+        result: Floats = self.step_seconds * (rounds + np.minimum(1.0, risk) * (worst - rounds)) + work
         return result
+
+
+def _line_of(latency: Latency, actors: Sequence[Actor]) -> LinearLatency:
+    """The linear model of rounds that holds for the actors as they are. Together they draft less, so that emptying one
+    saves no less than it says."""
+    samples = sum(len(actor.samples) for actor in actors)
+    return latency.at(samples / len(actors), sum(actor.context for actor in actors) / max(1, samples))
 
 
 def _check_ratio(ratio: float) -> None:

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from rlhfless_operator.planner.bounds import lower_bound
-from rlhfless_operator.planner.latency import LinearLatency
-from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.planner.latency import Latency
+from rlhfless_operator.planner.loads import Cuttable, Indices, Loads, SampleLoad
 from rlhfless_operator.planner.partition import Cover
 
 PolicyName = Literal["single", "even", "cost"]
@@ -89,7 +89,7 @@ class Division:
 def plan(
     policy: PolicyName,
     samples: Sequence[SampleLoad],
-    latency: LinearLatency,
+    latency: Latency,
     limits: Limits,
     *,
     cost_weight: float = 0.5,
@@ -139,7 +139,7 @@ class Planner:
     def __init__(
         self,
         samples: Sequence[SampleLoad],
-        latency: LinearLatency,
+        latency: Latency,
         limits: Limits,
         start_seconds: float = 0.0,
         *,
@@ -157,9 +157,13 @@ class Planner:
         self._start = start_seconds
         self._tail = tail_tokens
         self._tolerance = tolerance
-        self._ways = [self._loads.whole_groups(start_seconds, tail_tokens, at_once=at_once)]
+        lines = self._loads.lines
+        self._ways = [self._loads.whole_groups(line, start_seconds, tail_tokens, at_once=at_once) for line in lines]
+        self._keeping_groups = len(self._ways)
         if self._loads.groups < len(samples):
-            self._ways.append(self._loads.single_samples(start_seconds, tail_tokens, at_once=at_once))
+            self._ways += [
+                self._loads.single_samples(line, start_seconds, tail_tokens, at_once=at_once) for line in lines
+            ]
         least, most = limits.min_instances, limits.max_instances
         found = [way.chain.fastest(least, most, tolerance / 2) for way in self._ways]
         self._fast = [cover for cover in found if cover is not None]
@@ -276,7 +280,7 @@ class Planner:
         cover = self._ways[0].chain.fill(seconds, least, most, stretch)
         if cover is None:
             return None
-        return Division(tuple(self._ways[0].divide(cover.starts)), cover.seconds, cover.makespan)
+        return self._division(self._ways[0], cover)
 
     def deadlines(self, points: int) -> list[float]:
         """Deadlines from the least to that of the cheapest plan, by equal ratios."""
@@ -295,14 +299,27 @@ class Planner:
         return front
 
     def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Division:
-        """The cover with the least objective; the earlier one, which keeps groups whole, unless the other gains."""
-        whole, *divided = covers
-        if divided and (cover := divided[0]) is not None:
-            gain = math.inf if whole is None else objective(whole.makespan, whole.total) * (1 - self._tolerance)
-            if objective(cover.makespan, cover.total) < gain:
-                return Division(tuple(self._ways[1].divide(cover.starts)), least_seconds=cover.makespan)
+        """The cover with the least objective; one that keeps groups whole, unless another gains."""
+        best: list[tuple[float, int, Cover] | None] = [None, None]
+        for number, cover in enumerate(covers):
+            if cover is not None:
+                found = objective(cover.makespan, cover.total), number, cover
+                dividing = number >= self._keeping_groups
+                held = best[dividing]
+                if held is None or found[0] < held[0]:
+                    best[dividing] = found
+        whole, divided = best
+        if divided is not None and (whole is None or divided[0] < whole[0] * (1 - self._tolerance)):
+            _, number, cover = divided
+            return Division(tuple(self._ways[number].divide(cover.starts)), least_seconds=cover.makespan)
         assert whole is not None
-        return Division(tuple(self._ways[0].divide(whole.starts)), whole.seconds, whole.makespan)
+        _, number, cover = whole
+        return self._division(self._ways[number], cover)
+
+    def _division(self, way: Cuttable, cover: Cover) -> Division:
+        """A cover of whole groups. Its times are exact where rounds are linear."""
+        exact = cover.seconds if self._loads.linear else None
+        return Division(tuple(way.divide(cover.starts)), exact, cover.makespan)
 
     def plan_of(self, division: Division, policy: PolicyName = "cost") -> Plan:
         """A division with its forecast."""

@@ -52,6 +52,22 @@ class Training:
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs that keep an instance and the learner all the time, and start neither."""
+
+    gpus: int
+    """How many do so already, from the step before."""
+    late_seconds: float
+    """By which a step ends later in which others begin to."""
+    start_seconds: float
+    """What it takes to start both on one of them."""
+
+
+STEPS_OF_A_START = 8
+"""Steps to which a start of GPUs that are to be held is charged: they stay, and nobody knows for how long."""
+
+
 @dataclass(frozen=True)
 class Tail:
     """The responses that do not end by themselves and that no sample is known to be."""
@@ -87,8 +103,7 @@ class Tail:
         planned = loads.length >= tokens
         unplanned = np.maximum(0.0, share * sizes - np.bincount(loads.group, planned, loads.groups))
         expected = np.where(planned, 0.0, (unplanned / sizes)[loads.group])
-        latency = loads.latency
-        work = latency.sequence_work(float(loads.context.mean()), tokens)
+        work = loads.alone.sequence_work(float(loads.context.mean()), tokens)
         gathered = delayed * (float(unplanned.sum()) / max(1, int(delayed.sum())))
         return cls(tokens, expected, delayed, gathered, work)
 
@@ -165,9 +180,10 @@ class StepForecast:
         late = self._profile.startup_seconds if run.gpus > training.gpus - instances * gpus else 0.0
         return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
 
-    def held(self, work: Floats, training: Training) -> tuple[float, float]:
+    def held(self, work: Floats, training: Training, holding: Holding) -> tuple[float, float]:
         """The step's seconds and GPU-seconds if instances and the learner stay on the division's GPUs all the time, and
-        nothing is started or let go. An instance that is emptied leaves its GPUs to the learner."""
+        nothing is let go. An instance that is emptied leaves its GPUs to the learner. Of a start of GPUs that hold
+        nothing yet, the step is charged its part."""
         gpus = len(self._ends) * self._profile.gpus
         run = run_trainer(
             self.completions,
@@ -177,7 +193,9 @@ class StepForecast:
             start_seconds=0.0,
             update_seconds=training.update_seconds,
         )
-        return run.end, gpus * run.end
+        more = max(0, gpus - holding.gpus)
+        end = run.end + (holding.late_seconds / STEPS_OF_A_START if more else 0.0)
+        return end, gpus * end + more * holding.start_seconds / STEPS_OF_A_START
 
     def learnt(
         self, work: Floats, tokens: Floats, training: Training, option: LearnerOption
@@ -231,7 +249,9 @@ def _spread(ahead: Floats, tail: Tail) -> Floats:
     result = np.zeros_like(ahead)
     if count:
         delayed = np.flatnonzero(tail.delayed)
-        quantiles = np.quantile(ahead, np.arange(count) / count)
+        # As np.quantile does, in an eighth of its time.
+        places = np.arange(count) / count * (len(ahead) - 1)
+        quantiles = np.interp(places, np.arange(len(ahead)), np.sort(ahead))
         result[delayed[np.argsort(ahead[delayed], kind="stable")]] = quantiles
     return result
 

@@ -16,7 +16,7 @@ from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import Loads, SampleLoad
 from rlhfless_operator.planner.overlap import Floats, TrainerPlan, queue
 from rlhfless_operator.planner.planning import Division, InfeasibleError, Limits, Plan, Planner
-from rlhfless_operator.planner.step_forecast import StepForecast, Tail, Training
+from rlhfless_operator.planner.step_forecast import Holding, StepForecast, Tail, Training
 
 _STRETCHES = (1.05, 1.25)
 _RIVAL_COUNTS = 4
@@ -56,7 +56,7 @@ def plan_step(
     ready_seconds: float,
     tail_tokens: float = 0.0,
     runaways: Mapping[int, float] | None = None,
-    may_hold: bool = False,
+    holding: Holding | None = None,
     points: int = 8,
 ) -> StepPlan:
     """The plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the whole step.
@@ -65,7 +65,7 @@ def plan_step(
         ready_seconds: into the step, when instances can work; their start-up and loading are charged in any case.
         tail_tokens: length of a runaway, where there may be some; else 0.
         runaways: by prompt, the share of its responses that are runaways.
-        may_hold: whether a GPU can keep an instance and the learner at a time, so that neither has to be started.
+        holding: where a GPU can keep an instance and the learner at a time, what that takes; None where it can't.
         points: deadlines of each kind that are compared before the search goes on around the best.
     """
     if not 0 <= cost_weight <= 1:
@@ -87,7 +87,7 @@ def plan_step(
         )
     if tail_tokens:
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
-    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, may_hold)
+    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, holding)
     for planner in planners:
         search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(points // 2)])
     planner = planners[0]
@@ -139,9 +139,9 @@ class _Search:
         ready_seconds: float,
         tail: Tail,
         cost_weight: float,
-        may_hold: bool,
+        holding: Holding | None,
     ) -> None:
-        self._may_hold = may_hold
+        self._holding = holding
         self._loads, self._profile, self._training = loads, profile, training
         self._work, self._tokens = work, tokens
         self._ready, self._tail = ready_seconds, tail
@@ -225,6 +225,6 @@ class _Search:
                 continue
             found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
             self._outcomes.append(_Outcome(choice, division, ready, *found))
-            if self._may_hold:
-                held = forecast.held(self._work, self._training)
+            if self._holding is not None:
+                held = forecast.held(self._work, self._training, self._holding)
                 self._outcomes.append(_Outcome(choice, division, ready, found[0], *held, holds=True))

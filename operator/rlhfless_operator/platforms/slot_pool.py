@@ -5,8 +5,9 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlhfless_functions.api import STAGES, Stage
@@ -17,6 +18,7 @@ from rlhfless_operator.knative import (
     UnavailableError,
 )
 from rlhfless_operator.planner.host_memory import NodeMate, pod_to_end
+from rlhfless_operator.planner.shortage import Shortage
 from rlhfless_operator.planner.turns import SlotUse, Turns, WaitingTask, take_turns
 from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
@@ -61,8 +63,11 @@ class SlotUser(Protocol):
     def put_to_sleep(self, pod: str) -> None:
         """Another pod needs its slots."""
 
-    def lacks(self, stage: Stage) -> None:
-        """A task of a stage waits for its pods' slots, while there are slots that no task wants."""
+    def could_start(self, stage: Stage) -> float | None:
+        """Seconds that one more pod of a stage takes to start; None if the stage can't have one more now."""
+
+    def start(self, stage: Stage) -> None:
+        """Have one more pod of a stage: its tasks have waited for long while there were slots that no task wanted."""
 
     def reviewed(self, claims: ClaimsReview) -> None:
         """The claims were looked at."""
@@ -97,6 +102,7 @@ class _Member:
     user: SlotUser
     share: SlotShare
     use: RecentUse
+    shortages: dict[Stage, Shortage] = field(default_factory=dict)
 
 
 @dataclass
@@ -258,6 +264,8 @@ class SlotPool:
             return pod
         finally:
             del self._waiting[number]
+            if not self._waiting:
+                self._note_shortages(())
             self.notify()
 
     def notify(self) -> None:
@@ -279,9 +287,21 @@ class SlotPool:
             turns = self._turns = take_turns(waiting, self._use())
             for pod in turns.sleeps:
                 self._owners[pod].put_to_sleep(pod)
-            for each in [self._waiting[number] for number in turns.lacking]:
-                each.user.lacks(each.stage)
+            self._note_shortages([self._waiting[number] for number in turns.lacking])
         return turns
+
+    def _note_shortages(self, lacking: Sequence[_Waiting]) -> None:
+        """Tasks wait for their pods' slots while others are free: after as long as a start takes, one more starts."""
+        now = time.monotonic()
+        counts = Counter((each.user.job, each.stage) for each in lacking)
+        for job, member in self._users.items():
+            for stage in STAGES:
+                start_seconds = member.user.could_start(stage) if counts[job, stage] else None
+                shortage = member.shortages.setdefault(stage, Shortage(now))
+                waited = shortage.observe(0 if start_seconds is None else counts[job, stage], now)
+                if start_seconds is not None and waited >= start_seconds:
+                    shortage.started()
+                    member.user.start(stage)
 
     def _able(self, waiting: _Waiting) -> list[str]:
         pods = [*waiting.user.free(waiting.stage), *waiting.user.asleep(waiting.stage)]

@@ -15,6 +15,8 @@ _LATE_SECONDS = 2.0
 _PREPARATION_SECONDS = 15.0
 """For a node to prepare a pod; it takes one or two."""
 _KEPT_PROBLEMS = 8
+_UNMEASURED_START_SECONDS = 10.0
+"""A start, before one was seen."""
 _COST_OF_WORK = "1000"
 _COST_OF_KEEPING = "100"
 
@@ -26,6 +28,8 @@ class _Pod:
     state: InstanceState = "starting"
     view: PodView | None = None
     """None until the watch has told of it."""
+    starts_since: float | None = None
+    """Since when it has been seen to start, monotonic seconds; None once it has started."""
     idle_since: float = 0.0
     busy: bool = False
     """Whether a request of ours is on it, or what it left is still being published."""
@@ -75,6 +79,8 @@ class StagePods:
     """Requests under way."""
     sending: int = 0
     """Those that no pod has taken yet."""
+    start_seconds: float = _UNMEASURED_START_SECONDS
+    """What a pod takes to become ready, as it was the last time."""
     _pods: dict[str, _Pod] = field(default_factory=dict)
     _ended: dict[str, str] = field(default_factory=dict)
     """What was wrong with pods that are no more, the newest last."""
@@ -328,8 +334,12 @@ class StagePods:
             state = "draining"
         elif view is not None and not view.ready and not pod.proven:
             state = "starting"
+            if pod.starts_since is None:
+                pod.starts_since = time.monotonic()
         else:
             state = "idle"
+        if state in ("idle", "asleep") and pod.starts_since is not None:
+            self.start_seconds, pod.starts_since = time.monotonic() - pod.starts_since, None
         if state != pod.state:
             if state == "idle" and pod.state == "starting":
                 pod.idle_since = time.monotonic()

@@ -198,15 +198,19 @@ class TurnTaking:
         book.falls_asleep(pod)
         self._spawn(self._sleep(book, pod))
 
-    def lacks(self, stage: Stage) -> None:
-        """A task waits for its pods' slots, while others are free: one more pod is made where a stage may have it. A
+    def could_start(self, stage: Stage) -> float | None:
+        """Seconds that one more pod of a stage takes to start; None where it may have no more, or one is on its way. A
         learner's state is in its one pod."""
         book = self._books[stage]
         if stage == "learning" or book.most is None or book.starting or book.there < book.wanted:
-            return
-        if book.wanted < book.most:
-            book.wanted += 1
-            book.on_change()
+            return None
+        return book.start_seconds if book.wanted < book.most else None
+
+    def start(self, stage: Stage) -> None:
+        """Have one more pod of a stage."""
+        book = self._books[stage]
+        book.wanted += 1
+        book.on_change()
 
     def reviewed(self, claims: ClaimsReview) -> None:
         """The claims were looked at: pods of those that take no new ones have to go, and pods that wait without a word

@@ -22,6 +22,13 @@ DRIVER_METRICS: dict[str, Metric] = {
     ),
     "generation/drafts/tried": Metric("tokens", "Tokens that were drafted, and computed in passes to see."),
     "generation/drafts/accepted": Metric("tokens", "Those of them that would have been sampled anyway."),
+    "generation/drafts/coverage": Metric(
+        "share",
+        "Of a sequence's passes before which drafts were looked for: those for which there was something to draft.",
+    ),
+    "generation/drafts/acceptance": Metric(
+        "share", "Chance that a drafted token was right if all before it in its draft were. Plans go by it."
+    ),
     "generation/drafts/seconds": Metric("seconds", "Time of looking for drafts, all instances together."),
     "generation/drafts/unreadable": Metric("number", "Times that responses of an earlier step could not be read."),
     "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
@@ -52,7 +59,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
     "planning/contention": Metric("share", "Of the pool's GPU time: what other jobs wanted when the step was planned."),
     "planning/lower_bound_instance_seconds": Metric(
-        "instance-seconds", "Least that the step's generation could have cost, knowing all lengths."
+        "instance-seconds",
+        "Least that the step's generation could have cost, knowing all lengths, and where tokens are drafted, with"
+        " drafts that are all right.",
     ),
     "planning/lower_bound_share": Metric(
         "share",

@@ -38,7 +38,7 @@ def report(run: Run) -> str:
         ("Time", resources.time(run)),
         ("Instances", resources.instances(run)),
         ("Cost", resources.cost(run)),
-        ("Planning", planning.charts(run)),
+        ("Planning", planning.section(run)),
         ("Drafting", drafting.section(run)),
         ("Samples", samples_section(run.samples)),
         ("Samples of training", training_section(run.samples)),

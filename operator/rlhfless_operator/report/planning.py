@@ -1,4 +1,6 @@
-"""The report's charts of what was foreseen, beside what came, and of what was made ahead."""
+"""The report's charts of what was foreseen, beside what came, of what was made ahead, and of who learns."""
+
+from html import escape
 
 from rlhfless_operator.report.learning import metric_chart
 from rlhfless_operator.report.run import Run
@@ -29,15 +31,34 @@ _CHARTS = (
         "Staleness",
         "Versions between the weights that sampled a step's groups and those that the step started from.",
     ),
+    (
+        (("learning/instances_chosen", "chosen"), ("learning/instances", "took the step")),
+        "Learning instances",
+        "As many as the plan chose, and as many as took the step: fewer where one was lost or did not come.",
+    ),
 )
 
 
-def charts(run: Run) -> str:
-    """Length prediction, the plan's forecast, how close to the lower bound the run came, and staleness: those that it
-    has."""
+def section(run: Run) -> str:
+    """Length prediction, the plan's forecast, how close to the lower bound the run came, staleness, and how many
+    instances learn together and why: those that it has."""
+    chosen = any("learning/instances_chosen" in record.metrics for record in run.trained)
     figures = [
         metric_chart(run, names, title, note)
         for names, title, note in _CHARTS
         if any(name in record.metrics for record in run.trained for name, _ in names)
+        # Without a choice there is one number, in each step.
+        and (chosen or names[0][0] != "learning/instances_chosen")
     ]
-    return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
+    charts = f'<div class="charts">{"".join(figures)}</div>' if figures else ""
+    return charts + _learners(run)
+
+
+def _learners(run: Run) -> str:
+    """How many instances learn together, and the reason that was written down with the newest choice."""
+    newest = run.status.get("learners")
+    if not newest:
+        return ""
+    count = int(newest["instances"])
+    instances = "1 instance learns" if count == 1 else f"{count} instances learn together"
+    return f"<p>From step {int(newest['step'])} on {instances}: {escape(str(newest['reason']))}.</p>"

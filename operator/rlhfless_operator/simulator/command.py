@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rlhfless_operator.planner.drafting import Drafts
 from rlhfless_operator.planner.roofline import GPUS
 from rlhfless_operator.simulator.page import WEIGHTS, scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
@@ -16,6 +17,7 @@ from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario,
 from rlhfless_operator.simulator.simulate import Progress as Tell
 from rlhfless_operator.simulator.simulate import simulate, step_count
 from rlhfless_operator.simulator.traces import read_trace
+from rlhfless_operator.training.measured_drafts import measured_drafts
 from rlhfless_operator.training.model_shape import find_shape
 
 
@@ -29,6 +31,8 @@ class Assumptions:
     gpus_per_instance: int | None = None
     gpu_hour: float | None = None
     cost_weight: float | None = None
+    acceptance: float | None = None
+    """Chance that a drafted token is right, where everybody drafts."""
 
 
 def run_command(
@@ -51,6 +55,8 @@ def run_command(
     found = assume(find_scenario(scenario or next(iter(SCENARIOS))), assumptions)
     lengths = read_trace(trace) if trace is not None else None
     if trace is not None:
+        if assumptions.acceptance is None:
+            found = replace(found, drafts=measured_drafts(trace))
         found = replace(found, name=f"{Path(trace).name} on {found.gpus} × {found.gpu.name}")
     runs = 1 + (1 + len(WEIGHTS) / len(POLICIES) if html is not None else 0)
     total = round(step_count(found, lengths) * len(seeds) * len(POLICIES) * runs)
@@ -72,6 +78,8 @@ def assume(scenario: Scenario, assumptions: Assumptions) -> Scenario:
         for name in ("gpus", "gpus_per_instance", "gpu_hour", "cost_weight")
         if (value := getattr(assumptions, name)) is not None
     }
+    if assumptions.acceptance is not None:
+        changes["drafts"] = Drafts(1.0, assumptions.acceptance)
     if assumptions.model is not None:
         changes["model"] = find_shape(assumptions.model, "model")
     if assumptions.gpu is not None:

@@ -5,7 +5,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency, LinearLatency
 from rlhfless_operator.planner.migration import Key
 
 
@@ -30,7 +30,8 @@ class Instance:
     """A running copy.
 
     Decode steps are batched over all running responses; a response that ends makes room for a waiting one, whose
-    prefill holds the others up; a prompt that the instance has computed is not computed again.
+    prefill holds the others up; a prompt that the instance has computed is not computed again. Steps are rounds, in
+    which each sequence gains a token; with drafts, as many are drafted until the next event as are best at this one.
 
     Args:
         now: when it is ready.
@@ -41,7 +42,7 @@ class Instance:
     def __init__(
         self,
         name: str,
-        latency: LinearLatency,
+        latency: Latency,
         now: float,
         *,
         max_batch: int,
@@ -157,16 +158,20 @@ class Instance:
         self._context += steps * len(self._running)
 
     def _seconds(self, steps: float) -> float:
-        latency, batch = self._latency, len(self._running)
+        latency, batch = self._line(), len(self._running)
         return steps * (
             latency.step_seconds
             + batch * latency.sequence_seconds
             + latency.context_seconds * (self._context + batch * steps / 2)
         )
 
+    def _line(self) -> LinearLatency:
+        batch = len(self._running)
+        return self._latency.at(batch, self._context / max(1, batch))
+
     def _steps_in(self, seconds: float) -> float:
         """The inverse of `_seconds`: the positive root of a quadratic."""
-        latency, batch = self._latency, len(self._running)
+        latency, batch = self._line(), len(self._running)
         linear = latency.step_seconds + batch * latency.sequence_seconds + latency.context_seconds * self._context
         quadratic = latency.context_seconds * batch / 2
         return 2 * seconds / (linear + math.sqrt(linear * linear + 4 * quadratic * seconds))

@@ -1,7 +1,7 @@
 """`rlhfless plan job.yaml`: what a step will take and cost, from the job, the GPUs that it is to run on and lengths."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlhfless_operator.planner.devices import (
     learning_token_seconds,
     preparation_token_seconds,
 )
+from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import InfeasibleError, Limits
 from rlhfless_operator.planner.roofline import ModelShape
@@ -29,6 +30,7 @@ from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
+from rlhfless_operator.training.measured_drafts import LAST_STEPS, measured_drafts
 from rlhfless_operator.training.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests import RequestBuilder
 
@@ -36,9 +38,6 @@ UPDATE_SECONDS = 0.5
 """The optimizer's step and the publication of the weights."""
 STARTUP_SECONDS = 30.0
 """From asking for an instance to its being ready: the least of a full start, which takes 30 to 135 s."""
-
-_LAST_STEPS = 8
-"""Steps of a run whose tokens a pass are told: drafts get better while it goes on."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class Question:
     gpus: int | None = None
     model: str | None = None
     trace: str | None = None
+    acceptance: float | None = None
+    """Chance that a drafted token is right; what the trace's run measured if left out."""
     median_tokens: float | None = None
     """Of responses, where there is no trace; a quarter of the longest if left out."""
     startup_seconds: float | None = None
@@ -92,9 +93,9 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
 
     Returns:
         `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",
-        "tokens_per_pass", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors", "seconds",
-        "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "within_deadline",
-        "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
+        "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
+        "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front",
+        "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -113,6 +114,9 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         ask_hub=ask_hub,
     )
     instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
+    drafts = _drafts(job, question)
+    if drafts is not None:
+        instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
     prices, priced_by = _prices(job, question, gpu, gpus)
     price = prices["generation"]
     longest, batch = spec.sampling.max_response_tokens, spec.batch
@@ -142,6 +146,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "lengths": told,
         "drafting": spec.generation.drafting,
         "tokens_per_pass": _tokens_per_pass(question.trace),
+        "drafts": None if drafts is None else {"coverage": drafts.coverage, "acceptance": drafts.acceptance},
         "currency": spec.prices.currency,
         "instance_hour": f"{price:f}",
         "priced_by": priced_by,
@@ -246,16 +251,50 @@ def _tokens_per_pass(trace: str | None) -> float | None:
         line["metrics"]["generation/tokens_per_pass"]
         for line in read_lines(artifacts.join(trace, "metrics.jsonl"))
         if "generation/tokens_per_pass" in line.get("metrics", {})
-    ][-_LAST_STEPS:]
+    ][-LAST_STEPS:]
     return sum(steps) / len(steps) if steps else None
+
+
+def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
+    """What the forecast drafts with: what is asked for, or what an engine that drafts on GPUs would have.
+
+    Raises:
+        ValueError: naming an acceptance that does not fit.
+    """
+    generation, rehearsal = job.spec.generation, job.spec.rehearsal
+    if question.acceptance is not None:
+        if not 0 <= question.acceptance <= 1:
+            nearest = min(1.0, max(0.0, question.acceptance))
+            raise ValueError(
+                f"acceptance is {question.acceptance:g}: a chance is between 0 and 1; the nearest is {nearest:g}"
+            )
+        if generation.drafting == "never":
+            raise ValueError(
+                "acceptance is given, and generation.drafting is never: set it to auto, as nothing is drafted otherwise"
+            )
+        return Drafts(1.0, question.acceptance)
+    if generation.drafting == "never" or (rehearsal is None and generation.engine != "transformers"):
+        return None
+    if rehearsal is not None and rehearsal.draft_acceptance is not None:
+        return Drafts(rehearsal.draft_coverage, rehearsal.draft_acceptance)
+    place = question.trace or (rehearsal.trace if rehearsal is not None else None)
+    return None if place is None else measured_drafts(place)
 
 
 def _drafting(found: dict[str, Any]) -> str:
     if found["drafting"] == "never":
         return ""
-    seen = found["tokens_per_pass"]
+    seen, drafts = found["tokens_per_pass"], found["drafts"]
     told = "" if seen is None else f"the run that the lengths are from got {seen:.2f} tokens a pass; "
-    return f"\ndrafting: {told}the forecast counts one token a pass, so generation may be shorter"
+    if drafts is None:
+        return (
+            f"\ndrafting: {told}the forecast counts one token a pass: vLLM drafts nothing on a GPU yet, and of other"
+            " engines nothing was measured; --acceptance says what would be"
+        )
+    return (
+        f"\ndrafting: {told}the forecast has drafts in {drafts['coverage']:.0%} of a sequence's passes, and a drafted"
+        f" token is right with a chance of {drafts['acceptance']:.0%}"
+    )
 
 
 def view(found: dict[str, Any]) -> Group:

@@ -8,7 +8,7 @@ each cut, since an instance takes one request at a time; its engine's prefix cac
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.migration import Rule
@@ -17,9 +17,9 @@ from rlhfless_operator.simulator.scenarios import Scenario
 
 PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
 
-Told = Literal["division", "migration", "arrivals"]
-"""What a policy may be told beforehand: the lengths that it divides by, those that its rule for moves goes by, and when
-groups are complete."""
+Told = Literal["division", "migration", "arrivals", "long", "short"]
+"""What a policy may be told beforehand: the lengths that it divides by, those that its rule for moves goes by, when
+groups are complete, the lengths of the long responses (`foresight.LONG`), and those of all others."""
 
 RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
 """(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
@@ -41,6 +41,8 @@ class PolicySettings:
     """All GPUs are held for the whole step."""
     generating_share: float = 1.0
     """Part of the instances that generate, where everything is held; the GPUs of the others only prepare and learn."""
+    drafts: bool = True
+    """It drafts, in a scenario with drafts."""
     starts: bool = True
     """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
     knows_batch: bool = True
@@ -146,7 +148,7 @@ POLICIES = {
             "ours with every length known beforehand",
             planning="optimal",
             lengths="learnt",
-            told=frozenset(get_args(Told)),
+            told=frozenset(("division", "migration", "arrivals")),
             rule=_saving,
             pause_seconds=PAUSE_SECONDS,
             may_hold=True,

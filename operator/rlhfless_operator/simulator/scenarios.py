@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.measured import MEASURED
 from rlhfless_operator.planner.roofline import (
@@ -55,6 +56,9 @@ class Scenario:
     cost_weight: float = 0.5
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
+    drafts: Drafts | None = None
+    """How well tokens are drafted from the second epoch on; None where nothing is drafted. In the first, nothing is
+    known to draft from."""
     conditions: ClusterConditions = field(default_factory=ClusterConditions)
     """Nodes, spot capacity, cold starts, the network, shared prefixes: all off."""
 
@@ -88,12 +92,13 @@ class Scenario:
             seed=seed,
         )
 
-    def profile(self) -> InstanceProfile:
-        """An instance of this scenario."""
+    def profile(self, *, drafts: bool = True) -> InstanceProfile:
+        """An instance of this scenario, with its drafts or without."""
         measured = MEASURED.get((self.gpu.name, self.model.name, self.gpus_per_instance))
         table = measured or roofline(self.model, self.gpu, self.gpus_per_instance)
+        linear = table.linear()
         return InstanceProfile(
-            table.linear(),
+            DraftedLatency(linear, self.drafts) if drafts and self.drafts is not None else linear,
             self.gpus_per_instance,
             kv_tokens(self.model, self.gpu, self.gpus_per_instance),
             self.startup_seconds,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.bounds import lower_bound
+from rlhfless_operator.planner.bounds import alone_seconds, lower_bound
 from rlhfless_operator.simulator.scenarios import Scenario
 
 Floats = NDArray[np.float64]
@@ -19,6 +19,7 @@ def least_gpu_seconds(
     seconds: float,
     *,
     starts: bool = True,
+    drafts: bool = True,
 ) -> float:
     """GPU-seconds below which nobody takes the step within `seconds`; infinity where nobody is so fast.
 
@@ -29,14 +30,17 @@ def least_gpu_seconds(
         lengths: response tokens of each group, by prompt.
         prompt_tokens: by prompt.
         starts: whether instances and the GPUs of the learner have to be started.
+        drafts: whether there are drafts, where the scenario has any.
     """
-    profile = scenario.profile()
+    profile = scenario.profile(drafts=drafts)
     startup, trainer_start = (profile.startup_seconds, scenario.trainer_start_seconds) if starts else (0.0, 0.0)
     # Fewer instances may load faster.
     loading = min(profile.weight_load_seconds, scenario.loading_seconds(1))
     shared = scenario.conditions.shared_prefix_tokens
     available = seconds - scenario.update_seconds
-    earliest = np.array([loading + profile.latency.step_seconds * max(group) for group in lengths.values()])
+    longest = np.array([max(group) for group in lengths.values()], dtype=np.float64)
+    prompts = np.array([prompt_tokens[prompt] + shared for prompt in lengths], dtype=np.float64)
+    earliest = loading + alone_seconds(longest, prompts, profile.latency)
     tokens = np.array([(prompt_tokens[prompt] + shared) * len(group) + sum(group) for prompt, group in lengths.items()])
     work: Floats = tokens * (scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0))
     order = np.argsort(-earliest)

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.bounds import lower_bound
-from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor, assess
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.lengths import LengthPredictor, assess
 from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
-from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.planner.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.planner.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.planning import Limits
-from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_forecast import Holding, Training
 from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
@@ -55,8 +56,7 @@ class Run:
 
     def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
         self._scenario, self._settings, self._trace = scenario, settings, trace
-        profile = scenario.profile()
-        self._profile = profile if settings.starts else replace(profile, startup_seconds=0.0)
+        self._profile = self._profile_in(epoch=0)
         self._random = np.random.default_rng(seed)
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
         self._trainer: TrainerPlan | None = None
@@ -70,9 +70,14 @@ class Run:
         self._holds = settings.holds_everything
         """Whether this step's do."""
 
+    def _profile_in(self, epoch: int) -> InstanceProfile:
+        profile = self._scenario.profile(drafts=self._settings.drafts and epoch > 0)
+        return profile if self._settings.starts else replace(profile, startup_seconds=0.0)
+
     def step(self, groups: TraceStep) -> StepResult:
         """One step over these groups."""
         scenario, settings, trace = self._scenario, self._settings, self._trace
+        self._profile = self._profile_in(groups.epoch)
         lengths = groups.lengths
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
@@ -81,10 +86,11 @@ class Run:
             for prompt in prompts
             for index, length in enumerate(lengths[prompt])
         ]
-        division, price = self._divide(responses, estimates)
+        foresight = Foresight(settings, responses, estimates, scenario.lengths.longest)
+        division, price = self._divide(responses, foresight)
         gpus = scenario.gpus if settings.holds_everything else len(division) * scenario.gpus_per_instance
         begun = self._begin_holding(gpus)
-        generation = self._generate(responses, division, estimates, price, held=self._holds and begun == 0)
+        generation = self._generate(responses, division, foresight, price, held=self._holds and begun == 0)
         completions, work, preparation = self._groups(prompts, lengths, generation)
         trainer = self._train(prompts, generation, completions, work, preparation)
         end = trainer.end
@@ -95,7 +101,7 @@ class Run:
         bound = self._bound(responses, generation.seconds)
         prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
         starts = settings.starts and not self._holds
-        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts)
+        least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt])
         return StepResult(
@@ -116,21 +122,18 @@ class Run:
             trainer=trainer,
         )
 
-    def _divide(
-        self, responses: list[Response], estimates: dict[int, LengthEstimate]
-    ) -> tuple[Sequence[Indices], float]:
+    def _divide(self, responses: list[Response], foresight: Foresight) -> tuple[Sequence[Indices], float]:
         """Shares as numbers of responses, and how many instance-seconds a second of the step is worth."""
         scenario, settings, profile = self._scenario, self._settings, self._profile
         start = profile.startup_seconds + profile.weight_load_seconds
         weight = scenario.cost_weight
         loads = [
             SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
-            for each, tokens in zip(responses, self._expected(responses, estimates), strict=True)
+            for each, tokens in zip(responses, foresight.lengths(), strict=True)
         ]
         limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
         if settings.planning == "optimal":
-            runaways = {prompt: estimate.runaways for prompt, estimate in estimates.items()}
-            surprise = "division" not in settings.told and any(runaways.values())
+            runaways = foresight.runaways
             training = Training(
                 scenario.gpus,
                 scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
@@ -144,9 +147,13 @@ class Run:
                 training,
                 cost_weight=weight,
                 ready_seconds=profile.weight_load_seconds,
-                tail_tokens=scenario.lengths.longest if surprise else 0.0,
+                tail_tokens=scenario.lengths.longest if any(runaways.values()) else 0.0,
                 runaways=runaways,
-                may_hold=settings.may_hold,
+                holding=Holding(
+                    self._held_gpus, profile.startup_seconds, scenario.startup_seconds + scenario.trainer_start_seconds
+                )
+                if settings.may_hold
+                else None,
             )
             place = {each.key: number for number, each in enumerate(responses)}
             division = [
@@ -172,25 +179,11 @@ class Run:
         values = [(1 - weight) * max(each) / fastest + weight * sum(each) / cheapest for each in times]
         return candidates[int(np.argmin(values))], 0.0
 
-    def _expected(self, responses: list[Response], estimates: dict[int, LengthEstimate]) -> list[float]:
-        """Expected tokens of each response."""
-        longest, per_group = self._scenario.lengths.longest, self._trace.samples
-        if "division" in self._settings.told:
-            return [float(each.length) for each in responses]
-        if self._settings.planning != "optimal":
-            return [estimates[each.prompt].mean for each in responses]
-        foreseen = {}
-        for prompt, estimate in estimates.items():
-            runaways = round(per_group * estimate.runaways)
-            ended = [min(float(longest), length) for length in estimate.quantiles(per_group - runaways)]
-            foreseen[prompt] = [float(longest)] * runaways + ended
-        return [foreseen[each.prompt][each.index] for each in responses]
-
     def _generate(
         self,
         responses: list[Response],
         division: Sequence[Indices],
-        estimates: dict[int, LengthEstimate],
+        foresight: Foresight,
         price: float,
         *,
         held: bool,
@@ -204,17 +197,6 @@ class Run:
         scenario, settings = self._scenario, self._settings
         profile = replace(self._profile, weight_load_seconds=scenario.loading_seconds(len(division)))
         longest = scenario.lengths.longest
-
-        truth = {each.key: each.length for each in responses} if "migration" in settings.told else None
-
-        def outlook(key: Key, tokens: int) -> tuple[float, float]:
-            if truth:
-                return truth[key] - tokens, 0.0
-            estimate = estimates[key[0]]
-            if settings.planning != "optimal":
-                # The rules of the others look at counts and contexts, not at what is expected.
-                return max(0.0, estimate.mean - tokens), 0.0
-            return estimate.remaining(tokens, longest), estimate.endless(tokens)
 
         # A start-up is hidden under the learner where there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
@@ -231,7 +213,7 @@ class Run:
         return run_generation(
             shares,
             profile,
-            outlook,
+            foresight.outlook,
             handling,
             max_batch=scenario.max_batch,
             random=self._random,

@@ -90,7 +90,9 @@ class Heard:
         """What its speed can be learnt from; None if it said too little."""
         if self.last <= self.first or not self.tokens:
             return None
-        return Stretch({key: self.begun.get(key, 0) for key in self.tokens}, self.tokens, self.last - self.first)
+        return Stretch(
+            {key: self.begun.get(key, 0) for key in self.tokens}, self.tokens, self.last - self.first, self.decoding
+        )
 
 
 def key_of(sample: SampleTask) -> Key:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.calibration import Calibration
 from rlhfless_operator.planner.contention import ALONE, Contention
+from rlhfless_operator.planner.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import LinearLatency
-from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured
+from rlhfless_operator.planner.latency import Latency, LinearLatency
+from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured, to_judge_by
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.migration import Migration
 from rlhfless_operator.planner.pace import LearnerPace
@@ -28,8 +30,19 @@ from rlhfless_operator.training.preparation import PreparationOutcome
 _LEAST_SWITCH_SECONDS = 1.0
 """A learner is not let go for less, since it is seen to wait, and looks for what it waits for, a few times a second."""
 
+_COVERAGE, _ACCEPTANCE = "drafts/coverage", "drafts/acceptance"
+"""Under which names the history has how often there is something to draft, and how often it is right."""
+_DRAFT_STEPS = 4
+"""Newest steps that count for that: it rises and falls from one pass over the data to the next."""
+_FIRST = "learning/first"
+"""Under which names the history has the steps that learners took right after loading."""
+
 _UNKNOWN_DEVICE = LinearLatency(
-    step_seconds=0.002, sequence_seconds=0.00002, context_seconds=1e-8, prefill_token_seconds=0.000005
+    step_seconds=0.002,
+    sequence_seconds=0.00002,
+    context_seconds=1e-8,
+    prefill_token_seconds=0.000005,
+    draft_seconds=0.00002,
 )
 """Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
 
@@ -66,6 +79,15 @@ class CostModel:
 
     # --- planning ---
 
+    @property
+    def latency(self) -> Latency:
+        """Of the instances, with drafts as good as they were in the newest steps."""
+        plain, room = self.calibration.latency, self.room
+        coverage, acceptance = (self.history.recent(name)[-_DRAFT_STEPS:] for name in (_COVERAGE, _ACCEPTANCE))
+        if room is None or not room.longest_draft or not coverage or not acceptance:
+            return plain
+        return DraftedLatency(plain, Drafts(fmean(coverage), fmean(acceptance), min(room.longest_draft, LONGEST_DRAFT)))
+
     def plan(
         self,
         prompts: Sequence[int],
@@ -93,7 +115,7 @@ class CostModel:
             samples_per_prompt,
             prompt_tokens,
             self.predictor if known else prior,
-            self.calibration.latency,
+            self.latency,
             self.history,
             follows=follows,
             contention=self._contention(),
@@ -112,7 +134,7 @@ class CostModel:
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
-        return open_migration(self._spec, plan, self.calibration.latency, pause_seconds=pause, room=self.room)
+        return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
 
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
@@ -133,8 +155,15 @@ class CostModel:
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
         """What was measured of some numbers of learning instances."""
-        recent = self.history.recent
-        return {size: Measured(recent(f"learning/token/{size}"), recent(f"learning/rest/{size}")) for size in sizes}
+        return {size: to_judge_by(self._measured("learning", size), self._measured(_FIRST, size)) for size in sizes}
+
+    def _measured(self, kind: str, size: int) -> Measured:
+        return Measured(self.history.recent(f"{kind}/token/{size}"), self.history.recent(f"{kind}/rest/{size}"))
+
+    @property
+    def knows_learning(self) -> bool:
+        """Whether a plan can say how long learning takes, and so when a learner has something to do."""
+        return self._spec.planning.policy == "cost" and self.history.mean("learning/token") > 0
 
     def learners_too_few(self, count: int) -> None:
         """So many learning instances had too little memory."""
@@ -155,17 +184,21 @@ class CostModel:
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
 
-        As far as the instances' speed is known: None where it would seem that nobody could have been so fast.
+        As far as the instances' speed is known: None where it would seem that nobody could have been so fast. Where
+        tokens are drafted, for anyone whose drafts are all right: how often others' would be is not known. Instances
+        that are kept from the step before are not started, so that no start is charged.
         """
+        latency: Latency = self.calibration.latency
+        if self.room is not None and self.room.longest_draft:
+            latency = DraftedLatency(self.calibration.latency, Drafts(1.0, 1.0, self.room.longest_draft))
         prompts = {prompt for prompt, _ in generation.lengths}
         bound = lower_bound(
             np.array(list(generation.lengths.values()), dtype=np.float64),
             np.array([prompt_tokens[prompt] for prompt, _ in generation.lengths], dtype=np.float64),
-            self.calibration.latency,
-            # A start-up may be hidden from the time, but is always charged.
-            seconds + self.history.mean(startup("generation")),
+            latency,
+            seconds,
             prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
-            start_seconds=self.history.mean(startup("generation")) + self.history.mean(WEIGHTS),
+            start_seconds=generation.weights_seconds,
             max_batch=self.room.sequences if self.room is not None else None,
         )
         return bound if math.isfinite(bound) else None
@@ -191,6 +224,11 @@ class CostModel:
         if generation.weights_seconds > 0:
             self.history.add(WEIGHTS, generation.weights_seconds)
         observe(self.calibration, generation, prompt_tokens)
+        counts = generation.decoding
+        if counts["looked_up"]:
+            self.history.add(_COVERAGE, counts["matched"] / counts["looked_up"])
+        if counts["judged"]:
+            self.history.add(_ACCEPTANCE, counts["accepted"] / counts["judged"])
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
         for pause in generation.pauses:
@@ -220,8 +258,9 @@ class CostModel:
             if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
                 # Loading and replaying are paid when the number changes, or an instance is new, and not in each step.
                 again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
-                self.history.add(f"learning/token/{count:.0f}", metrics["seconds/train"] / tokens)
-                self.history.add(f"learning/rest/{count:.0f}", max(0.0, rest - again))
+                kind = _FIRST if "seconds/load" in metrics else "learning"
+                self.history.add(f"{kind}/token/{count:.0f}", metrics["seconds/train"] / tokens)
+                self.history.add(f"{kind}/rest/{count:.0f}", max(0.0, rest - again))
 
     # --- keeping ---
 

@@ -55,6 +55,8 @@ class GangSize:
     now: int = field(init=False)
     chosen: int = field(init=False)
     """How many the plan wants; the most while it has not chosen."""
+    memory_error: str = ""
+    """What the largest gang said that had too little memory; no gang that small is asked for again."""
     _absences: int = 0
     """How often in a row some did not come."""
     _checkpoints: int = 0
@@ -69,10 +71,12 @@ class GangSize:
         self.chosen = max(self.allowed.min, min(self.allowed.max, count))
         self.now = min(self.now, self.chosen) if self._checkpoints else self.chosen
 
-    def exceed(self, count: int) -> bool:
-        """So many have too little memory: want more, and never so few again; whether more are allowed."""
+    def exceed(self, count: int, error: str) -> bool:
+        """So many have too little memory, and say so in `error`: want more, and never so few again; whether more are
+        allowed."""
         if count >= self.allowed.max:
             return False
+        self.memory_error = error
         self.allowed = LearnerRange(min=max(self.allowed.min, count + 1), max=self.allowed.max)
         self.now = self.chosen = max(self.chosen, min(2 * count, self.allowed.max))
         return True
@@ -88,6 +92,14 @@ class GangSize:
         self._checkpoints = 2**self._absences
         self._absences += 1
         return self.fall_to(there)
+
+    def absence(self, there: int, count: int) -> str:
+        """What to tell the user where too few of `count` have come to go on."""
+        told = f"{there} of {count} learning instances came within learning.gangTimeout, and"
+        if self.memory_error:
+            fewest = self.allowed.min
+            return f"{told} fewer than {fewest} have too little memory ({self.memory_error}); or make room for {fewest}"
+        return f"{told} learning.instances.min is {self.allowed.min}; lower it, or make room for more"
 
     def met(self, count: int) -> None:
         """So many have taken a step."""

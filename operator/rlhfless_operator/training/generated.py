@@ -29,6 +29,8 @@ class Stretch:
     tokens: Mapping[Key, int]
     """Response tokens that each had at its end, or when the request was last heard of."""
     seconds: float
+    decoding: DecodeCounts = field(default_factory=DecodeCounts)
+    """How its tokens came about."""
 
 
 @dataclass
@@ -85,6 +87,7 @@ def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
         sequences=min(one.sequences, other.sequences),
         kv_tokens=min(one.kv_tokens, other.kv_tokens),
         keeps_contexts=one.keeps_contexts and other.keeps_contexts,
+        longest_draft=max(one.longest_draft, other.longest_draft),
     )
 
 

@@ -8,7 +8,7 @@ again learns with as many.
 from collections.abc import Sequence
 
 from rlhfless_operator.planner.learner_scaling import (
-    KNOWN_STEPS,
+    MOST_STEPS_UNTIL_KNOWN,
     LearnerOption,
     Measured,
     neighbours,
@@ -81,7 +81,7 @@ def _to_try(run: TrainingRun, journal: StepJournal, step: int) -> int | None:
     if [size for size, each in _measured(run).items() if each.known] != [now] or not journal.records:
         return None
     # A plan is made while the step before is learnt, and does not know yet what that takes.
-    steps = every * -(-(KNOWN_STEPS + 1) // every)
+    steps = every * -(-(MOST_STEPS_UNTIL_KNOWN + 1) // every)
     left = run.prompts.total_steps - step + 1
     share = history.mean("learning") / max(journal.records[-1].seconds, 1e-9)
     for other in neighbours(now, _allowed(run)):

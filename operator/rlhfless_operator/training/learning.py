@@ -183,13 +183,11 @@ class Learning:
                         f" learning.gangTimeout; going on with {size.now}"
                     )
                     continue
-                lost: AttemptError = InstanceLostError(
-                    f"{error.there} of {count} learning instances came within learning.gangTimeout, and"
-                    f" learning.instances.min is {size.allowed.min}; lower it, or make room for more"
-                )
+                lost: AttemptError = InstanceLostError(size.absence(error.there, count))
             except GangBrokenError as error:
                 lost = error.error
-                if isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory" and size.exceed(count):
+                lacks_memory = isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory"
+                if lacks_memory and size.exceed(count, str(lost)):
                     run.cost_model.learners_too_few(count)
                     reason = f"{count} had too little memory"
                     chosen = LearnersStatus(step=batch.step, instances=size.now, reason=reason)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_operator.planner.latency import Latency
 from rlhfless_operator.planner.migration import Key, Migration, Rule
 from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.training.planning import GenerationPlan
@@ -18,7 +18,7 @@ UNKNOWN_PAUSE_SECONDS = 0.5
 def open_migration(
     spec: RLHFJobSpec,
     plan: GenerationPlan,
-    latency: LinearLatency,
+    latency: Latency,
     *,
     pause_seconds: float,
     room: EngineRoom | None = None,
@@ -36,7 +36,7 @@ def open_migration(
 
 
 def _rule(
-    spec: RLHFJobSpec, plan: GenerationPlan, latency: LinearLatency, pause_seconds: float, room: EngineRoom | None
+    spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, pause_seconds: float, room: EngineRoom | None
 ) -> Rule | None:
     settings = spec.planning.migration
     kv_tokens, slots = spec.generation.kv_budget_tokens or math.inf, settings.slots
@@ -70,7 +70,6 @@ def _outlook(spec: RLHFJobSpec, plan: GenerationPlan) -> Callable[[Key, int], tu
     estimates = plan.estimates
 
     def outlook(key: Key, tokens: int) -> tuple[float, float]:
-        estimate = estimates[key[0]]
-        return estimate.remaining(tokens, longest), estimate.endless(tokens)
+        return estimates[key[0]].outlook(tokens, longest)
 
     return outlook

@@ -9,7 +9,7 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.calibration import Calibration, Observation
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.latency import InstanceProfile, Latency
 from rlhfless_operator.planner.learner_scaling import LearnerOption
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
@@ -69,22 +69,30 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
 
 
 def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | None) -> Observation | None:
-    """What a request did, in the terms of the latency model; None if it generated nothing."""
+    """What a request did, in the terms of the latency model; None if it generated nothing.
+
+    An engine that counts its passes says how many there were, and how many drafted rows. Of others it is taken that
+    every pass gave each sequence a token.
+    """
     made = {key: max(0, tokens - stretch.begun[key]) for key, tokens in stretch.tokens.items()}
     total = sum(made.values())
     if total == 0:
         return None
     prompts = {prompt for prompt, _ in stretch.tokens}
+    contexts = sum(count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items())
+    counts = stretch.decoding
+    # Where some had to wait there were more steps than the longest response has tokens.
+    steps, sequence_steps = max(max(made.values()), total / batch if batch else 0), float(total)
+    if counts.passes and counts.tokens:
+        steps, sequence_steps = counts.passes, total * counts.sequence_passes / counts.tokens
     return Observation(
-        # Where some had to wait there were more steps than the longest response has tokens.
-        steps=max(max(made.values()), total / batch if batch else 0),
-        sequence_steps=total,
-        context_tokens=sum(
-            count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items()
-        ),
+        steps=steps,
+        sequence_steps=sequence_steps,
+        context_tokens=contexts * sequence_steps / total,
         # What had been generated before is computed again like a prompt.
         prefill_tokens=sum(prompt_tokens[prompt] for prompt in prompts) + sum(stretch.begun.values()),
         seconds=stretch.seconds,
+        drafted_rows=counts.drafted,
     )
 
 
@@ -101,7 +109,7 @@ def plan_generation(
     samples_per_prompt: int,
     prompt_tokens: Sequence[int],
     predictor: LengthPredictor,
-    latency: LinearLatency,
+    latency: Latency,
     history: History,
     *,
     follows: bool = False,

@@ -32,9 +32,9 @@ class StepPlans:
         return None if self._ahead is None else self._ahead[1].plan.expected_instance_seconds
 
     def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
-        """The plan for these prompts; the one that was made ahead, where it is theirs."""
+        """The plan for these prompts; the one that was made ahead, where it is theirs and not out of date."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and purpose == "training" and ahead[0] == prompts:
+        if ahead is not None and purpose == "training" and ahead[0] == prompts and not self._is_outdated(ahead[1]):
             return ahead[1]
         training = purpose == "training"
         return self._cost_model.plan(
@@ -51,3 +51,8 @@ class StepPlans:
         plan = self.plan(prompts, samples_per_prompt, "training")
         self._ahead = prompts, plan
         return plan
+
+    def _is_outdated(self, plan: GenerationPlan) -> bool:
+        """Whether it was made while the first step was learnt, so that nothing was known of learning, and a learner
+        could not have followed it."""
+        return self._follows and plan.groups is None and self._cost_model.knows_learning

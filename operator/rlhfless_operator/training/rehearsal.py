@@ -8,7 +8,9 @@ from rlhfless_operator.planner.devices import (
     preparation_token_seconds,
     state_move_seconds,
 )
+from rlhfless_operator.planner.drafting import LONGEST_DRAFT, Drafts
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.measured_drafts import measured_drafts
 from rlhfless_operator.training.model_shape import find_shape
 from rlhfless_operator.training.requests import RequestBuilder
 
@@ -26,7 +28,11 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
     shape = find_shape(rehearsal.model or job.spec.model.source, field)
     profile = find_profile(shape, rehearsal.gpu, rehearsal.gpus, startup_seconds=rehearsal.startup)
     requests = RequestBuilder(job, JobFolder(""), "")
-    latency = profile.latency
+    latency = profile.latency.lines[0]
+    if rehearsal.draft_acceptance is not None:
+        drafts: Drafts | None = Drafts(rehearsal.draft_coverage, rehearsal.draft_acceptance)
+    else:
+        drafts = measured_drafts(rehearsal.trace)
     weight_load_seconds = profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load
     learner_gpus = job.spec.learning.processes or rehearsal.gpus
     return EmulationSettings(
@@ -36,6 +42,10 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         sequence_seconds=latency.sequence_seconds,
         context_seconds=latency.context_seconds,
         prefill_token_seconds=latency.prefill_token_seconds,
+        draft_seconds=latency.draft_seconds,
+        draft_coverage=drafts.coverage if drafts is not None else 0.0,
+        draft_acceptance=drafts.acceptance if drafts is not None else 0.0,
+        longest_draft=drafts.longest if drafts is not None else LONGEST_DRAFT,
         kv_tokens=profile.kv_tokens,
         max_batch=rehearsal.max_batch,
         prefix_cache=rehearsal.prefix_cache,

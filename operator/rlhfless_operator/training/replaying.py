@@ -34,7 +34,9 @@ class Replay:
     """Those of them that are not the same bit for bit."""
 
 
-async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platform: Platform) -> Replay:
+async def replay(
+    job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platform: Platform, *, keep: bool = False
+) -> Replay:
     """Learn all finished steps again, from the model as given, in the order that the run wrote down.
 
     Args:
@@ -42,6 +44,7 @@ async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platfor
         folder: of the run.
         status: as its last driver left it.
         platform: where a learner can be had.
+        keep: whether the replay's weights stay, in the folder `replay` of the run.
 
     Raises:
         NotReplayableError: the run has not kept what its steps learnt from.
@@ -57,14 +60,18 @@ async def replay(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus, platfor
         raise NotReplayableError(f"{folder.root} has no finished step yet: let the run go on")
     again = JobFolder(folder.replay)
     artifacts.remove(again.root)
-    requests = RequestBuilder(job, again, new_uid())
-    await platform.hold("learning", 1, Preload(job.spec.model, requests.initial))
-    request = partial(_request, requests, folder, status, batches)
-    result = await run_to_end(platform, request, retries=job.spec.limits.retries)
-    learned = LearnResult.model_validate(result)
-    pairs = [(status.weights, learned.weights), (status.critic, learned.critic)]
-    compared = [same for first, second in pairs if first and second for same in _compared(first, second)]
-    return Replay(status.step, len(compared), [name for name, same in compared if not same])
+    try:
+        requests = RequestBuilder(job, again, new_uid())
+        await platform.hold("learning", 1, Preload(job.spec.model, requests.initial))
+        request = partial(_request, requests, folder, status, batches)
+        result = await run_to_end(platform, request, retries=job.spec.limits.retries)
+        learned = LearnResult.model_validate(result)
+        pairs = [(status.weights, learned.weights), (status.critic, learned.critic)]
+        compared = [same for first, second in pairs if first and second for same in _compared(first, second)]
+        return Replay(status.step, len(compared), [name for name, same in compared if not same])
+    finally:
+        if not keep:
+            artifacts.remove(again.root)
 
 
 def kept_batch(folder: JobFolder, step: int) -> BatchReference:

@@ -84,8 +84,8 @@ class RequestBuilder:
 
     @property
     def drafts(self) -> bool:
-        """Whether tokens may be drafted, and responses are kept for it. An emulated GPU drafts none."""
-        return self._spec.generation.drafting == "auto" and self._spec.rehearsal is None
+        """Whether tokens may be drafted, and responses are kept for it."""
+        return self._spec.generation.drafting == "auto"
 
     @property
     def updates_per_step(self) -> int:

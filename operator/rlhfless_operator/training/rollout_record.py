@@ -64,6 +64,8 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
         "generation/tokens_per_pass": counts["tokens"] / counts["sequence_passes"],
         "generation/drafts/tried": float(counts["drafted"]),
         "generation/drafts/accepted": float(counts["accepted"]),
+        **({"generation/drafts/coverage": counts["matched"] / counts["looked_up"]} if counts.get("looked_up") else {}),
+        **({"generation/drafts/acceptance": counts["accepted"] / counts["judged"]} if counts.get("judged") else {}),
         "generation/drafts/seconds": counts["drafting_seconds"],
         "generation/drafts/unreadable": float(counts["unreadable"]),
     }

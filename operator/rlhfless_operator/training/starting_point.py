@@ -29,7 +29,7 @@ def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
     if gpu is None:
         return None
     try:
-        latency = find_profile(find_shape(source), gpu, gpus, startup_seconds=0.0).latency
+        latency = find_profile(find_shape(source), gpu, gpus, startup_seconds=0.0).latency.lines[0]
     except ValueError:
         return None
     return LinearLatency(**{name: scale * seconds for name, seconds in asdict(latency).items()})

@@ -5,7 +5,13 @@ import pytest
 
 from rlhfless_functions.generation.drafting.acceptance import Acceptance
 from rlhfless_functions.generation.drafting.costs import PassCosts, worthwhile
-from rlhfless_functions.generation.drafting.switch import FIRST_PAUSE, LONGEST_PAUSE, TRIAL_PASSES, Switch
+from rlhfless_functions.generation.drafting.switch import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_SEQUENCES,
+    TRIAL_PASSES,
+    Switch,
+)
 
 
 def padded(rows: int) -> int:
@@ -70,7 +76,7 @@ def test_a_prompt_whose_drafts_fail_is_expected_to_go_on_failing() -> None:
 
 
 def test_drafting_that_does_not_pay_is_tried_seldom_and_what_pays_in_a_tail_is_kept() -> None:
-    switch = Switch()
+    switch = Switch("cuda")
     on = {128: 0, 2: 0}
     for _ in range(20_000):
         for sequences, saved in ((128, 0.0), (2, 0.003)):
@@ -83,8 +89,18 @@ def test_drafting_that_does_not_pay_is_tried_seldom_and_what_pays_in_a_tail_is_k
 
 
 def test_drafting_that_begins_to_pay_is_found_out() -> None:
-    switch = Switch()
+    switch = Switch("cuda")
     for number in range(2000):
         if switch.on(4):
             switch.drafted(4, 0.002 if number > FIRST_PAUSE else 0.0, 0.001)
     assert switch.on(4)
+
+
+def test_on_a_cpu_the_tail_alone_drafts() -> None:
+    most = MOST_SEQUENCES["cpu"]
+    switch = Switch("cpu")
+    for _ in range(3 * TRIAL_PASSES):
+        assert switch.on(most)
+        switch.drafted(most, 0.002, 0.001)
+        assert not switch.on(most + 1)
+    assert Switch("cuda").on(most + 1)

@@ -61,7 +61,7 @@ class DraftExperience:
     def __init__(self, device: str) -> None:
         self.acceptance = Acceptance()
         self.costs = PassCosts(device)
-        self.switch = Switch()
+        self.switch = Switch(device)
 
 
 @dataclass
@@ -72,6 +72,12 @@ class DraftCounts:
     """Tokens drafted."""
     accepted: int = 0
     """Those that were right."""
+    judged: int = 0
+    """Those that were right, and the first wrong one of each draft."""
+    looked_up: int = 0
+    """Times that a sequence was looked up before a pass."""
+    matched: int = 0
+    """Times that there was something to draft for it."""
     seconds: float = 0.0
     """Time that looking for drafts and telling what became of them took."""
 
@@ -141,6 +147,9 @@ class Drafter:
         return {
             "drafted": self.counts.tried,
             "accepted": self.counts.accepted,
+            "judged": self.counts.judged,
+            "looked_up": self.counts.looked_up,
+            "matched": self.counts.matched,
             "drafting_seconds": self.counts.seconds,
             "unreadable": self._history.unreadable if self._history is not None else 0,
         }
@@ -170,6 +179,7 @@ class Drafter:
                 self._index.add(known)
             self._seat(active[self._stale[active]].tolist(), tokens_of)
             self._find(active)
+            self.counts.looked_up += len(active)
             return self._choose(active, remaining, rows, padded, most)
         finally:
             self._looked = time.perf_counter() - began
@@ -223,6 +233,7 @@ class Drafter:
         possible = (tokens >= 0) & (tokens < self._vocabulary) & (offsets < room[:, None])
         chances = learnt.acceptance.chances(row.matches[slots], width) * row.factors[slots][:, None]
         chances = np.where(np.logical_and.accumulate(possible, axis=1), np.minimum(chances, 1.0), 0.0)
+        self.counts.matched += int((chances[:, 0] >= _LEAST_CHANCE).sum())
         flat = chances.ravel()
         # Stable: of equal chances in a row the nearer token comes first, so that a choice has no gaps.
         order = np.argsort(-flat, kind="stable")
@@ -297,6 +308,7 @@ class Drafter:
             row.factors[slot] = acceptance.factor(prompt)
         self.counts.tried += len(drafts.tokens)
         self.counts.accepted += int(right.sum())
+        self.counts.judged += int(np.minimum(right + 1, tried).sum())
         return int(right.sum())
 
     def released(self, slots: Sequence[int], responses: Sequence[Sequence[int]]) -> None:

@@ -7,6 +7,10 @@ TRIAL_PASSES = 16
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
 """Passes without drafting after a balance that was negative: twice as many after each in a row."""
 _FORGET = 0.95
+MOST_SEQUENCES = {"cpu": 15}
+"""Most sequences of a pass that may draft, by device. In a batch that drains only tokens of the longest responses save
+passes. Those of others save a row, and a drafted row costs as much on a CPU. Measured by benchmarks/drafting_steps.py.
+"""
 
 
 @dataclass
@@ -19,13 +23,20 @@ class _Account:
 
 class Switch:
     """Counts passes, seconds that drafting took, and seconds that it saved, apart for batches of 1, 2 to 3, 4 to 7 and
-    so on: drafts that do not pay in a full batch do so in its tail. It outlives runs."""
+    so on: drafts that do not pay in a full batch do so in its tail. It outlives runs.
 
-    def __init__(self) -> None:
+    Args:
+        device: its type, which tells the largest batch that drafts.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
         self._accounts: dict[int, _Account] = {}
 
     def on(self, sequences: int) -> bool:
         """Whether a pass of so many may draft; to be asked once for each pass."""
+        if sequences > MOST_SEQUENCES.get(self._device, sequences):
+            return False
         account = self._account(sequences)
         if account.left == 0:
             return True

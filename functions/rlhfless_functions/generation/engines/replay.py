@@ -2,18 +2,20 @@
 
 For planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them. Like a
 real engine it batches continuously, admits a sequence when there is room in its batch and its KV cache, holds the
-others up while it prefills, decodes all of them a token at a time, and keeps keys and values of what it has computed
-at these weights, so that a sequence that comes back to it is not prefilled again.
+others up while it prefills, decodes all of them a token at a time, or as many as drafting gives on average, and keeps
+keys and values of what it has computed at these weights, so that a sequence that comes back to it is not prefilled
+again.
 """
 
 import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from rlhfless_functions.api import EngineRoom, WeightsReference
+from rlhfless_functions.api import DecodeCounts, EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -95,7 +97,7 @@ class ReplayEngine:
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
     ) -> "EmulatedBatch":
-        """Open a run. Nothing is drafted: a decode step is a token a sequence.
+        """Open a run. With drafts of any step before, as many tokens are drafted as make the least time a token.
 
         Raises:
             TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt
@@ -117,7 +119,7 @@ class ReplayEngine:
         }
         self._run = EmulatedBatch(
             self._emulation, tasks, lengths, sampling.max_response_tokens, budget, self._cached, self._cached_prompts,
-            self._clock, self._sleep,
+            self._clock, self._sleep, drafts=bool(drafts),
         )  # fmt: skip
         return self._run
 
@@ -148,6 +150,26 @@ def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) 
     return min(longest, max(wanted, len(task.response_tokens) + 1))
 
 
+class _Pace(NamedTuple):
+    """A decode step with some number of drafts for each sequence, on average."""
+
+    tokens: float
+    """That each sequence gets."""
+    rows: float
+    """That it has for drafts."""
+
+
+def _paces(emulation: EmulationSettings, longest_draft: int) -> list[_Pace]:
+    """Steps with 0, 1, 2, … drafts."""
+    coverage, tokens, chance = emulation.draft_coverage, 1.0, 1.0
+    paces = [_Pace(1.0, 0.0)]
+    for drafted in range(1, longest_draft + 1):
+        chance *= emulation.draft_acceptance
+        tokens += coverage * chance
+        paces.append(_Pace(tokens, coverage * drafted))
+    return paces
+
+
 class EmulatedBatch(EngineRun):
     """A share being emulated; see `EngineRun`. What is computed stays ahead of the clock by a decode step at most.
 
@@ -157,6 +179,7 @@ class EmulatedBatch(EngineRun):
             What they then grow beyond it is not charged.
         cached: tokens of the contexts that the engine holds already.
         cached_prompts: the prompts that it holds; those that the run computes are added.
+        drafts: whether there is anything to draft from.
     """
 
     def __init__(
@@ -170,11 +193,22 @@ class EmulatedBatch(EngineRun):
         cached_prompts: set[int],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        *,
+        drafts: bool = False,
     ) -> None:
+        longest_draft = emulation.longest_draft if emulation.draft_coverage * emulation.draft_acceptance > 0 else 0
         super().__init__(
-            tasks, EngineRoom(sequences=emulation.max_batch, kv_tokens=kv_tokens, keeps_contexts=emulation.prefix_cache)
+            tasks,
+            EngineRoom(
+                sequences=emulation.max_batch,
+                kv_tokens=kv_tokens,
+                keeps_contexts=emulation.prefix_cache,
+                longest_draft=longest_draft,
+            ),
         )
         self._emulation = emulation
+        self._paces = _paces(emulation, longest_draft if drafts else 0)
+        self._drafted = 0.0
         self._lengths = lengths
         self._longest = longest
         self._kv_tokens = kv_tokens
@@ -184,16 +218,41 @@ class EmulatedBatch(EngineRun):
         self._sleep = sleep
         self._begun = clock()
         self._elapsed = 0.0
-        self._steps = 0
-        self._context = 0
-        self._admitted_at: dict[Key, int] = {}
+        self._steps = 0.0
+        """Tokens that a sequence in the batch since the beginning would have."""
+        self._context = 0.0
+        self._admitted_at: dict[Key, float] = {}
         self._running: dict[Key, SequenceTask] = {}
-        self._ends: list[tuple[int, Key]] = []
+        self._ends: list[tuple[float, Key]] = []
 
     @property
     def running(self) -> int:
         """Sequences in the batch."""
         return len(self._running)
+
+    @property
+    def computed(self) -> ComputedTokens:
+        """What has been computed so far."""
+        made = sum(self._tokens_of(task) - len(task.response_tokens) for task in self._running.values())
+        return self._computed + ComputedTokens(response=made)
+
+    def decoding(self) -> DecodeCounts:
+        """How the tokens came about, where tokens may be drafted: what drafting does on average."""
+        counts = super().decoding()
+        if not counts.passes:
+            return counts
+        emulation, drafted = self._emulation, round(self._drafted)
+        accepted = min(counts.tokens - min(counts.tokens, counts.sequence_passes), drafted)
+        looked_up = counts.sequence_passes if len(self._paces) > 1 else 0
+        return counts.model_copy(
+            update={
+                "drafted": drafted,
+                "accepted": accepted,
+                "judged": min(drafted, round(accepted / emulation.draft_acceptance)),
+                "looked_up": looked_up,
+                "matched": round(emulation.draft_coverage * looked_up),
+            }
+        )
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
@@ -223,21 +282,26 @@ class EmulatedBatch(EngineRun):
 
     def _decode(self) -> None:
         emulation, batch = self._emulation, len(self._running)
-        self._elapsed += (
-            emulation.step_seconds + batch * emulation.sequence_seconds + self._context * emulation.context_seconds
-        )
-        self._steps += 1
-        self._context += batch
-        self._computed += ComputedTokens(response=batch)
+        plain = emulation.step_seconds + batch * emulation.sequence_seconds + self._context * emulation.context_seconds
+        row = batch * emulation.draft_seconds
+        pace = min(self._paces, key=lambda each: (plain + row * each.rows) / each.tokens)
+        self._elapsed += plain + row * pace.rows
+        self._steps += pace.tokens
+        self._context += batch * pace.tokens
+        if self.room.longest_draft:
+            self._drafted += batch * pace.rows
+            self._computed += ComputedTokens(passes=1, sequence_passes=batch)
 
     def _release(self) -> list[SequenceResult]:
         results = []
-        while self._ends and self._ends[0][0] <= self._steps:
+        while self._ends and self._ends[0][0] <= self._steps + 1e-9:
             _, key = heapq.heappop(self._ends)
             task = self._running[key]
             results.append(self._result(task, self._lengths[key]))
             del self._running[key]
-            self._context -= len(task.prompt_tokens) + self._lengths[key]
+            made = self._steps - self._admitted_at[key]
+            self._context -= len(task.prompt_tokens) + len(task.response_tokens) + made
+            self._computed += ComputedTokens(response=self._lengths[key] - len(task.response_tokens))
             self._cached.pop(key, None)
         return results
 
@@ -261,7 +325,7 @@ class EmulatedBatch(EngineRun):
 
     def _tokens_of(self, task: SequenceTask) -> int:
         """Response tokens of a running sequence."""
-        return len(task.response_tokens) + self._steps - self._admitted_at[task.prompt, task.index]
+        return len(task.response_tokens) + int(self._steps - self._admitted_at[task.prompt, task.index] + 1e-9)
 
     def _result(self, task: SequenceTask, tokens: int) -> SequenceResult:
         length = self._lengths[task.prompt, task.index]

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhfless_functions import weights as stored
 from rlhfless_functions.api import EngineRoom, WeightsReference
-from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
+from rlhfless_functions.generation.drafting.drafter import LONGEST_DRAFT, Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
@@ -114,7 +114,11 @@ class TransformersEngine:
         check_room(longest, budget)
         capacity = padded(longest)
         most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
-        room = EngineRoom(sequences=min(most_rows, max(1, budget // capacity)), kv_tokens=budget)
+        room = EngineRoom(
+            sequences=min(most_rows, max(1, budget // capacity)),
+            kv_tokens=budget,
+            longest_draft=0 if drafts is None else LONGEST_DRAFT,
+        )
         slots = min(len(tasks), room.sequences)
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
         cache = self._reserve(padded_rows(slots, self._device), capacity)

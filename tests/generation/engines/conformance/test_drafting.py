@@ -8,6 +8,7 @@ import pytest
 
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
 from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.generation.drafting import switch
 from rlhfless_functions.generation.engines.base import Engine, EngineRun, SequenceTask
 from rlhfless_functions.settings import SamplingSettings
 from rlhfless_functions.weights.tokenizers import load_tokenizer
@@ -59,6 +60,11 @@ def started(
 
 def by_key(run: EngineRun) -> Results:
     return {(result.prompt, result.index): result for result in finish(run)}
+
+
+@pytest.fixture(autouse=True)
+def batches_of_any_size_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "MOST_SEQUENCES", {})
 
 
 @pytest.fixture

@@ -292,7 +292,13 @@ class VllmEngine:
             slots = min(slots, max(1, budget // padded))
         check_room(longest, budget)
         # Its prefix cache has all but the block that a sequence was in.
-        room = EngineRoom(sequences=slots, kv_tokens=budget, keeps_contexts=True)
+        drafting = None if drafts is None else configuration.speculative_config
+        room = EngineRoom(
+            sequences=slots,
+            kv_tokens=budget,
+            keeps_contexts=True,
+            longest_draft=0 if drafting is None else drafting.num_speculative_tokens,
+        )
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None

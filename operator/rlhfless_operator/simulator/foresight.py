@@ -1,0 +1,91 @@
+"""What a policy expects of the lengths of a step's responses: what it has learnt, or what it is told beforehand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rlhfless_operator.planner.lengths import LengthEstimate
+from rlhfless_operator.planner.migration import Key
+from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.policies import PolicySettings
+
+LONG = 0.5
+"""Responses of at least this share of the longest that there may be are the long ones."""
+
+
+class Foresight:
+    """Expected lengths of one step, for its division and for its moves.
+
+    Args:
+        settings: of the policy; `told` says what it knows.
+        responses: with their true lengths.
+        estimates: what was learnt, by prompt.
+        longest: tokens at which responses are truncated.
+    """
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        responses: Sequence[Response],
+        estimates: Mapping[int, LengthEstimate],
+        longest: int,
+    ) -> None:
+        self._settings, self._responses, self._longest = settings, responses, longest
+        truth = {each.key: float(each.length) for each in responses}
+        self._truth = truth if "migration" in settings.told else {}
+        self._long: dict[Key, float] = {}
+        self._short: dict[Key, float] = {}
+        if "long" in settings.told:
+            # Who knows all that are long knows that no other one is.
+            estimates = {prompt: replace(each, runaways=0.0) for prompt, each in estimates.items()}
+            self._long = {key: length for key, length in truth.items() if length >= LONG * longest}
+        if "short" in settings.told:
+            # A long one is taken for one of the usual length, until it is longer.
+            self._short = {
+                key: length if length < LONG * longest else estimates[key[0]].mean for key, length in truth.items()
+            }
+        self._estimates = estimates
+
+    @property
+    def runaways(self) -> dict[int, float]:
+        """By prompt, the share of its responses that may run away without having been foreseen."""
+        surprise = "division" not in self._settings.told
+        return {prompt: each.runaways if surprise else 0.0 for prompt, each in self._estimates.items()}
+
+    def lengths(self) -> list[float]:
+        """[responses] expected tokens of each, for the division."""
+        if "division" in self._settings.told:
+            return [float(each.length) for each in self._responses]
+        if self._settings.planning != "optimal":
+            return [self._estimates[each.prompt].mean for each in self._responses]
+        groups: dict[int, list[Key]] = {}
+        for each in self._responses:
+            groups.setdefault(each.prompt, []).append(each.key)
+        foreseen: dict[Key, float] = {}
+        for prompt, keys in groups.items():
+            estimate = self._estimates[prompt]
+            foreseen.update({key: self._long[key] for key in keys if key in self._long})
+            foreseen.update(dict.fromkeys(keys[: round(len(keys) * estimate.runaways)], float(self._longest)))
+            others = [key for key in keys if key not in foreseen]
+            most = LONG * self._longest if self._long else float(self._longest)
+            for key, length in zip(others, estimate.quantiles(len(others)), strict=True):
+                foreseen[key] = min(most, self._short.get(key, length))
+        return [foreseen[each.key] for each in self._responses]
+
+    def outlook(self, key: Key, tokens: int) -> tuple[float, float]:
+        """Tokens that a response is expected to have to go still, and the chance that it is a runaway, for moves.
+
+        Args:
+            tokens: that it has.
+        """
+        if self._truth:
+            return self._truth[key] - tokens, 0.0
+        if key in self._long:
+            return self._long[key] - tokens, 0.0
+        estimate = self._estimates[key[0]]
+        if self._settings.planning != "optimal":
+            # The rules of the others look at counts and contexts, not at what is expected.
+            return max(0.0, estimate.mean - tokens), 0.0
+        if tokens < self._short.get(key, 0.0):
+            most, natural = self._longest - tokens, self._short[key] - tokens
+            return natural + estimate.runaways * (most - natural), estimate.runaways
+        return estimate.outlook(tokens, self._longest)
