@@ -67,10 +67,12 @@ def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> st
             " the other. Remove async, or name a pool without a deviceClass"
         )
     room = min(pool.gpus, pool.share_of(namespace))
-    if generating + beside > room:
+    needed = generating * job.spec.generation.instances.min + beside
+    if needed > room:
         return (
-            f"spec.async generates while it learns, which takes {generating + beside} GPUs at once, and the job may"
-            f" have {room} of pool {name}: remove async, ask for fewer GPUs a pod, or name another pool"
+            f"spec.async generates while it learns, which takes {needed} GPUs at once, and the job may have {room} of"
+            f" pool {name}: remove async, ask for fewer GPUs a pod, lower generation.instances.min or"
+            " learning.instances.max, or name another pool"
         )
     return None
 
