@@ -144,7 +144,8 @@ class DraftIndex:
     def _look_up_one(self, end: int, prompt: int) -> tuple[int, int]:
         """The same for one sequence: numpy takes longer for one than for ten."""
         tokens = self.tokens
-        known = tokens[end - MATCH : end].tolist()[::-1]
+        known = tokens[end - MATCH : end].tolist()
+        known.reverse()
         mixed, mixtures = 0, [0]
         for token, weight in zip(known, _FIRST_WEIGHTS, strict=False):
             mixed += token * weight
@@ -158,12 +159,16 @@ class DraftIndex:
                 continue
             seen, length = place, 0
             if tokens.item(place) != SEPARATOR:
-                for token, its in zip(known, tokens[place - MATCH : place].tolist()[::-1], strict=True):
+                before = tokens[place - MATCH : place].tolist()
+                before.reverse()
+                for token, its in zip(known, before, strict=True):
                     if token != its or token == SEPARATOR:
                         break
                     length += 1
             if length > longest:
                 best, longest = place, length
+                if length == MATCH:
+                    break
         return best, longest
 
     def _before(self, places: Integers) -> NDArray[np.int32]:
