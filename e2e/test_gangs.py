@@ -16,6 +16,8 @@ from harness.storage import Storage
 
 LEARNING: dict[str, Any] = {"processes": 1, "keepAlive": "5m", "instances": {"min": 1, "max": 2}}
 GIVEN: dict[str, Any] = {
+    # A step's learning lasts longer than it takes to find and delete one of its pods.
+    "algorithm": {"epochs": 4},
     # Adam divides a gradient by its own size: with a tiny epsilon, rounding alone would decide where gradients vanish.
     "optimizer": {"epsilon": 1e-3},
     "checkpoints": {"everySteps": 1},

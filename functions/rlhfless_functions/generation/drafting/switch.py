@@ -7,7 +7,7 @@ TRIAL_PASSES = 16
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
 """Passes without drafting after a balance that was negative: twice as many after each in a row."""
 _FORGET = 0.95
-MOST_SEQUENCES = {"cpu": 15}
+MOST_SEQUENCES = {"cpu": 7}
 """Most sequences of a pass that may draft, by device. In a batch that drains only tokens of the longest responses save
 passes. Those of others save a row, and a drafted row costs as much on a CPU. Measured by benchmarks/drafting_steps.py.
 """
