@@ -209,6 +209,12 @@ async def test_permissions_of_the_operators_account_are_looked_at(server: ApiSer
 
 
 @with_api_server
+async def test_the_quotas_of_a_served_namespace_are_looked_at(server: ApiServer) -> None:
+    findings = await ask(server.kubeconfig, SETTINGS.model_copy(update={"namespaces": ("team-a", "default")}))
+    assert "quota of team-a" in findings and "quota of default" not in findings
+
+
+@with_api_server
 async def test_a_cluster_without_knative_is_told_so(server: ApiServer) -> None:
     settings = SETTINGS.model_copy(update={"knative_namespace": "elsewhere"})
     findings = await ask(server.kubeconfig, settings)

@@ -62,14 +62,15 @@ async def preflight(
         api: the official client, with the cluster's configuration.
         settings: the operator's.
         job: also look at what this one needs; else at what the operator's own defaults need.
-        namespace: of jobs whose quotas are looked at; the job's own, or `default`, if left out.
+        namespace: of jobs whose quotas are looked at; if left out the job's own, or the first that the operator serves,
+            or `default`.
         service_account: `NAMESPACE/NAME` whose permissions are looked at; those of whoever asks if left out.
 
     Raises:
         UnavailableError: the API server does not answer.
     """
     look = ClusterLook(api, settings, service_account=service_account)
-    place = namespace or (job.metadata.namespace if job else None) or "default"
+    place = namespace or (job.metadata.namespace if job else None) or next(iter(settings.namespaces), "default")
     with suppress(ForbiddenError):
         await look.reach()
     stages = stages_of(settings, job, place)
