@@ -322,3 +322,26 @@ def test_an_acceptance_that_does_not_fit_is_refused(job: Path) -> None:
         job, "--gpu", "L40S", "--acceptance", "1.2"
     )
     assert "generation.drafting is never: set it to auto" in refusal(job, "--gpu", "L40S", "--acceptance", "0.5")
+
+
+def test_a_job_is_compared_with_itself_with_rollouts_that_go_ahead(job: Path) -> None:
+    rows = forecast(job, "--gpu", "H100")["ahead"]
+    assert [row["max_staleness"] for row in rows] == [0, 1, 2]
+    without, one, two = rows
+    assert without["staleness"] == 0 and 0 < one["staleness"] <= 1
+    # Two steps at most are under way with a staleness of 1.
+    assert without["seconds"] / 2 * (1 - 1e-9) <= one["seconds"] < without["seconds"]
+    assert one["seconds"] >= two["seconds"]
+    assert one["learning_busy"] > without["learning_busy"]
+    ahead = job.with_name("async.yaml")
+    document = yaml.safe_load(job.read_text())
+    document["spec"]["async"] = {"maxStaleness": 4}
+    ahead.write_text(yaml.safe_dump(document))
+    assert [row["max_staleness"] for row in forecast(ahead, "--gpu", "H100")["ahead"]] == [0, 1, 2, 4]
+
+
+def test_enough_actors_leave_the_learner_no_time_to_wait(job: Path) -> None:
+    found = forecast(job, "--gpu", "H100", "--median-tokens", "100")
+    assert found["matching_actors"] is None or 1 <= found["matching_actors"] <= 8
+    shown = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "H100"]).stdout
+    assert "With maxStaleness: 1" in shown

@@ -10,9 +10,12 @@ import numpy as np
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.planner.steps_ahead import period
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_ALL_THE_TIME = 0.99
+"""Part of its time in which a learner works that never waits."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Forecast:
         self._others = others or Others()
         self._instance_hour = instance_hour
         self._limits = limits
+        self._startup = instance.startup_seconds
         self._planner = Planner(
             samples, instance.latency, limits, instance.startup_seconds + instance.weight_load_seconds
         )
@@ -145,6 +149,38 @@ class Forecast:
     def front(self) -> list[dict[str, Any]]:
         """Plans from the fastest to the cheapest, none of which is beaten in both."""
         return [self._row(plan) for plan in self._planner.front()]
+
+    def ahead(self, weight: float, max_stalenesses: Sequence[int]) -> list[dict[str, Any]]:
+        """The plan at a weight, with rollouts that go ahead of the learner. The first row is the synchronous job.
+
+        Instances without work are kept, or started anew where that takes less; the learner's, too.
+        """
+        others = self._others
+        plan = self._planner.weighted(weight, other_seconds=others.seconds, other_instance_seconds=others.paid)
+        return [self._ahead_row(plan, most) for most in (0, *max_stalenesses)]
+
+    def matching_actors(self, max_staleness: int) -> int | None:
+        """The fewest actors beside which the learner has work all the time; None where not even the most suffice."""
+        rows = [self._ahead_row(plan, max_staleness) for plan in self._planner.front()]
+        return min((row["actors"] for row in rows if row["learning_busy"] >= _ALL_THE_TIME), default=None)
+
+    def _ahead_row(self, plan: Plan, max_staleness: int) -> dict[str, Any]:
+        others, startup = self._others, self._startup
+        work = [share.expected_seconds - startup for share in plan.shares]
+        found = period(work, others.seconds, max_staleness)
+        idle = found.seconds * (1 - found.generation_busy)
+        waiting = len(work) * min(startup, max(0.0, idle)) + min(startup, max(0.0, found.seconds - others.seconds))
+        generating = sum(work) + waiting
+        return {
+            "max_staleness": max_staleness,
+            "actors": len(work),
+            "seconds": found.seconds,
+            "generation_busy": min(1.0, found.generation_busy),
+            "learning_busy": min(1.0, found.learning_busy),
+            "staleness": found.staleness,
+            "instance_seconds": generating + others.instance_seconds,
+            "cost": f"{self._cost(generating + others.paid):f}",
+        }
 
     def _row(self, plan: Plan) -> dict[str, Any]:
         seconds = plan.expected_instance_seconds + self._others.instance_seconds

@@ -95,7 +95,9 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",
         "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
         "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front",
-        "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
+        "ahead": [{"max_staleness", "actors", "seconds", "generation_busy", "learning_busy", "staleness",
+        "instance_seconds", "cost"}], "matching_actors", "within_deadline", "within_budget"}`: of a step; seconds are of
+        the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -133,6 +135,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     )
     front = forecast.front()
     _check_budget(spec.budget, forecast, front, gpus)
+    most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -142,7 +145,9 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
         "startup_seconds": startup,
-        "asynchronous": spec.asynchronous is not None,
+        "max_staleness": most_stale,
+        "ahead": forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0})),
+        "matching_actors": forecast.matching_actors(most_stale or 1),
         "lengths": told,
         "drafting": spec.generation.drafting,
         "tokens_per_pass": _tokens_per_pass(question.trace),
@@ -310,13 +315,50 @@ def view(found: dict[str, Any]) -> Group:
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
         f"{_drafting(found)}"
     )
-    if found["asynchronous"]:
-        head += "\nasync is not in these numbers: they are of steps that wait for each other"
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
     parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
+    parts += [_ahead_table(found), _matching(found)]
     return Group(*parts)
+
+
+def _ahead_table(found: dict[str, Any]) -> Table:
+    table = Table(title="Rollouts that go ahead of the learner, in the long run", title_justify="left")
+    table.add_column("async")
+    headings = (
+        "actors",
+        "seconds",
+        "steps an hour",
+        "generation busy",
+        "learner busy",
+        "staleness",
+        "instance-seconds",
+    )
+    for heading in (*headings, "a step"):
+        table.add_column(heading, justify="right")
+    for row in found["ahead"]:
+        most = row["max_staleness"]
+        table.add_row(
+            ("maxStaleness: " + str(most) if most else "without")
+            + (", this job" if most == found["max_staleness"] else ""),
+            str(row["actors"]),
+            f"{row['seconds']:.1f}",
+            f"{3600 / row['seconds']:.0f}",
+            f"{row['generation_busy']:.0%}",
+            f"{row['learning_busy']:.0%}",
+            f"{row['staleness']:.1f}",
+            f"{row['instance_seconds']:.0f}",
+            format_money(Decimal(row["cost"]), found["currency"]),
+        )
+    return table
+
+
+def _matching(found: dict[str, Any]) -> str:
+    most, actors = found["max_staleness"] or 1, found["matching_actors"]
+    if actors is None:
+        return f"With maxStaleness: {most} the learner waits at times, with {found['actors_at_most']} actors, too."
+    return f"With maxStaleness: {most} and at least {actors} of the actors, the learner has work all the time."
 
 
 def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
