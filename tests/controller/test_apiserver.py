@@ -119,7 +119,7 @@ def test_steps_that_teach_nothing_are_a_condition_until_one_teaches_again(jobs: 
         jobs.apply(small_job(steps=5))
         status = jobs.wait("job", lambda status: condition(status, "StepsTeach").get("status") == "False")
         assert condition(status, "StepsTeach")["reason"] == "NothingToLearn"
-        assert "steps 1 to 3 taught nothing: the samples of every group" in condition(status, "StepsTeach")["message"]
+        assert "nothing to learn from: all samples of each group" in condition(status, "StepsTeach")["message"]
     with running_operator(tmp_path, emulation):
         let.add(4)
         jobs.wait("job", lambda status: "steps 1 to 4 taught" in condition(status, "StepsTeach")["message"])
