@@ -95,7 +95,7 @@ def test_a_job_tells_what_the_preflight_finds(jobs: Jobs) -> None:
     jobs.apply(small_job(steps=1))
     found = told(jobs, "ClusterReady", "False")
     assert found["reason"] == "PreflightFailed"
-    assert "has no settings of Knative Serving\nInstall Knative Serving, or say where it is" in found["message"]
+    assert "has no ConfigMaps of Knative Serving\nInstall Knative Serving, or name its namespace" in found["message"]
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded", "what can be done is done"
 
 

@@ -158,7 +158,7 @@ def event_of(pod: dict[str, Any], kind: str, reason: str, message: str) -> dict[
 
 def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) -> None:
     jobs.apply(small_job(steps=1, pods=LIMITS))
-    told = "pool default: pools.default.deviceClass is gpu.test, and there is no such DeviceClass; there is none at all"
+    told = "pool default: pools.default.deviceClass is gpu.test, but there is no such DeviceClass; the cluster has none"
     status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
     assert "Install the DRA driver of these GPUs" in condition(status, "ClusterReady")["message"]
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded", "emulated pods need no driver"
@@ -167,7 +167,7 @@ def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) ->
 def test_an_instance_that_needs_more_than_a_group_has_is_told_before_anything_runs(jobs: Jobs) -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
     jobs.apply(small_job(steps=1, learning={"pods": limits}))
-    told = "learning asks for 2 nvidia.com/gpu a pod, and pools.default.gpusPerGroup is 1"
+    told = "learning requests 2 nvidia.com/gpu per pod, but pools.default.gpusPerGroup is 1"
     status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
     assert condition(status, "ClusterReady")["reason"] == "PreflightFailed"
     assert "pools.default.gpusPerGroup: 2." in condition(status, "ClusterReady")["message"]
