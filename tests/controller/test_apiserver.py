@@ -100,7 +100,7 @@ def test_a_finished_job_that_is_changed_says_that_nothing_was_trained_with_it(jo
         jobs.patch("job", {"spec": {"optimizer": {"learningRate": 0.5}}})
         status = jobs.wait("job", lambda status: "since then" in status.get("message", ""))
         assert status["phase"] == "Succeeded"
-        changed = "since then spec.optimizer.learningRate was 1e-06 and is 0.5: nothing was trained with that"
+        changed = "since then spec.optimizer.learningRate was 1e-06 and is 0.5, which has no effect on a finished job"
         assert changed in status["message"]
 
 

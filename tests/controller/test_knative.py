@@ -108,7 +108,7 @@ def test_a_job_tells_why_its_pods_do_not_start_and_when_they_do(jobs: Jobs, knat
         knative.pod_status = None
     assert found["reason"] == "PodsFail"
     assert "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu." in found["message"]
-    assert "wait for what is in use, add nodes" in found["message"]
+    assert "wait until resources are free, add nodes" in found["message"]
 
     path = f"/api/v1/namespaces/{jobs.namespace}/pods"
 

@@ -83,7 +83,7 @@ def test_a_job_tells_of_pods_of_which_kubernetes_says_nothing_until_they_are_rea
     found = condition(status, "PodsHealthy")
     assert found["reason"] == "PodsFail"
     assert "Pending: the scheduler has not looked at it" in found["message"]
-    assert "see that kube-scheduler runs" in found["message"]
+    assert "check that kube-scheduler runs" in found["message"]
 
     path = f"/api/v1/namespaces/{jobs.namespace}/pods"
 
@@ -134,7 +134,7 @@ def test_a_job_tells_why_a_node_does_not_prepare_its_pods(
     found = condition(jobs.status("job"), "PodsHealthy")
     assert found["status"] == "False"
     assert "(its ResourceClaims: rlhfless-default-0-0): FailedPrepareDynamicResources: " in found["message"]
-    assert "see that the DRA driver of its GPUs runs on the pod's node" in found["message"]
+    assert "check that the DRA driver of its GPUs runs on the pod's node" in found["message"]
     # The driver has come back, for which the emulated pods can't wait.
     _, answer = jobs.server.request("GET", path)
     for pod in answer["items"]:

@@ -35,7 +35,7 @@ async def test_a_job_that_can_never_have_its_slots_is_told_so(
 @pytest.mark.parametrize(
     ("message", "remedy"),
     [
-        ("0/1 nodes are available: 1 cannot allocate all claims.", "give the pool no more gpus than its driver offers"),
+        ("0/1 nodes are available: 1 cannot allocate all claims.", "lower the pool's gpus to what its driver offers"),
         ("0/1 nodes are available: request gpu: device class gpu.test does not exist.", "kubectl get deviceclasses"),
     ],
 )
