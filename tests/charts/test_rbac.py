@@ -315,7 +315,7 @@ async def refusal(cluster: Cluster, namespace: str) -> str:
     function = StageFunction(identity, "generation", PodsSpec(), str(cluster.folder))
     async with connect() as client:
         knative = KnativeClient(client, field_manager="rlhfless")
-        with pytest.raises(PlatformUnavailableError, match="grant it, as its chart does") as caught:
+        with pytest.raises(PlatformUnavailableError, match="grant it, as the chart does") as caught:
             await JobObjects(knative, identity, [function], cluster.settings(), patience=5.0).create()
     return str(caught.value)
 
