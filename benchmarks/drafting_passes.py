@@ -3,10 +3,10 @@
     python benchmarks/drafting_passes.py measure [--model examples/quickstart/model] [--passes 40] [--json FILE]
     python benchmarks/drafting_passes.py gains [--passes FILE] [--steps FILE]
 
-Every set-up verifies drafts that are wrong, so that the batch stays as it is. The set-ups take turns, a pass each, on
-one thread, and the median of each counts. `gains` works out from these costs, and from what
-benchmarks/drafting_steps.py measured of drafts and batches, what drafting can bring a step: at which batches it pays,
-and for which row cost it would take 0.75 of the time.
+Every set-up verifies wrong drafts, which leave the batch unchanged. The set-ups take turns on one thread, a pass each,
+and the median of each counts. `gains` computes what drafting can save in a step, from these costs and from the drafts
+and batches that benchmarks/drafting_steps.py measured: the batches at which it is faster, and the row cost at which it
+would take 0.75 of the time.
 """
 
 from __future__ import annotations

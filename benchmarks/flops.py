@@ -7,7 +7,7 @@ PaLM (arXiv 2204.02311, appendix B) counts, for each token, 6 operations for eac
     an adapter     (4 · frozen + 6 · adapter) · tokens           + 12 · layers · hidden · pairs
 
 - A frozen parameter has no gradient of its own: 2 operations forward, and 2 to pass the gradient on.
-- `pairs` are a token and one that it sees, itself included. Attention is causal, so that a sequence of n tokens has
+- `pairs` are a token and one that it sees, itself included. Attention is causal, so a sequence of n tokens has
   n · (n + 1) / 2 of them: half of n tokens with a context of n each.
 - An embedding is looked up, not multiplied with. The output layer counts for tokens that have logits, which those of
   responses do alone; counted for all, the utilisation would come out higher.

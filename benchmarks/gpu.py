@@ -11,7 +11,7 @@
   length, learning rate, number formats and engine: vLLM, on TRL's side colocated, where it is installed and the device
   is a GPU, transformers elsewhere. 0.5b trains all weights; 7b an adapter of rank 16 on both sides, as all weights
   with AdamW don't fit 80 GB. The ratio is that of the medians of the steps after the first. Random models as good as
-  never end a response, so that all are as long as may be; both sides tell how long theirs were.
+  never end a response, and all reach the longest length; both sides report their lengths.
 - `weights`: publishing another version and taking it over in live engines, in seconds and GB/s.
 - `sleep`: giving the device's memory back between two requests and taking it again, by generation and by the learner;
   on a CPU the bytes are the process's resident ones, of which its allocator gives little back.
@@ -115,7 +115,7 @@ def measure_part(part: str, name: str, folder: Path, threads: int, limit: float)
     }
     began = time.monotonic()
     with log.open("w") as file:
-        # A session of its own, so that whatever it has started ends with it.
+        # Run it in a session of its own, to end all of its descendants with it.
         process = subprocess.Popen(
             [*command, "--scratch", str(folder)],
             stdout=file,

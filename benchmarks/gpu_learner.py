@@ -22,7 +22,7 @@ def measure(name: str, model: Path) -> dict[str, Any]:
     from rlhfless_functions.learning.step import train_step
 
     work = WORK[name]
-    # Twice a step's response, so that lengths differ as much as where a response ends by itself.
+    # Twice a step's response: lengths then vary as much as for responses that end by themselves.
     response = 2 * work.response_tokens
     samples = draw_samples(
         work.prompts, prompt=work.prompt_tokens, response=response, vocabulary=SHAPES[name].vocabulary

@@ -6,9 +6,8 @@ On the quickstart's model and on one of 126 MB with random weights, in float32, 
 
 - Bytes a step: a step of `rlhfless run`, as the job's own metrics tell them, and the seconds to publish a version.
 - Taking over: seconds in which a live transformers engine has the next version, checksums compared (fastest of ten).
-- Memory: what a process that has computed with the policy holds for itself (Linux's anonymous pages). A backbone below
-  an adapter is memory-mapped: its pages are the file cache's, of which there is one for all processes of a machine,
-  whichever job they are of.
+- Memory: private memory of a process that has computed with the policy (Linux's anonymous pages). A backbone below an
+  adapter is memory-mapped: its pages belong to the file cache, which all processes of all jobs on a machine share.
 - Reference: log-probabilities by the reference policy of a trained version, the backbone with the adapter off, against
   those of the model that was given. The largest difference must be 0.
 """

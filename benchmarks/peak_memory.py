@@ -44,7 +44,7 @@ class PeakMemory:
 
 
 def gpu_bytes() -> int | None:
-    """Bytes in use on all GPUs, whoever uses them; None without a GPU."""
+    """Bytes in use on all GPUs by all processes; None without a GPU."""
     lines = gpu_query("memory.used")
     with suppress(ValueError):
         return sum(2**20 * int(line) for line in lines) if lines else None

@@ -3,9 +3,10 @@
     python benchmarks/planner.py [--json]
 
 Each row plans a step in full, from sample objects to shares: the median processor time of several plans. Lengths are
-lognormal by prompt with noise in the group and a few per cent at the cap; each sample of a group has its own expected
-length, so that nothing is made easy. The last rows plan a whole step (`plan_step`), as the simulator does and as live
-jobs do, with and without a limit of a batch, and show the least of several, since other work on a machine only adds.
+lognormal by prompt with noise in the group and a few per cent at the cap. Each sample of a group has its own expected
+length, which is the hardest case. The last rows plan a whole step (`plan_step`), as the simulator and live jobs do,
+with and without a limit on the batch. They show the minimum of several runs, because other work on a machine only adds
+time.
 """
 
 import argparse

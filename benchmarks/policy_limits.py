@@ -1,4 +1,4 @@
-"""What anyone could reach in a scenario: the least GPU-seconds of a step in a given time, whatever the policy."""
+"""The limits of every policy in a scenario: the fewest GPU-seconds of a step within a given time."""
 
 import math
 from collections.abc import Mapping, Sequence

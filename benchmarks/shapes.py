@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """A training step of a shape, the same for whoever takes it."""
+    """A training step of a shape, the same for all frameworks."""
 
     prompts: int
     """Of a step, with eight samples each."""

@@ -1,7 +1,7 @@
 """A quickstart step by rlhfless against one by TRL's GRPOTrainer: same model, data, sizes and threads, one run.
 
-The two take turns on the machine, `--rounds` times, so that a machine whose speed drifts is drifting for both. What is
-compared is the median wall time of a step after the first, which pays for start-up on both sides.
+The two take turns on the machine, `--rounds` times: a drift of the machine's speed affects both. The benchmark compares
+the median wall time of the steps after the first, which includes start-up on both sides.
 
     python benchmarks/step_time.py [--steps 6] [--rounds 2] [--threads 2] [--output results.json]
 """

@@ -188,7 +188,7 @@ def test_a_job_goes_on_from_every_fault_of_its_steps(tiny_job: MakeJob) -> None:
         file = with_reward(body, steps=1)
         error = the_error(run(file))
         assert error.startswith(f"error: reward 'digits' {complaint}")
-        assert "mend it, or set its onError to unscorable" in error
+        assert "correct it, or set its onError to unscorable" in error
         assert_failed(file, error)
         assert status_of(file)["step"] == 0
 
@@ -208,7 +208,7 @@ def test_a_job_goes_on_from_every_fault_of_its_steps(tiny_job: MakeJob) -> None:
     file = with_reward(fine, steps=2)
     ended = run(file)
     assert ended.returncode == 0, ended.stderr
-    assert "going on after step 1" in ended.stderr
+    assert "resuming after step 1" in ended.stderr
     assert "step 1/2" not in ended.stderr, "that was said when it was done"
     assert status_of(file)["step"] == 2
 
@@ -278,7 +278,7 @@ def test_weights_that_are_not_what_was_published_are_one_error_and_the_restored_
     weights.write_bytes(content)
     ended = run(file)
     assert ended.returncode == 0, ended.stderr
-    assert "going on after step 1" in ended.stderr
+    assert "resuming after step 1" in ended.stderr
 
 
 def test_an_adapter_of_another_base_is_one_error_and_the_job_goes_on_with_its_own(
@@ -299,7 +299,7 @@ def test_an_adapter_of_another_base_is_one_error_and_the_job_goes_on_with_its_ow
     shutil.copy(tiny_model / "model.safetensors", source)
     ended = run(file)
     assert ended.returncode == 0, ended.stderr
-    assert "going on after step 1" in ended.stderr
+    assert "resuming after step 1" in ended.stderr
 
 
 # --- where the artifacts go ---

@@ -132,4 +132,4 @@ def test_the_operator_says_what_it_has_not_been_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RLHFLESS_FUNCTIONS_IMAGE", "functions")
     result = call("operator", "--leader-elect")
     assert result.returncode == 1
-    assert "say where the Lease is, with --lease-namespace" in result.stderr
+    assert "needs the Lease's namespace; give --lease-namespace" in result.stderr

@@ -158,7 +158,7 @@ IDLE = Page(
         ),
         _number(
             "Work reassigned",
-            "Shares that went on elsewhere because their instance was lost or they were cut, in the time shown.",
+            "Shares that moved to another instance: theirs was lost, or the driver moved them, in the time shown.",
             within("rlhfless_reassignments_total"),
         ),
         Panel(

@@ -1,4 +1,4 @@
-"""The command line, `rlhfless`: what each command is given, and whom it asks."""
+"""The command line, `rlhfless`: the commands with their options."""
 
 import asyncio
 import importlib.util
@@ -26,13 +26,14 @@ JobFile = Annotated[Path, typer.Argument(help="The job document (YAML).")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="PATH=VALUE", help="A value of the document, such as spec.steps=5; several may be given."
+        "--set", metavar="PATH=VALUE", help="Override a value of the document, such as spec.steps=5; repeatable."
     ),
 ]
 
 
 def main() -> None:
-    """Entry point. A fault is one line on standard error and exit status 1; a bad job document exits with 2."""
+    """Entry point. An error prints one line to standard error and exits with 1; an invalid job document exits with
+    2."""
     try:
         app()
     except InvalidJobError as error:
@@ -44,15 +45,17 @@ def main() -> None:
 @app.command()
 def run(
     job_file: JobFile,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: delete what the job has made so far.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the job's outputs and start over.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before deleting.")] = False,
     artifacts_uri: Annotated[str | None, typer.Option("--artifacts", help="Instead of spec.artifacts.uri.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to share out; all cores if left out.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads for all instances; all cores by default.")
+    ] = None,
     settings: Settings = None,
 ) -> None:
-    """Train on this machine. A job that was interrupted goes on; one that is finished says so.
+    """Train on this machine. Running it again resumes an interrupted job.
 
-    The exit status is 3 if the next step would take the job past spec.budget.
+    The exit status is 3 if the next step would exceed spec.budget.
     """
     from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
     from rlhfless_operator.training.budget import BudgetExhaustedError
@@ -68,16 +71,16 @@ def run(
     except JobFinishedError as error:
         typer.echo(str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        _fail("stopped; the same command goes on from here", status=128 + signal.SIGINT)
+        _fail("stopped; run the same command to resume", status=128 + signal.SIGINT)
     except BudgetExhaustedError as error:
-        _fail(f"suspended: {error}; the same command goes on from here", status=3)
+        _fail(f"suspended: {error}; run the same command to resume", status=3)
     except UserError as error:
         _fail(str(error))
 
 
 @app.command()
 def validate(job_file: JobFile, settings: Settings = None) -> None:
-    """Say everything that is wrong with a job document, and with the files that it names: field, line and remedy."""
+    """Check a job document and its files, and print each fault with its field, line and remedy."""
     from rlhfless_operator.job.file_contents import not_checked
 
     job = load_job(job_file, packages=True, settings=settings or ())
@@ -90,10 +93,15 @@ def validate(job_file: JobFile, settings: Settings = None) -> None:
 def convert(
     configuration: Annotated[Path, typer.Argument(help="TRL's GRPO or verl's configuration: YAML, or a script.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the job into this file.")] = None,
-    peer: Annotated[Literal["trl", "verl"] | None, typer.Option("--from", help="Whose; told by its names.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="That TRL is launched with: its batch size depends on it.")] = 1,
+    peer: Annotated[
+        Literal["trl", "verl"] | None,
+        typer.Option("--from", help="Framework of the configuration; detected by default."),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that TRL runs with, which its batch size depends on.")
+    ] = 1,
 ) -> None:
-    """Write a job that means what a configuration of TRL or verl does; say what each field became, and what is left."""
+    """Convert a configuration of TRL or verl to a job, and report each field that was converted or left out."""
     from rlhfless_operator.convert import convert_trl, convert_verl, job_yaml, read_configuration, table
 
     whose, given = read_configuration(configuration, peer)
@@ -104,7 +112,7 @@ def convert(
         typer.echo(text, nl=False)
     else:
         if output.exists():
-            _fail(f"{output} is there already; name another file")
+            _fail(f"{output} already exists; name another file")
         output.write_text(text, encoding="utf-8")
     typer.echo(table(conversion), err=True)
 
@@ -114,19 +122,19 @@ def try_reward(
     job_file: JobFile,
     responses: Annotated[
         Path | None,
-        typer.Option(help='Of these: JSONL of {"response": …} with "row" or "prompt", or lines of text.'),
+        typer.Option(help='Responses to score: JSONL of {"response": …} with "row" or "prompt", or lines of text.'),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Else: how many of the first prompts to answer.")] = 4,
-    samples: Annotated[int, typer.Option(min=1, help="Else: how many answers to each.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="Without responses: number of prompts to answer.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Without responses: number of answers to each prompt.")] = 4,
     row: Annotated[
         int | None,
-        typer.Option(min=0, help="Row of the prompt of responses that name none; one after the other if left out."),
+        typer.Option(min=0, help="Row of the prompt for responses that name none; by default one row after the other."),
     ] = None,
-    evaluation: Annotated[bool, typer.Option("--evaluation", help="With the evaluation's data and rewards.")] = False,
+    evaluation: Annotated[bool, typer.Option("--evaluation", help="Use the evaluation's data and rewards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Score given responses, or some that the model samples here, and train nothing.
+    """Score given responses, or responses that the model samples, without training.
 
     The exit status is 1 if a reward fails, or if no response has a reward.
     """
@@ -160,34 +168,37 @@ app.command()(probe)
 def plan(
     job_file: JobFile,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", "--device", help="H100, H200, A100 or L40S; what there is if left out.")
+        str | None, typer.Option("--gpu", "--device", help="H100, H200, A100 or L40S; detected by default.")
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", "--tensor-parallel", help="GPUs of an instance, with tensor parallelism.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or name, instead of model.source.")] = None,
     trace: Annotated[
-        str | None, typer.Option(help="Lengths of an earlier run: its folder, or a trace in Parquet.")
+        str | None, typer.Option(help="Response lengths: the folder of an earlier run, or a trace in Parquet.")
     ] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="Chance that a drafted token is right; what the trace's run had if left out.")
+        float | None,
+        typer.Option(help="Probability that a drafted token is right; by default that of the trace's run."),
     ] = None,
     median_tokens: Annotated[
-        float | None, typer.Option(help="Median response, without a trace; a quarter of the longest if left out.")
+        float | None, typer.Option(help="Median response without a trace; by default a quarter of the longest.")
     ] = None,
-    startup: Annotated[str | None, typer.Option(help="Start-up of an instance, such as 30s.")] = None,
+    startup: Annotated[str | None, typer.Option(help="Start-up time of an instance, such as 30s.")] = None,
     instance_hour: Annotated[str | None, typer.Option(help="Price of an instance for an hour.")] = None,
     weights: Annotated[
-        list[float] | None, typer.Option("--lambda", help="Weight of cost against time; several may be given.")
+        list[float] | None, typer.Option("--lambda", help="Weight of cost against time; repeatable.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Longest time of a step, such as 90s: the cheapest plan.")
+        str | None, typer.Option(help="Find the cheapest plan whose step takes at most this long, such as 90s.")
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Most money for a step: the fastest plan.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Find the fastest plan whose step costs at most this much.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Forecast a job before paying for it: actors, seconds and money of a step, the front, and the lower bound."""
+    """Forecast a step before paying for it: actors, seconds, money, the Pareto front and the lower bound."""
     from rich.console import Console
 
     from rlhfless_operator.simulator.forecast import WEIGHTS
@@ -230,12 +241,12 @@ def simulate(
     gpu_hour: Annotated[float | None, typer.Option(min=0, help="Price of a GPU for an hour, in dollars.")] = None,
     cost_weight: Annotated[float | None, typer.Option("--lambda", help="Weight of cost against time.")] = None,
     acceptance: Annotated[
-        float | None, typer.Option(help="Everybody drafts, and a drafted token is right with this chance.")
+        float | None, typer.Option(help="Let all policies draft; the probability that a drafted token is right.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
 ) -> None:
-    """Compare planning policies with their peers on simulated GPUs."""
+    """Compare planning policies on simulated GPUs."""
     from rich.console import Console
 
     from rlhfless_operator.simulator.command import Assumptions, run_command
@@ -251,24 +262,28 @@ def simulate(
 
 @app.command()
 def preflight(
-    job_file: Annotated[Path | None, typer.Argument(help="Also look at what this job needs.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Of jobs, for their quotas; the job's own, or default.")] = None,
+    job_file: Annotated[Path | None, typer.Argument(help="Also check what this job needs.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Namespace of jobs, to check its quotas; by default the job's.")
+    ] = None,
     knative_namespace: Annotated[str | None, typer.Option(help="Instead of RLHFLESS_KNATIVE_NAMESPACE.")] = None,
     artifacts_uri: Annotated[str | None, typer.Option("--artifacts", help="Instead of RLHFLESS_ARTIFACTS.")] = None,
     service_account: Annotated[
-        str | None, typer.Option(help="NAMESPACE/NAME of the operator, to look at its permissions, not yours.")
+        str | None, typer.Option(help="NAMESPACE/NAME of the operator's account, to check its permissions, not yours.")
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="First show what to change of Knative, ask, and do it.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Show the needed changes of Knative, ask, and apply them.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before changing anything.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Say what a cluster lacks for jobs to run, and how to set it. Settings are the operator's, from RLHFLESS_*.
+    """Check that a cluster can run jobs, and print remedies. The operator's settings come from RLHFLESS_* variables.
 
-    The exit status is 1 if something keeps jobs from running.
+    The exit status is 1 if a problem keeps jobs from running.
     """
     if importlib.util.find_spec("kubernetes") is None:
-        _fail("this installation talks to no cluster; pip install 'rlhfless[operator]'")
+        _fail("the Kubernetes client is not installed; pip install 'rlhfless[operator]'")
     from kubernetes.aio.config import ConfigException
 
     from rlhfless_operator import preflight as checks
@@ -281,9 +296,9 @@ def preflight(
     environment |= {name: value for name, value in given.items() if value is not None}
     job = load_job(job_file, settings=settings or ()) if job_file is not None else None
     if yes and not fix:
-        _fail("--yes answers what --fix asks: give that too")
+        _fail("--yes works only with --fix; give both")
     if fix and as_json:
-        _fail("--fix shows its changes to people: leave out --json")
+        _fail("--fix can't be combined with --json; remove --json")
 
     async def look() -> list[checks.Finding]:
         cluster = ClusterSettings.from_environment(environment)
@@ -297,7 +312,7 @@ def preflight(
     try:
         findings = asyncio.run(look())
     except ConfigException as error:
-        _fail(f"no cluster is named: {error}; set KUBECONFIG")
+        _fail(f"no cluster is configured: {error}; set KUBECONFIG")
     except (UserError, UnavailableError) as error:
         _fail(str(error))
     typer.echo(json.dumps([vars(finding) for finding in findings]) if as_json else checks.describe(findings))
@@ -308,16 +323,18 @@ def preflight(
 def operator(
     leader_elect: Annotated[
         bool | None,
-        typer.Option(help="Of several replicas let one lead, by a Lease; if left out, only inside a cluster."),
+        typer.Option(help="Elect one of several replicas by a Lease; by default only inside a cluster."),
     ] = None,
-    lease_namespace: Annotated[str | None, typer.Option(help="Of the Lease; the pod's own if left out.")] = None,
+    lease_namespace: Annotated[str | None, typer.Option(help="Namespace of the Lease; by default the pod's.")] = None,
     lease_name: Annotated[str, typer.Option(help="Of the Lease.")] = "rlhfless-operator",
-    log_format: Annotated[Literal["json", "text"], typer.Option(help="For log collectors, or for people.")] = "json",
-    verbose: Annotated[bool, typer.Option(help="Also log what helps to find a fault in the operator.")] = False,
+    log_format: Annotated[
+        Literal["json", "text"], typer.Option(help="JSON for log collectors, or text for people.")
+    ] = "json",
+    verbose: Annotated[bool, typer.Option(help="Also log details for debugging the operator.")] = False,
 ) -> None:
-    """Run the jobs of a cluster: the one that KUBECONFIG names, or the one that this process is in.
+    """Run the jobs of a cluster: the one in KUBECONFIG, or the one that this process runs in.
 
-    Settings are environment variables, RLHFLESS_FUNCTIONS_IMAGE and so on; the Helm chart sets them.
+    Settings are environment variables such as RLHFLESS_FUNCTIONS_IMAGE; the Helm chart sets them.
     """
     from rlhfless_operator.controller.functions import knative_platforms
     from rlhfless_operator.controller.leadership import Election, LeadershipLostError, own_namespace
@@ -330,7 +347,7 @@ def operator(
         namespace = lease_namespace or own_namespace()
         elect = namespace is not None if leader_elect is None else leader_elect
         if elect and namespace is None:
-            _fail("--leader-elect outside a cluster: say where the Lease is, with --lease-namespace")
+            _fail("--leader-elect outside a cluster needs the Lease's namespace; give --lease-namespace")
         election = Election(namespace, lease_name) if elect and namespace else None
         configure_logs(log_format, verbose=verbose)
         asyncio.run(Operator(settings, knative_platforms, election=election).run())
@@ -355,7 +372,7 @@ def reference() -> None:
 
 
 def _products_of_nodes() -> list[str]:
-    """What the nodes of a cluster have, where this installation talks to one."""
+    """GPU products of the cluster's nodes; empty if there is no cluster or no Kubernetes client."""
     if importlib.util.find_spec("kubernetes") is None:
         return []
     from rlhfless_operator.controller.nodes import products_of_nodes

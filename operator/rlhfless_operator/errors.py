@@ -1,9 +1,9 @@
-"""Faults that are the user's to mend: their message is all that the command line shows of them."""
+"""Errors that the user can fix. The command line shows only their message."""
 
 
 class UserError(Exception):
-    """One sentence that names what is wrong and the remedy."""
+    """An error whose message says what is wrong and what to do about it."""
 
 
 class StoreUnavailableError(UserError):
-    """The artifact store does not answer; the job goes on from where it was once it does."""
+    """The artifact store does not answer. The job resumes once it does."""

@@ -1,4 +1,4 @@
-"""How numbers are written wherever a person reads them: the terminal, the report, the model card."""
+"""Format numbers for people: in the terminal, the report and the model card."""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def format_percent(share: float) -> str:
 
 
 def averaged(values: Sequence[float], count: int) -> list[float]:
-    """At most `count` values: means over neighbouring stretches of equal length, finite values only.
+    """Reduce values to at most `count`: means of the finite values in neighbouring stretches of equal length.
 
     A stretch without any finite value is NaN.
     """
@@ -54,7 +54,7 @@ def averaged(values: Sequence[float], count: int) -> list[float]:
 def sparkline(values: Sequence[float], width: int) -> str:
     """A line of at most `width` block characters between the least and the greatest value.
 
-    What is not finite is a space.
+    Values that are not finite become spaces.
     """
     shown = averaged(values, max(1, width))
     finite = [value for value in shown if math.isfinite(value)]

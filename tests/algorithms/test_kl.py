@@ -148,7 +148,7 @@ def test_the_weighted_k3_has_its_value_and_the_true_gradient_at_any_distance(
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_k2_and_k3_are_refused_in_the_reward(estimator: str) -> None:
-    with pytest.raises(ValueError, match=f"{estimator} in the reward has another gradient than the KL"):
+    with pytest.raises(ValueError, match=f"{estimator} in the reward has a different gradient from the KL's"):
         KlSettings(coefficient=0.1, placement="reward", estimator=estimator)
 
 

@@ -160,7 +160,7 @@ def a_request(**changes: Any) -> bytes:
 
 @pytest.mark.parametrize("protocol", ["2.0", "0.9", "10.0", "", "x"])
 def test_an_unknown_major_version_is_refused_by_name(protocol: str) -> None:
-    with pytest.raises(UnsupportedProtocolError, match=f"'{protocol}' is not supported: this side speaks 1.0"):
+    with pytest.raises(UnsupportedProtocolError, match=f"'{protocol}' is not supported: this side uses 1.0"):
         parse_request(a_request(protocol=protocol))
     with pytest.raises(UnsupportedProtocolError, match="same release of rlhfless"):
         parse_event(dump_event(Started(instance="i", protocol=protocol)))

@@ -315,7 +315,7 @@ async def refusal(cluster: Cluster, namespace: str) -> str:
     function = StageFunction(identity, "generation", PodsSpec(), str(cluster.folder))
     async with connect() as client:
         knative = KnativeClient(client, field_manager="rlhfless")
-        with pytest.raises(PlatformUnavailableError, match="grant it, as its chart does") as caught:
+        with pytest.raises(PlatformUnavailableError, match="grant it, as the chart does") as caught:
             await JobObjects(knative, identity, [function], cluster.settings(), patience=5.0).create()
     return str(caught.value)
 
@@ -367,7 +367,7 @@ def test_where_pods_use_gpus_in_turns_the_rights_for_that_are_granted_and_used(
             wait_for(lambda: cluster.audit.used(name).keys() >= turns)
             if not only:
                 told = condition(status, "ClusterReady")
-                assert "pools.default.deviceClass is gpu.test, and there is no such DeviceClass" in told["message"]
+                assert "pools.default.deviceClass is gpu.test, but there is no such DeviceClass" in told["message"]
     finally:
         cluster.knative.admit = None
     assert cluster.audit.denied(name) == []

@@ -114,11 +114,11 @@ FORBIDDEN = 'User "x" cannot create resource "resourceclaims" in API group "reso
     [
         (NO_CLASS, "kubectl get deviceclasses"),
         ("0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims.", "kubectl get resourceslices"),
-        ("0/2 nodes are available: 2 resourceclaim not available on the node.", "make room there"),
+        ("0/2 nodes are available: 2 resourceclaim not available on the node.", "free resources there"),
         ("SchedulerError: status.reservedFor: Too many: 257: must have at most 256 items", "end other jobs"),
         (CALLED, "quickRelease.port"),
         (DENIED, "kubectl get resourceclaims"),
-        ("a has no slots: the operator's webhook was not asked about it", "MutatingWebhookConfiguration"),
+        ("a has no slots: the API server did not call the operator's webhook for it", "MutatingWebhookConfiguration"),
         (MISSING, "delete the pod"),
         ("a: Pending: the scheduler has not looked at it, though its ResourceClaims are there", "kube-scheduler"),
         ("a: Pending: its node has not prepared it for 15 s (its ResourceClaims: c)", "driver may not run on the node"),

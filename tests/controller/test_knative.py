@@ -95,7 +95,7 @@ def test_a_job_tells_what_the_preflight_finds(jobs: Jobs) -> None:
     jobs.apply(small_job(steps=1))
     found = told(jobs, "ClusterReady", "False")
     assert found["reason"] == "PreflightFailed"
-    assert "has no settings of Knative Serving\nInstall Knative Serving, or say where it is" in found["message"]
+    assert "has no ConfigMaps of Knative Serving\nInstall Knative Serving, or name its namespace" in found["message"]
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded", "what can be done is done"
 
 
@@ -108,7 +108,7 @@ def test_a_job_tells_why_its_pods_do_not_start_and_when_they_do(jobs: Jobs, knat
         knative.pod_status = None
     assert found["reason"] == "PodsFail"
     assert "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu." in found["message"]
-    assert "wait for what is in use, add nodes" in found["message"]
+    assert "wait until resources are free, add nodes" in found["message"]
 
     path = f"/api/v1/namespaces/{jobs.namespace}/pods"
 

@@ -83,7 +83,7 @@ def test_a_job_tells_of_pods_of_which_kubernetes_says_nothing_until_they_are_rea
     found = condition(status, "PodsHealthy")
     assert found["reason"] == "PodsFail"
     assert "Pending: the scheduler has not looked at it" in found["message"]
-    assert "see that kube-scheduler runs" in found["message"]
+    assert "check that kube-scheduler runs" in found["message"]
 
     path = f"/api/v1/namespaces/{jobs.namespace}/pods"
 
@@ -134,7 +134,7 @@ def test_a_job_tells_why_a_node_does_not_prepare_its_pods(
     found = condition(jobs.status("job"), "PodsHealthy")
     assert found["status"] == "False"
     assert "(its ResourceClaims: rlhfless-default-0-0): FailedPrepareDynamicResources: " in found["message"]
-    assert "see that the DRA driver of its GPUs runs on the pod's node" in found["message"]
+    assert "check that the DRA driver of its GPUs runs on the pod's node" in found["message"]
     # The driver has come back, for which the emulated pods can't wait.
     _, answer = jobs.server.request("GET", path)
     for pod in answer["items"]:
@@ -158,7 +158,7 @@ def event_of(pod: dict[str, Any], kind: str, reason: str, message: str) -> dict[
 
 def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) -> None:
     jobs.apply(small_job(steps=1, pods=LIMITS))
-    told = "pool default: pools.default.deviceClass is gpu.test, and there is no such DeviceClass; there is none at all"
+    told = "pool default: pools.default.deviceClass is gpu.test, but there is no such DeviceClass; the cluster has none"
     status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
     assert "Install the DRA driver of these GPUs" in condition(status, "ClusterReady")["message"]
     assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded", "emulated pods need no driver"
@@ -167,7 +167,7 @@ def test_a_device_class_that_is_not_there_is_told_with_the_remedy(jobs: Jobs) ->
 def test_an_instance_that_needs_more_than_a_group_has_is_told_before_anything_runs(jobs: Jobs) -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
     jobs.apply(small_job(steps=1, learning={"pods": limits}))
-    told = "learning asks for 2 nvidia.com/gpu a pod, and pools.default.gpusPerGroup is 1"
+    told = "learning requests 2 nvidia.com/gpu per pod, but pools.default.gpusPerGroup is 1"
     status = jobs.wait("job", lambda found: told in condition(found, "ClusterReady").get("message", ""), "not told:")
     assert condition(status, "ClusterReady")["reason"] == "PreflightFailed"
     assert "pools.default.gpusPerGroup: 2." in condition(status, "ClusterReady")["message"]

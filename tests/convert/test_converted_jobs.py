@@ -87,5 +87,5 @@ def test_nothing_is_overwritten_and_bad_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text(TRL)
     result = convert(str(file), "--output", str(file))
-    assert (result.returncode, result.stderr) == (1, f"error: {file} is there already; name another file\n")
+    assert (result.returncode, result.stderr) == (1, f"error: {file} already exists; name another file\n")
     assert convert(str(tmp_path / "none.yaml")).stderr.startswith(f"error: {tmp_path}/none.yaml can't be read")

@@ -211,7 +211,7 @@ def test_corrections_for_the_sampler_keep_their_mode_and_bounds(
 def test_what_has_no_counterpart_is_left_with_its_reason_and_the_job_is_valid() -> None:
     conversion = converted(loss_type="vespo", top_k=50, optim="lion_32bit", wibble=1, sync_ref_model=True, min_p=None)
     assert left(conversion).keys() == {"loss_type", "top_k", "optim", "wibble", "sync_ref_model"}
-    assert "knows no such field" in left(conversion)["wibble"]
+    assert "has no such field" in left(conversion)["wibble"]
     spec_of(conversion)
     assert "# Left to you:\n#   loss_type: vespo: vespo is no loss here" in job_yaml(conversion)
 

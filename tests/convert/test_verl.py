@@ -248,10 +248,10 @@ def test_warmup_is_rounded_as_verl_does() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no fields"),
-        ("- a\n", "holds no fields"),
-        ("a: [", "is no YAML"),
-        ("apiVersion: rlhfless.io/v1alpha1\nkind: RLHFJob\n", "is a job already; rlhfless validate"),
+        ("", "it has no fields"),
+        ("- a\n", "it has no fields"),
+        ("a: [", "is not YAML"),
+        ("apiVersion: rlhfless.io/v1alpha1\nkind: RLHFJob\n", "is a job already; check it with rlhfless validate"),
     ],
 )
 def test_what_is_no_configuration_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -85,13 +85,13 @@ def test_the_format_may_be_told(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"prompt": "1"}\n\n{"prompt": \n', ["line 3", "is no JSON"]),
-        ("a.jsonl", '{"prompt": "1"}\n["2"]\n', ["line 2", "no JSON object but list"]),
+        ("a.jsonl", '{"prompt": "1"}\n["2"]\n', ["line 2", "holds list, not a JSON object"]),
         ("a.jsonl", '{"prompt": "\xff"}', ["line 1", "is no JSON"]),
         ("a.jsonl", "", ["is empty"]),
         ("a.jsonl", "\n \n", ["is empty"]),
-        ("a.parquet", "not parquet", ["no readable Parquet"]),
+        ("a.parquet", "not parquet", ["not a readable Parquet"]),
         ("a.jsonl.gz", "not gzip", ["no readable gzip"]),
-        ("a.csv", "prompt\n1\n", ["is no .jsonl or .parquet file", "data.format"]),
+        ("a.csv", "prompt\n1\n", ["is neither a .jsonl or .parquet file", "data.format"]),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_line(
@@ -152,7 +152,7 @@ def test_columns_are_found_under_the_names_users_know(
         ({"prompt": "1"}, {"prompt_column": "promt"}, ["no column 'promt'", "it has prompt", "data.promptColumn"]),
         ({"prompt": "1"}, {"ground_truth_column": "gold"}, ["no column 'gold'", "data.groundTruthColumn"]),
         ({"prompt": 1}, {}, ["line 1", "must hold text or a list of chat messages", "holds 1"]),
-        ({"prompt": ""}, {}, ["line 1", "no row of", "1 empty", "Give the empty rows a prompt or take them out"]),
+        ({"prompt": ""}, {}, ["line 1", "no row of", "1 empty", "Give the empty rows a prompt or remove them"]),
         ({"prompt": None, "question": 1}, {}, ["line 1", "must hold text"]),
         ({"prompt": [{"text": "1"}]}, {}, ["line 1", "with role and content"]),
     ],
@@ -234,7 +234,7 @@ def test_chat_data_for_a_model_without_a_template_is_refused(
 ) -> None:
     messages = [{"role": "user", "content": "1+1="}]
     message = fault(write_jsonl(tmp_path / "a.jsonl", [{"prompt": messages}]), tokenizer)
-    assert "line 1" in message and "no chat template: set model.chatTemplate" in message
+    assert "line 1" in message and "no chat template; set model.chatTemplate" in message
     assert "no chat template" in fault(save_jsonl(tmp_path), tokenizer, system_prompt="be short")
 
 
@@ -273,13 +273,13 @@ def test_long_prompts_may_be_an_error(tokenizer: PreTrainedTokenizerBase, tmp_pa
     rows = [{"prompt": "1" * length} for length in (3, 5, 9)]
     message = fault(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, longest=4, long_prompts="fail")
     assert "line 2 has a prompt of 5 tokens" in message
-    assert "2 of 3 prompts have more than sampling.maxPromptTokens, 4" in message
+    assert "2 of 3 prompts have more than sampling.maxPromptTokens (4)" in message
 
 
 def test_dropping_every_prompt_is_an_error(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"prompt": "1" * length} for length in (7, 5)]
     message = fault(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, longest=4)
-    assert "longer than sampling.maxPromptTokens, 4 (the shortest has 5 tokens)" in message
+    assert "longer than sampling.maxPromptTokens (4; the shortest has 5 tokens)" in message
 
 
 def test_a_prompt_that_leaves_no_room_in_the_context_is_an_error(

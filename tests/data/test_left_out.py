@@ -57,9 +57,9 @@ def test_more_than_may_be_left_out_is_an_error(tokenizer: PreTrainedTokenizerBas
     with pytest.raises(TaskError) as raised:
         check_left_out(table, counts, 0.5)
     assert str(raised.value) == (
-        f"3 of the 4 rows of {data.source} were left out, more than limits.droppedPrompts, 0.5 of them:"
+        f"3 of the 4 rows of {data.source} were dropped, more than the share limits.droppedPrompts (0.5):"
         " 2 longer than sampling.maxPromptTokens (first line 2), 1 empty (first line 4). Raise"
-        " sampling.maxPromptTokens or shorten the prompts; give the empty rows a prompt or take them out, or raise"
+        " sampling.maxPromptTokens or shorten the prompts; give the empty rows a prompt or remove them, or raise"
         " limits.droppedPrompts"
     )
 

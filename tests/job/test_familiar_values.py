@@ -30,7 +30,7 @@ def said(section: str | None = "optimizer", spec: dict[str, Any] | None = None, 
         ({"trainer": "RLOOTrainer"}, "write spec.algorithm: {name: rloo}"),
         (
             {"trainer": {"total_epochs": 3, "n_gpus_per_node": 8}},
-            "remove the section: total_epochs is spec.epochs; rlhfless convert writes a job of the whole file",
+            "remove the section: total_epochs is spec.epochs; rlhfless convert turns the whole file into a job",
         ),
         ({"adv_estimator": "grpo"}, "write spec.algorithm: {name: grpo}"),
         ({"algorithm.adv_estimator": "gae"}, "write spec.algorithm: {name: ppo}"),
@@ -65,7 +65,7 @@ def test_trls_batch_is_computed_from_all_of_its_fields() -> None:
 
 def test_without_steps_the_ratio_stays_a_ratio() -> None:
     text = GOOD.replace("steps: 10", "epochs: 2").replace("schedule: cosine", "warmup_ratio: 0.1")
-    assert "write spec.optimizer.warmupSteps: 0.1 × the steps, of which" in only(text).remedy
+    assert "write spec.optimizer.warmupSteps: 0.1 × the number of steps; an epoch has" in only(text).remedy
 
 
 @pytest.mark.parametrize("theirs", [{"warmup_ratio": "a"}, {"adv_estimator": 1}, {"trainer": 5}, {"report_to": None}])

@@ -101,8 +101,8 @@ def test_a_rehearsal_reads_nothing_but_its_trace(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"prompt": "x"', "line 4 of {path} is no JSON (Expecting ',' delimiter"),
-        ("[1]", "line 4 of {path} holds no JSON object but list"),
+        ('{"prompt": "x"', "line 4 of {path} is not JSON (Expecting ',' delimiter"),
+        ("[1]", "line 4 of {path} holds list, not a JSON object"),
     ],
 )
 def test_a_malformed_line_is_named(folder: Path, line: str, words: str) -> None:
@@ -184,8 +184,8 @@ def test_lora_targets_that_the_model_lacks_are_faults(folder: Path) -> None:
     assert check_contents(job(model=lora("all-linear")), folder) == []
     lacking, norm = check_contents(job(model=lora("q_proj", "query_key_value", "input_layernorm")), folder)
     assert lacking.path == ("spec", "model", "lora", "targetModules", 1)
-    assert lacking.message == f"query_key_value is no layer of {folder}/model"
-    assert lacking.remedy == "name some of q_proj, up_proj, or all-linear"
+    assert lacking.message == f"query_key_value is not a layer of {folder}/model"
+    assert lacking.remedy == "name any of q_proj, up_proj, or all-linear"
     assert norm.path[-1] == 2
 
 
@@ -206,8 +206,8 @@ def test_layers_that_files_do_not_tell_are_left_to_training(folder: Path) -> Non
 def test_the_tiny_models_own_layers_are_known(tiny_model: Path, folder: Path) -> None:
     targets = {"source": str(tiny_model), "lora": {"targetModules": ["q_proj", "down_proj", "x_proj"]}}
     (fault,) = check_contents(job(model=targets), folder)
-    assert fault.message.startswith("x_proj is no layer")
-    assert fault.remedy == "name some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear"
+    assert fault.message.startswith("x_proj is not a layer")
+    assert fault.remedy == "name any of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear"
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,11 @@ def test_a_reward_model_has_one_label(folder: Path, config: Any, labels: int) ->
 def test_damaged_models_are_faults(folder: Path) -> None:
     source = model(folder)
     (folder / "model" / "config.json").write_text("[")
-    assert "is no JSON" in check_contents(job(model={"source": source}), folder)[0].message
-    assert "is no JSON" in check_contents(job(rewards=rewards(model={"source": source})), folder)[0].message
+    assert "is not JSON" in check_contents(job(model={"source": source}), folder)[0].message
+    assert "is not JSON" in check_contents(job(rewards=rewards(model={"source": source})), folder)[0].message
     model(folder)
     (folder / "model" / "model.safetensors").write_bytes(b"\x04")
-    assert "no whole safetensors file" in check_contents(job(model=lora("q_proj")), folder)[0].message
+    assert "not a complete safetensors file" in check_contents(job(model=lora("q_proj")), folder)[0].message
 
 
 # --- what is elsewhere ---
@@ -275,7 +275,7 @@ def test_all_of_it_comes_at_once_with_field_and_line(tiny_job: Callable[..., Pat
         "spec.data.promptColumn",
     }
     assert (
-        "'(<answer>' is no regular expression (missing ), unterminated subpattern"
+        "'(<answer>' is not a regular expression (missing ), unterminated subpattern"
         in found["spec.rewards[0].format.pattern"]
     )
     assert "the package mlflow is not installed; pip install mlflow" in found["spec.tracking.mlflow"]

@@ -54,19 +54,27 @@ def test_a_job_whose_files_are_all_there_has_no_faults(folder: Path) -> None:
         (
             {"data": {"source": "openai/gsm8k"}},
             ("spec", "data", "source"),
-            "openai/gsm8k is no file, nor a folder beside the job file",
+            "openai/gsm8k is neither a file nor a folder beside the job file",
         ),
         ({"model": {"source": "data.jsonl"}}, ("spec", "model", "source"), "is a file"),
         ({"model": {"source": "."}}, ("spec", "model", "source"), "has no config.json"),
         ({"model": {"source": "a/b/c"}}, ("spec", "model", "source"), "neither a folder nor a hub name"),
         ({"model": {"source": "org/m", "tokenizer": "/no"}}, ("spec", "model", "tokenizer"), "does not exist"),
-        ({"model": {"source": "org/m", "chatTemplate": "no"}}, ("spec", "model", "chatTemplate"), "no template either"),
-        ({"model": {"source": "org/m", "chatTemplate": "model"}}, ("spec", "model", "chatTemplate"), "is no file"),
-        ({"model": {"source": "org/m", "chatTemplate": "x" * 5000}}, ("spec", "model", "chatTemplate"), "is no file"),
+        (
+            {"model": {"source": "org/m", "chatTemplate": "no"}},
+            ("spec", "model", "chatTemplate"),
+            "neither a file nor a template",
+        ),
+        ({"model": {"source": "org/m", "chatTemplate": "model"}}, ("spec", "model", "chatTemplate"), "neither a file"),
+        (
+            {"model": {"source": "org/m", "chatTemplate": "x" * 5000}},
+            ("spec", "model", "chatTemplate"),
+            "neither a file",
+        ),
         ({"data": {"source": "no.jsonl"}}, ("spec", "data", "source"), "does not exist"),
         ({"evaluation": {"data": {"source": "no"}}}, ("spec", "evaluation", "data", "source"), "does not exist"),
         ({"rewards": python(file="no.py")}, ("spec", "rewards", 1, "python", "file"), "does not exist"),
-        ({"rewards": python(file="model")}, ("spec", "rewards", 1, "python", "file"), "is no file"),
+        ({"rewards": python(file="model")}, ("spec", "rewards", 1, "python", "file"), "is not a file"),
         ({"rewards": [{"name": "a", "model": {"source": "./no"}}]}, ("spec", "rewards", 0, "model", "source"), "exist"),
     ],
 )
@@ -113,7 +121,7 @@ def test_a_reward_function_may_come_from_anywhere_in_the_file(folder: Path, code
 def test_a_reward_file_must_be_python(folder: Path, code: bytes) -> None:
     (folder / "reward.py").write_bytes(code)
     (fault,) = check_files(job(rewards=python(file="reward.py")), folder)
-    assert "is not Python" in fault.message
+    assert "is not valid Python" in fault.message
 
 
 def test_what_lies_elsewhere_is_not_looked_at(folder: Path) -> None:

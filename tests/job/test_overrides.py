@@ -49,10 +49,10 @@ def test_a_later_setting_stands_over_an_earlier_one_and_sections_are_made() -> N
         ("spec.steps=five", '--set: spec.steps: "five" is text, not a whole number; write a whole number'),
         ("spec.rewards.2.weight=1", "spec.rewards is a list without '2'; write a position from 0 to 1, or the whole"),
         ("spec.rewards.right.weight=1", "spec.rewards is a list without 'right'"),
-        ("spec.steps.x=1", "spec.steps is 10, with nothing below it; set spec.steps itself"),
+        ("spec.steps.x=1", "spec.steps is 10 and has no fields; set spec.steps itself"),
         ("spec.steps", "--set: spec.steps: has no value; write path=value"),
         ("spec..steps=1", "has an empty name between its dots"),
-        ("spec.checkpoints.best=yes", "yes is a truth value to some readers"),
+        ("spec.checkpoints.best=yes", "some YAML readers take yes as a truth value"),
         ("spec.sampling.stop=[a", "'[a' is not YAML; put it in quotes"),
     ],
 )

@@ -21,7 +21,7 @@ def test_quantities_are_numbers_or_text() -> None:
 
 @pytest.mark.parametrize("quantity", [0.5, "many", "1 Gi", True, None, "-1", ""])
 def test_anything_else_is_no_quantity(quantity: Any) -> None:
-    with pytest.raises(ValidationError, match="is no quantity: write a whole number"):
+    with pytest.raises(ValidationError, match="is not a quantity: write a whole number"):
         pods(resources={"limits": {"cpu": quantity}})
 
 
@@ -32,8 +32,8 @@ def test_anything_else_is_no_quantity(quantity: Any) -> None:
         ({"volumes": [{"mountPath": "/data", "claim": "a", "secret": "b"}]}, "write one of claim"),
         ({"volumes": [{"mountPath": "data", "claim": "a"}]}, "is not absolute; begin it with /"),
         ({"volumes": [{"mountPath": "/data", "hostPath": "a"}]}, "is not absolute; begin it with /"),
-        ({"volumes": [{"mountPath": "/tmp/", "claim": "a"}]}, "made by rlhfless itself; mount it elsewhere"),
-        ({"env": {"RLHFLESS_TOKEN": "mine"}}, "RLHFLESS_TOKEN is set by rlhfless itself; remove it"),
+        ({"volumes": [{"mountPath": "/tmp/", "claim": "a"}]}, "rlhfless itself mounts /tmp/; choose another path"),
+        ({"env": {"RLHFLESS_TOKEN": "mine"}}, "rlhfless itself sets RLHFLESS_TOKEN; remove it"),
         ({"env": {"A": 1}}, "valid string"),
     ],
 )

@@ -88,9 +88,9 @@ def test_gpus_are_those_that_pods_ask_for_and_else_those_that_the_settings_need(
 def test_an_accelerator_that_is_not_known_is_an_error_with_the_remedy() -> None:
     field, words = told(prices={"accelerators": TABLE}, generation={"pods": H100}, preparation={"pods": L40S})
     assert field == "spec.prices.accelerators"
-    assert "which of H100, L40S learning runs on is not known" in words
+    assert "nothing says which of H100, L40S learning runs on" in words
     assert "learning.pods.nodeSelector" in words
-    assert "write prices.stages.learning" in words
+    assert "set prices.stages.learning" in words
 
 
 def test_spot_capacity_without_a_price_is_an_error_with_the_remedy() -> None:
@@ -117,7 +117,7 @@ def test_a_price_that_is_none_names_its_accelerator(price: Any) -> None:
     [
         ({}, "spec.budget", "write money, gpuHours or both"),
         ({"money": "0"}, "spec.budget.money", 'write more than "0"'),
-        ({"money": "-5"}, "spec.budget.money", "'-5' is no price"),
+        ({"money": "-5"}, "spec.budget.money", "'-5' is not a price"),
         ({"money": 5}, "spec.budget.money", "in quotes"),
         ({"gpuHours": 0}, "spec.budget.gpuHours", "write more than 0"),
         ({"gpuHours": -1.5}, "spec.budget.gpuHours", "write more than 0"),
@@ -134,5 +134,5 @@ def test_a_budget_that_is_none_is_an_error_with_the_remedy(budget: Any, field: s
 def test_money_without_prices_is_no_budget() -> None:
     field, words = told(budget={"money": "5"})
     assert field == "spec.budget.money"
-    assert "nothing has a price" in words
+    assert "no instance has a price" in words
     assert isinstance(job(budget={"gpuHours": 5}), RLHFJob)

@@ -92,7 +92,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
     ("spec", "field", "words"),
     [
         ({"epochs": 1}, "steps", "both given"),
-        ({"steps": None}, "steps", "with steps or epochs"),
+        ({"steps": None}, "steps", "set steps or epochs"),
         ({"rewards": TWO}, "rewards", "the name a is given to several"),
         ({"batch": {"samplesPerPrompt": 1}}, "batch.samplesPerPrompt", "grpo compares the samples of a prompt"),
         ({"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "rloo"}}, "batch.samplesPerPrompt", "leave_one_out"),
@@ -104,12 +104,12 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
         (
             {"learning": {"processes": 2}, "optimizer": {"name": "muon"}},
             "optimizer.name",
-            "muon needs whole matrices, and 2 processes hold parts of them; write adamw, or set",
+            "muon needs whole matrices, but each of 2 processes holds only parts of them; write adamw, or set",
         ),
         (
             {"learning": {"instances": {"max": 2}}, "optimizer": {"name": "muon"}},
             "optimizer.name",
-            "muon needs whole matrices, and 2 instances hold parts of them; write adamw, or set",
+            "muon needs whole matrices, but each of 2 instances holds only parts of them; write adamw, or set",
         ),
         ({"learning": {"instances": {"min": 2}}}, "learning.instances", "min 2 is more than max 1"),
         (
@@ -126,7 +126,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "evaluation.rewards",
             "is not less than",
         ),
-        ({"evaluation": {**GREEDY, "samplesPerPrompt": 2}}, "evaluation.samplesPerPrompt", "would all be the same"),
+        ({"evaluation": {**GREEDY, "samplesPerPrompt": 2}}, "evaluation.samplesPerPrompt", "would be the same"),
     ],
 )
 def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, Any], field: str, words: str) -> None:

@@ -38,7 +38,7 @@ def test_a_good_document_is_a_job() -> None:
         ("limits:", "samplesPerPrompt: 4\n  limits:", "spec.samplesPerPrompt", "it belongs to spec.batch"),
         ("limits:", "wibble: 4\n  limits:", "spec.wibble", "known here: model, algorithm, rewards"),
         ("math: {}", "math: {tolerance: 1}", "spec.rewards[0].math.tolerance", "known here: requireEnd, timeout"),
-        ("limits:", "top_p: 0.9\n  limits:", "spec.top_p", "remove it: responses are sampled from the whole"),
+        ("limits:", "top_p: 0.9\n  limits:", "spec.top_p", "remove it: rlhfless samples from the full"),
         ("kind: RLHFJob", "kind: RLHFJob\nstatus: {}", "status", "known here: apiVersion"),
         # What must be there
         ("    source: org/model\n", "", "spec.model.source", "missing; add it: A Hugging Face folder"),
@@ -46,7 +46,7 @@ def test_a_good_document_is_a_job() -> None:
         ("project: p, ", "", "spec.tracking.wandb.project", "missing"),
         ("kind: RLHFJob\n", "", "kind", "missing; write kind: RLHFJob"),
         ("apiVersion: rlhfless.io/v1alpha1\n", "", "apiVersion", "write apiVersion: rlhfless.io/v1alpha1"),
-        ("  steps: 10\n", "", "spec.steps", "with steps or epochs"),
+        ("  steps: 10\n", "", "spec.steps", "set steps or epochs"),
         # Types
         (
             "promptsPerStep: 8",
@@ -60,7 +60,7 @@ def test_a_good_document_is_a_job() -> None:
             "promptsPerStep: 8",
             "promptsPerStep:",
             "spec.batch.promptsPerStep",
-            "empty, where a whole number is expected",
+            "empty, but a whole number is expected",
         ),
         ("promptsPerStep: 8", "promptsPerStep: 9999999999999999999", "spec.batch.promptsPerStep", "smaller number"),
         ("learningRate: 1e-6", "learningRate: .nan", "spec.optimizer.learningRate", "not finite"),
@@ -71,18 +71,18 @@ def test_a_good_document_is_a_job() -> None:
         ("source: org/model", "source: true", "spec.model.source", 'put it in quotes: "true"'),
         ("name: job", "name: 7", "metadata.name", 'put it in quotes: "7"'),
         ("team: a", "team: 1", "metadata.labels.team", 'put it in quotes: "1"'),
-        ("[q_proj]", "q_proj", "spec.model.lora.targetModules", "one item a line"),
+        ("[q_proj]", "q_proj", "spec.model.lora.targetModules", "one item per line"),
         ("[q_proj]", "[1]", "spec.model.lora.targetModules[0]", "in quotes"),
         ('{maxResponseTokens: 64, stop: ["\\n\\n"]}', "64", "spec.sampling", "write fields below it: temperature"),
         # Units
         ("stall: 1m30s", "stall: 90", "spec.limits.stall", "90 has no unit; write a number with its unit"),
-        ("stall: 1m30s", "stall: 90 seconds", "spec.limits.stall", "'90 seconds' is no duration; write"),
+        ("stall: 1m30s", "stall: 90 seconds", "spec.limits.stall", "'90 seconds' is not a duration; write"),
         ("stall: 1m30s", "stall: 0s", "spec.limits.stall", "longer than 0s; write"),
         ("stall: 1m30s", "stall: true", "spec.limits.stall", "true is not a duration; write"),
         ("memory: 512Mi", "memory: 1073741824", "spec.rewards[1].memory", "has no unit"),
         ("memory: 512Mi", "memory: 16GB", "spec.rewards[1].memory", "such as 512Mi or 16Gi"),
         ('"2.50"', "2.50", "spec.prices.instanceHour", "in quotes"),
-        ('"2.50"', '"$2"', "spec.prices.instanceHour", "'$2' is no price"),
+        ('"2.50"', '"$2"', "spec.prices.instanceHour", "'$2' is not a price"),
         # Bounds, choices and forms
         ("lambda: 0.25", "lambda: 1.5", "spec.planning.lambda", "1.5 is out of bounds; write at most 1"),
         ("clipLow: 0.1", "clipLow: -0.1", "spec.algorithm.clipLow", "write at least 0"),
@@ -92,7 +92,7 @@ def test_a_good_document_is_a_job() -> None:
         ("name: ppo", "name: a2c", "spec.algorithm.name", "dapo, gspo, cispo, gmpo or sapo"),
         ("schedule: cosine", "schedule: 5", "spec.optimizer.schedule", "write constant, linear or cosine"),
         ("v1alpha1", "v1", "apiVersion", "write rlhfless.io/v1alpha1"),
-        ("kind: RLHFJob", "kind: Deployment", "kind", "this is no job; write kind: RLHFJob"),
+        ("kind: RLHFJob", "kind: Deployment", "kind", "this is not a job; write kind: RLHFJob"),
         ("name: job", "name: My_Job", "metadata.name", "lower-case letters, digits and hyphens"),
         ("EUR", "euro", "spec.prices.currency", "three capital letters"),
         # Rules that span fields
@@ -188,7 +188,7 @@ def test_a_name_that_is_a_truth_value_hides_no_other_fault() -> None:
     assert found == [
         "spec.model.lora.rnk: unknown field; did you mean rank?",
         "spec.batch.n: unknown field; it is spec.batch.samplesPerPrompt here",
-        "spec.checkpoints.best: yes is a truth value to some readers of YAML and text to others;"
+        "spec.checkpoints.best: some YAML readers take yes as a truth value, others as text;"
         ' write true or false, or "yes" in quotes for text',
     ]
 
@@ -196,7 +196,7 @@ def test_a_name_that_is_a_truth_value_hides_no_other_fault() -> None:
 def test_a_name_of_the_users_own_that_is_a_truth_value_is_a_fault() -> None:
     fault = only(GOOD.replace("labels: {team: a}", "labels: {n: a}"))
     assert fault.path == "metadata.labels.n"
-    assert "is a truth value to some readers" in fault.message
+    assert "as a truth value, others as text" in fault.message
 
 
 def test_a_repeated_field_hides_no_other_fault() -> None:

@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_model_is_no_policys(tmp_path: Path, tiny_model:
     job = job_of(tmp_path, tiny_model, lora=LoraSettings(rank=2))
     job.undisturbed(1)
     policy = load_policy(job.model.model_copy(update={"lora": None}), job.initial)
-    with pytest.raises(TaskError, match=r"checkpoint-1 does not fit the model that its job names"):
+    with pytest.raises(TaskError, match=r"checkpoint-1 does not fit the model of its job"):
         restore_policy(job.checkpoint(1), policy)
 
 

@@ -133,7 +133,10 @@ def test_instances_with_other_numbers_of_processes_are_refused(tmp_path: Path, t
 
 def test_an_instance_whose_partner_does_not_come_waits_no_longer_than_it_may(tmp_path: Path, tiny_model: Path) -> None:
     job, learner, events = make_job("an adapter", tmp_path, tiny_model), Learner(), []
-    for number, missing in ((0, r"number 2 did not come; a learning pod may lack room"), (1, r"has not said where")):
+    for number, missing in (
+        (0, r"number 2 did not join; a learning pod may lack room"),
+        (1, r"has not published its address"),
+    ):
         gang = gang_of(tmp_path, number=number, within_seconds=0.2)
         with pytest.raises(TaskError, match=rf"instance {number + 1} of 2 .* waited for 0.2 s: .*{missing}") as caught:
             learner.run(job.request(1, gang=gang), TaskContext(emit=events.append))
@@ -153,7 +156,7 @@ def test_an_instance_that_cannot_reach_the_others_says_what_may_keep_it_from_the
 
 def test_an_instance_that_waits_for_the_others_can_be_cut(tmp_path: Path, tiny_model: Path) -> None:
     job = make_job("an adapter", tmp_path, tiny_model)
-    with pytest.raises(TaskError, match="was broken off by a drain while the instance waited for the others"):
+    with pytest.raises(TaskError, match="was interrupted by a drain while the instance waited for the others"):
         Learner().run(job.request(1, gang=gang_of(tmp_path)), StoppedContext(2))
 
 

@@ -233,7 +233,7 @@ def test_a_learner_that_is_drained_while_it_waits_forgets_the_step(job: Job, mon
     learner, driver = Learner(), Driver(job, 1, ORDER)
     draining = TaskContext(emit=lambda event: None)
     monkeypatch.setattr(pieces, "sleep", lambda seconds: draining.stop("drain"))
-    with pytest.raises(TaskError, match="step 1 was broken off by a drain") as caught:
+    with pytest.raises(TaskError, match="step 1 was interrupted by a drain") as caught:
         learner.run(followed(job, driver, "stopped"), draining)
     assert caught.value.retryable
     assert not artifacts.exists(str(job.folder / "stopped" / "weights-1"))
@@ -268,7 +268,7 @@ def test_any_order_of_arrival_changes_no_more_than_the_order_of_a_sum_does(
     [
         ({"algorithm": AlgorithmSettings(epochs=2).resolved()}, "pieces: .*one optimizer update"),
         ({"batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2, minibatch_samples=4)}, "pieces: "),
-        ({"algorithm": AlgorithmSettings(advantage_normalization="batch").resolved()}, "whole batch is needed"),
+        ({"algorithm": AlgorithmSettings(advantage_normalization="batch").resolved()}, "needs the whole batch"),
     ],
 )
 @pytest.mark.parametrize("follows", [False, True])
@@ -282,7 +282,7 @@ def test_what_needs_the_whole_batch_is_refused(job: Job, given: dict[str, Any], 
 
 def test_pieces_that_do_not_add_up_to_the_batch_are_refused(job: Job) -> None:
     batch = Driver(job, 1, ORDER).batch()
-    with pytest.raises(TaskError, match="6 samples and the batch of step 1 has 8") as caught:
+    with pytest.raises(TaskError, match="6 samples, but the batch of step 1 has 8") as caught:
         Learner().run(job.request(1, "refused", batch=batch.model_copy(update={"pieces": batch.pieces[:2]})), context())
     assert caught.value.reason == "bad_request"
 

@@ -191,7 +191,7 @@ def test_a_drained_step_publishes_nothing_and_is_taken_again(
 ) -> None:
     job = make_job("grpo, two minibatches", tmp_path, tiny_model)
     job.given |= with_processes(job, 2)
-    with pytest.raises(TaskError, match="was broken off by a drain"):
+    with pytest.raises(TaskError, match="was interrupted by a drain"):
         learner.run(job.request(1, "drained"), StoppedContext(1))
     assert not (tmp_path / "drained" / "weights-1").exists()
     learner.run(job.request(1, "drained"), context())
@@ -216,7 +216,7 @@ class SignallingContext(TaskContext):
 def test_a_process_that_dies_in_mid_step_is_noticed_at_once(tmp_path: Path, tiny_model: Path, learner: Learner) -> None:
     job = make_job("grpo, two minibatches", tmp_path, tiny_model)
     job.given |= with_processes(job, 2)
-    with pytest.raises(TaskError, match="a learning process ended with status -9: take the step again") as caught:
+    with pytest.raises(TaskError, match="a learning process ended with status -9; take the step again") as caught:
         learner.run(job.request(1), SignallingContext(signal.SIGKILL))
     assert caught.value.retryable
     assert processes_beside() == []

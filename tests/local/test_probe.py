@@ -128,8 +128,8 @@ def test_a_published_version_has_the_step_of_its_name(tiny_model: Path, tmp_path
 def test_what_is_not_named_well_is_said_before_anything_is_loaded(
     tiny_model: Path, run: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    assert refused(str(tiny_model)) == "--data: name a file of prompts; only a run has one of its own"
-    assert "is no model, run or checkpoint: it has no config.json" in refused(str(tmp_path), "--data", str(prompts))
+    assert refused(str(tiny_model)) == "--data: missing; name a file of prompts, because only a run has its own"
+    assert "is not a model, run or checkpoint: it has no config.json" in refused(str(tmp_path), "--data", str(prompts))
     lost = tmp_path / "lost"
     shutil.copytree(run / "checkpoints" / "step-000002", lost)
     assert "is a checkpoint outside its run" in refused(str(lost), "--data", str(prompts))
@@ -137,7 +137,7 @@ def test_what_is_not_named_well_is_said_before_anything_is_loaded(
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
     assert "is an adapter without its model" in refused(str(adapter), "--data", str(prompts))
-    assert "--html: there is no folder" in refused(
+    assert "--html: the folder" in refused(
         str(tiny_model), "--data", str(prompts), "--html", str(tmp_path / "no" / "probe.html")
     )
 
@@ -163,7 +163,7 @@ def test_a_tokenizer_that_is_elsewhere(tiny_model: Path, prompts: Path, tmp_path
 
 
 def test_fields_become_options() -> None:
-    said = in_options("lower sampling.maxResponseTokens, or sampling.maxPromptTokens")
+    said = in_options("lower sampling.maxResponseTokens, or lower sampling.maxPromptTokens")
     assert said == "lower --max-tokens, or --max-prompt-tokens"
 
 

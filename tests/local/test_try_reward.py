@@ -136,7 +136,7 @@ def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:
         ("r.jsonl", '{"response": "1"}\n{"respons": "1"}\n', r"line 2 has no response; write \{\"response\""),
         ("r.jsonl", "{oops\n", "line 1 is no JSON .* or name the file .txt"),
         ("r.jsonl", '{"response": "1", "row": -1}\n', "line 1: row: .*greater than or equal to 0"),
-        ("r.jsonl", "\n", "is empty; write a response a line"),
+        ("r.jsonl", "\n", "is empty; write one response per line"),
     ],
 )
 def test_a_file_that_holds_no_responses_is_refused_with_its_line(

@@ -69,10 +69,10 @@ def test_steps_that_teach_nothing_are_told_when_they_count_and_when_they_have_do
     for number in range(1, 9):
         view.update(ViewState(job="job", steps=8, records=barren(*range(1, number + 1))))
     warnings = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
-    assert [f"steps 1 to {number} taught nothing" in line for number, line in zip(told, warnings, strict=True)] == [
-        True for _ in told
-    ]
-    assert "steps 1 to 3 taught nothing" in shown(ViewState(job="job", steps=8, records=barren(1, 2, 3)))
+    assert [
+        f"steps 1 to {number} had nothing to learn from" in line for number, line in zip(told, warnings, strict=True)
+    ] == [True for _ in told]
+    assert "steps 1 to 3 had nothing to learn from" in shown(ViewState(job="job", steps=8, records=barren(1, 2, 3)))
 
 
 def shown(state: ViewState, width: int = 100) -> str:

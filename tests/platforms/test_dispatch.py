@@ -31,7 +31,7 @@ def attempts(start_timeout: float = 600.0) -> Attempts:
         (failed("out_of_memory"), "final"),
         (failed("bad_request"), "final"),
         (REFUSED, "refused"),
-        (InstanceSilentError("nothing was heard for 600 s"), "unanswered"),
+        (InstanceSilentError("the instance was silent for 600 s"), "unanswered"),
         (PodsFailError("the generation pods don't start"), "final"),
     ],
 )
@@ -85,10 +85,10 @@ def test_refusals_count_only_in_a_row(heard_from_the_cluster: Callable[[Attempts
         several.ended(REFUSED, 261.0, "")
 
 
-@pytest.mark.parametrize(("problem", "told"), [("no node", "no node"), ("", "its pods show nothing wrong")])
+@pytest.mark.parametrize(("problem", "told"), [("no node", "no node"), ("", "its pods report no problem")])
 def test_silence_to_the_end_is_a_loss(problem: str, told: str) -> None:
     with pytest.raises(InstanceLostError, match=f"^no generation pod took the work within 600 s: {told}$") as caught:
-        attempts().ended(InstanceSilentError("nothing was heard for 600 s"), 600.0, problem)
+        attempts().ended(InstanceSilentError("the instance was silent for 600 s"), 600.0, problem)
     # Silence before the first event is no pod's that could hang.
     assert type(caught.value) is InstanceLostError
 
@@ -164,7 +164,7 @@ async def test_it_is_sent_until_a_pod_takes_it() -> None:
     assert (cluster.attempts, cluster.closed) == (4, 4)
 
 
-@pytest.mark.parametrize("error", [REFUSED, failed("busy"), InstanceSilentError("nothing was heard for 60 s")])
+@pytest.mark.parametrize("error", [REFUSED, failed("busy"), InstanceSilentError("the instance was silent for 60 s")])
 async def test_what_a_pod_has_taken_is_never_sent_again(error: Exception) -> None:
     cluster = Cluster([STARTED, error])
     with pytest.raises(type(error)) as caught:

@@ -77,7 +77,7 @@ async def test_what_somebody_else_made_is_left_alone(cluster: EmulatedCluster) -
         }
     )
     with pytest.raises(
-        PlatformUnavailableError, match=r"job-generation in namespace .* was not made by rlhfless; rename"
+        PlatformUnavailableError, match=r"job-generation in namespace .* was not created by rlhfless; rename"
     ):
         async with cluster.job():
             pass

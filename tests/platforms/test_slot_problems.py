@@ -20,8 +20,8 @@ pytestmark = needs_api_server("no claims are made")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": 4, "largest": 2}, "asks for 2 GPUs, and pool default allocates 1 together on a node; ask for fewer"),
-        ({"gpus": 4, "elsewhere": 4}, "has no GPUs of pool default; have it named in the pool's namespaces"),
+        ({"gpus": 4, "largest": 2}, "requests 2 GPUs, but pool default allocates 1 together on a node; request fewer"),
+        ({"gpus": 4, "elsewhere": 4}, "has no GPUs of pool default; add it to the pool's namespaces"),
     ],
 )
 async def test_a_job_that_can_never_have_its_slots_is_told_so(
@@ -35,7 +35,7 @@ async def test_a_job_that_can_never_have_its_slots_is_told_so(
 @pytest.mark.parametrize(
     ("message", "remedy"),
     [
-        ("0/1 nodes are available: 1 cannot allocate all claims.", "give the pool no more gpus than its driver offers"),
+        ("0/1 nodes are available: 1 cannot allocate all claims.", "lower the pool's gpus to what its driver offers"),
         ("0/1 nodes are available: request gpu: device class gpu.test does not exist.", "kubectl get deviceclasses"),
     ],
 )

@@ -189,7 +189,7 @@ def test_pods_that_go_slowly_are_told_of_where_that_is_known() -> None:
 
     assert release(admission_port=9443, admission_grace_seconds=5) == (
         "ok",
-        "pods that are let go hold their GPU for at most 5 s (quickRelease)",
+        "released pods hold their GPU for at most 5 s (quickRelease)",
     )
     assert release(operator_namespace="rlhfless")[0] == "warning"
     assert release()[0] == "unknown"
@@ -223,18 +223,18 @@ def test_quantities_are_read_as_kubernetes_writes_them(text: str, number: float)
 
 
 def test_what_is_no_quantity_is_said_to_be_none() -> None:
-    with pytest.raises(ValueError, match="'lots' is no quantity"):
+    with pytest.raises(ValueError, match="'lots' is not a quantity"):
         quantity("lots")
 
 
 def test_nodes_without_the_gpus_of_one_pod_are_told() -> None:
     finding = check_capacity([{"nvidia.com/gpu": "1"}, {"cpu": "8"}], GPU)
-    assert finding.verdict == "warning" and "2 nvidia.com/gpu a pod, and no node has more than 1" in finding.message
+    assert finding.verdict == "warning" and "2 nvidia.com/gpu per pod, but no node has more than 1" in finding.message
 
 
 def test_nodes_with_fewer_gpus_than_a_step_may_use_are_told() -> None:
     finding = check_capacity([{"nvidia.com/gpu": "4"}], GPU)
-    assert finding.verdict == "warning" and "may want 8" in finding.message
+    assert finding.verdict == "warning" and "may use 8" in finding.message
     assert check_capacity([{"nvidia.com/gpu": "4"}] * 2, GPU).verdict == "ok"
 
 

@@ -123,14 +123,14 @@ def test_a_script_fixes_all_and_a_second_time_nothing(knative: Knative) -> None:
         assert f"ok       knative/config-{name}" in ended.stdout, "it looks again afterwards"
     versions = knative.versions()
     again = command(knative, "--fix")
-    assert "nothing to change" in again.stdout and "is changed" not in again.stdout
+    assert "already has all of these settings" in again.stdout and "is changed" not in again.stdout
     assert knative.versions() == versions
 
 
 def test_without_a_terminal_nothing_is_asked_and_nothing_changed(knative: Knative) -> None:
     versions = knative.versions()
     ended = command(knative, "--fix")
-    assert ended.returncode == 1 and "say --yes to have this done" in ended.stderr
+    assert ended.returncode == 1 and "give --yes to apply the changes" in ended.stderr
     assert "+  default-affinity-type: none" in ended.stdout, "what would be changed is shown"
     assert knative.versions() == versions
 
@@ -166,7 +166,7 @@ async def test_what_somebody_else_changes_meanwhile_is_not_changed_over(knative:
 
     with pytest.raises(
         UserError,
-        match=r"config-defaults was changed by somebody else meanwhile; changed so far: configmap/config-autoscaler:",
+        match=r"config-defaults was changed by somebody else .*; changed so far: configmap/config-autoscaler; run",
     ):
         await fix(knative, meanwhile)
     assert "max-revision-timeout-seconds" not in knative.data()["defaults"]
@@ -178,12 +178,12 @@ async def test_who_may_not_change_all_of_it_changes_none_of_it(
     knative: Knative, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_account(knative, ["get", "patch"], ["config-autoscaler", "config-defaults"], tmp_path, monkeypatch)
-    with pytest.raises(UserError, match=r"you may not read Knative's settings .*let somebody who administers Knative"):
+    with pytest.raises(UserError, match=r"you may not read Knative's settings .*ask Knative's administrator"):
         await fix(knative)
     as_account(knative, ["get"], [], tmp_path, monkeypatch)
     versions = knative.versions()
     with pytest.raises(
-        UserError, match=r"you may not change configmap/config-deployment \(.*\); nothing was changed: let"
+        UserError, match=r"you may not change configmap/config-deployment \(.*\); nothing was changed: ask"
     ):
         await fix(knative)
     assert knative.versions() == versions
@@ -210,13 +210,13 @@ def as_account(
 
 async def test_a_namespace_without_knative_is_named(knative: Knative) -> None:
     knative.settings = knative.settings.model_copy(update={"knative_namespace": "elsewhere"})
-    with pytest.raises(UserError, match="namespace elsewhere has no settings of Knative Serving: install it"):
+    with pytest.raises(UserError, match="namespace elsewhere has no ConfigMaps of Knative Serving; install it"):
         await fix(knative)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--yes",), "--yes answers what --fix asks"), (("--fix", "--json"), "leave out --json")],
+    [(("--yes",), "--yes works only with --fix"), (("--fix", "--json"), "remove --json")],
 )
 def test_options_that_do_not_go_together_are_refused(knative: Knative, options: tuple[str, ...], message: str) -> None:
     ended = command(knative, *options)

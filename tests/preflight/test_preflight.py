@@ -158,13 +158,13 @@ async def test_a_pool_with_a_device_class_is_compared_with_what_there_is(server:
 
     findings = await ask(server.kubeconfig, settings())
     assert "turns" not in findings
-    assert "there is none at all" in findings["pool default"].message
+    assert "the cluster has none" in findings["pool default"].message
     assert findings["instances in pool default"].verdict == "error", "two GPUs a pod, and groups of one"
     api = "/apis/resource.k8s.io/v1"
     create_at_v1(server, f"{api}/deviceclasses", "DeviceClass", "gpu.test", DEVICE_CLASS)
     create_at_v1(server, f"{api}/resourceslices", "ResourceSlice", "gpu", RESOURCE_SLICE)
     findings = await ask(server.kubeconfig, settings(deviceClass="gpu.other"))
-    assert "there are: gpu.test" in findings["pool default"].message
+    assert "the cluster has gpu.test" in findings["pool default"].message
     findings = await ask(server.kubeconfig, settings(gpusPerGroup=2))
     assert {name: found.verdict for name, found in findings.items() if "pool" in name} == {
         "pool default": "warning",
@@ -172,7 +172,7 @@ async def test_a_pool_with_a_device_class_is_compared_with_what_there_is(server:
     }
     assert "offer 2 devices of gpu.test in groups of 2" in findings["pool default"].message
     findings = await ask(server.kubeconfig, SETTINGS)
-    assert "there are devices of DeviceClass gpu.test" in findings["turns"].message
+    assert "the cluster has devices of DeviceClass gpu.test" in findings["turns"].message
 
 
 @with_api_server
@@ -183,7 +183,7 @@ async def test_a_server_without_claims_is_told_so(tmp_path: Path) -> None:
         assert findings["pool default"].verdict == "error"
         assert "has no resource.k8s.io/v1" in findings["pool default"].message
         findings = await ask(older.kubeconfig, SETTINGS)
-        assert "for that the API server (v1." in findings["turns"].message
+        assert "but the API server (v1." in findings["turns"].message
 
 
 DEVICE_CLASS = {"selectors": [{"cel": {"expression": "device.driver == 'gpu.test'"}}]}
@@ -238,7 +238,7 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
 def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     result = CliRunner().invoke(app, ["preflight"])
-    assert result.exit_code == 1 and result.output.startswith("error: no cluster is named")
+    assert result.exit_code == 1 and result.output.startswith("error: no cluster is configured")
     content = {"server": "http://127.0.0.1:1"}
     file = {
         "current-context": "it",

@@ -47,7 +47,7 @@ def test_a_count_that_is_an_upper_bound_is_told_as_one() -> None:
             {},
             DynamicResources("v1.33.2", ("v1beta1", "v1beta2")),
             "error",
-            "pools.default.deviceClass is gpu.nvidia.com, and the API server (v1.33.2) has no resource.k8s.io/v1, only"
+            "pools.default.deviceClass is gpu.nvidia.com, but the API server (v1.33.2) has no resource.k8s.io/v1, only"
             " v1beta1, v1beta2",
             "Upgrade to Kubernetes 1.34",
         ),
@@ -56,10 +56,10 @@ def test_a_count_that_is_an_upper_bound_is_told_as_one() -> None:
             {"deviceClass": "gpu.other"},
             FULL,
             "error",
-            "pools.default.deviceClass is gpu.other, and there is no such DeviceClass; there are: gpu.nvidia.com",
+            "pools.default.deviceClass is gpu.other, but there is no such DeviceClass; the cluster has gpu.nvidia.com",
             "Name one of these",
         ),
-        ({}, DynamicResources("v1.34.4", ("v1",), {}, []), "error", "there is none at all", "Install the DRA driver"),
+        ({}, DynamicResources("v1.34.4", ("v1",), {}, []), "error", "the cluster has none", "Install the DRA driver"),
         (
             {},
             DynamicResources("v1.34.4", ("v1",), FULL.classes, []),
@@ -71,14 +71,14 @@ def test_a_count_that_is_an_upper_bound_is_told_as_one() -> None:
             {"gpusPerGroup": 8},
             FULL,
             "error",
-            "pools.default.gpusPerGroup is 8, and no node has more than 4 of gpu.nvidia.com",
+            "pools.default.gpusPerGroup is 8, but no node has more than 4 of gpu.nvidia.com",
             "pools.default.gpusPerGroup: 4 or less",
         ),
         (
             {"gpus": 16},
             FULL,
             "warning",
-            "pools.default.gpus is 16, and ResourceSlices offer 8 devices of gpu.nvidia.com",
+            "pools.default.gpus is 16, but ResourceSlices offer 8 devices of gpu.nvidia.com",
             "pools.default.gpus: 8, or add nodes",
         ),
         (
@@ -111,7 +111,7 @@ def test_an_instance_needs_no_more_than_a_group_has() -> None:
     assert check_instances("default", fits.pools["default"], stages_of(fits, None, "team")).verdict == "ok"
     finding = check_instances("default", large.pools["default"], stages_of(large, None, "team"))
     assert finding.verdict == "error"
-    assert finding.message == "every stage asks for 4 nvidia.com/gpu a pod, and pools.default.gpusPerGroup is 2"
+    assert finding.message == "every stage requests 4 nvidia.com/gpu per pod, but pools.default.gpusPerGroup is 2"
     assert finding.remedy.endswith("pools.default.gpusPerGroup: 4.")
 
 
@@ -134,11 +134,11 @@ def test_pods_that_take_turns_ask_nodes_and_quotas_for_no_gpu() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (DynamicResources("v1.31.0", ()), "for that the API server (v1.31.0) has no resource.k8s.io/v1"),
-        (DynamicResources("v1.34.4", ("v1",)), "v1.34.4 has the ResourceClaims for it"),
-        (DynamicResources("v1.34.4", ("v1",), {}, []), "lacks a DRA driver of its GPUs: it has no DeviceClass"),
+        (DynamicResources("v1.31.0", ()), "but the API server (v1.31.0) has no resource.k8s.io/v1"),
+        (DynamicResources("v1.34.4", ("v1",)), "v1.34.4 supports the ResourceClaims that this needs"),
+        (DynamicResources("v1.34.4", ("v1",), {}, []), "lacks a DRA driver for its GPUs: it has no DeviceClass"),
         (DynamicResources("v1.34.4", ("v1",), FULL.classes, []), "its DeviceClasses have no devices"),
-        (FULL, "there are devices of DeviceClass gpu.nvidia.com"),
+        (FULL, "the cluster has devices of DeviceClass gpu.nvidia.com"),
     ],
 )
 def test_without_turns_what_they_would_bring_is_said_without_alarm(found: DynamicResources, message: str) -> None:

@@ -47,7 +47,9 @@ def test_a_person_is_told_of_what_is_so_now(pattern: str) -> None:
 
 def test_the_words_tell_equal_rewards_from_samples_that_are_left_out() -> None:
     equal = describe(records("xxx"))
-    assert equal.startswith("steps 1 to 3 taught nothing: the samples of every group got the same reward, 0.25 in the")
+    assert equal.startswith(
+        "steps 1 to 3 had nothing to learn from: all samples of each group got the same reward, 0.25 on"
+    )
     left_out = describe(records("xxx", **{"batch/masked_samples": 8.0, "batch/samples": 8.0}))
-    assert "every sample was left out of the loss" in left_out
+    assert "every sample was excluded from the loss" in left_out
     assert "sampling.maxResponseTokens" in left_out

@@ -141,8 +141,11 @@ def test_the_report_says_which_steps_taught_nothing(tmp_path: Path) -> None:
         line["metrics"]["batch/teaching_groups"] = float(line["step"] not in (2, 5, 6, 7))
     write_bytes(join(folder, "metrics.jsonl"), lines(steps))
     page = Outline(read_bytes(write_report(folder)).decode())
-    assert page.text.count("taught nothing") == 1
-    assert "steps 5 to 7 taught nothing: the samples of every group got the same reward, 1.1 in the mean" in page.text
+    assert page.text.count("had nothing to learn from") == 1
+    assert (
+        "steps 5 to 7 had nothing to learn from: all samples of each group got the same reward, 1.1 on average"
+        in page.text
+    )
 
 
 def test_the_report_of_a_job_out_of_budget_says_so_and_what_the_whole_job_takes(tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_a_damaged_document_is_named(memory: str, name: str) -> None:
 
 
 def test_a_folder_without_a_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no run: it has no job\.yaml; give the folder"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no job\.yaml; name the folder"):
         write_report(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 

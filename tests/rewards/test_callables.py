@@ -53,7 +53,7 @@ def test_trl_functions_get_only_what_their_signature_names() -> None:
 
 
 def test_trl_functions_that_want_a_missing_column_are_told_which_there_are() -> None:
-    with pytest.raises(LookupError, match=r"wants 'solution', which is no column of the data; there are .*level"):
+    with pytest.raises(LookupError, match=r"wants 'solution', but the data has no such column; it has .*level"):
         given(lambda completions, solution: None)
 
 

@@ -41,7 +41,7 @@ def test_expressions_and_sets_are_compared_as_such() -> None:
 
 
 def test_a_truth_that_is_no_mathematics_is_named() -> None:
-    with pytest.raises(LookupError, match="'' of row 4 is no mathematics"):
+    with pytest.raises(LookupError, match="'' of row 4 is not mathematics"):
         score("", "42")
 
 

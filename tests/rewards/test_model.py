@@ -99,5 +99,5 @@ def test_a_model_that_answers_nan_is_an_error(reward_model: Path, tmp_path: Path
     model = Qwen3ForSequenceClassification.from_pretrained(folder)
     torch.nn.init.constant_(model.score.weight, math.nan)
     model.save_pretrained(folder)
-    with pytest.raises(TaskError, match="no finite number"):
+    with pytest.raises(TaskError, match="that is not finite"):
         score(folder, make_group("3"))

@@ -52,7 +52,7 @@ def appears(path: Path) -> str:
         ("return [1.0]", "returned 1 rewards for 2 responses"),
         ("return [float('nan'), 1.0]", "returned nan as a reward"),
         ("return [1.0, float('inf')]", "returned inf as a reward"),
-        ("return ['1.0', '0.0']", "returned '1.0' where a number or None is needed"),
+        ("return ['1.0', '0.0']", "returned '1.0', not a number or None"),
         ("return 1.0", "returned 1.0 instead of a list"),
         ("return None", "returned None instead of a list"),
         ("return {'a': 1, 'b': 2}", "returned {'a': 1, 'b': 2} instead of a list"),
@@ -279,7 +279,7 @@ pool.score([group], step=1, seconds=lambda _: 1000.0, give_up=True, stopped=lamb
     [
         ("def other(): pass\ndef another(): pass", "has no function 'reward'; it has another, other"),
         ("x = 1", "it has no functions"),
-        ("reward = 3", "is no function but int"),
+        ("reward = 3", "is not a function but int"),
         ("def reward(:", "SyntaxError"),
         ("import no_such_module", "No module named 'no_such_module'"),
         ("import os; os._exit(5)", "exit code 5"),

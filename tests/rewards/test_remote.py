@@ -108,7 +108,7 @@ def test_a_server_in_trouble_is_asked_again(scorer: RewardScorer, server: Reward
         (200, b"<html>", 1, "did not answer with JSON"),
         (200, {"score": 1}, 1, "answered without 'rewards'"),
         (200, {"rewards": [1]}, 1, "returned 1 rewards for 2 responses"),
-        (200, {"rewards": ["1", "2"]}, 1, "returned '1' where a number"),
+        (200, {"rewards": ["1", "2"]}, 1, "returned '1', not a number"),
     ],
 )
 def test_a_server_that_is_of_no_use_is_an_error(

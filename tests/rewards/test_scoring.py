@@ -137,7 +137,7 @@ def test_an_error_ends_the_task_with_the_rewards_name_and_the_remedy(scorer: Rew
     assert not raised.value.retryable
     assert str(raised.value) == (
         "reward 'mine' raised ZeroDivisionError: float division by zero (mine.py, line 2) (row 1 of the prompts);"
-        " mend it, or set its onError to unscorable to leave such responses out"
+        " correct it, or set its onError to unscorable to exclude such responses"
     )
 
 

@@ -40,4 +40,4 @@ def test_a_folder_that_cannot_be_used_is_named_and_left_alone(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING):
         keep_caches(str(tmp_path / "file" / "cache"), environment)
     assert not environment
-    assert "RLHFLESS_CACHE" in caplog.text and "Give this user permission" in caplog.text
+    assert "RLHFLESS_CACHE" in caplog.text and "give this user permission" in caplog.text

@@ -172,11 +172,11 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
         ({"kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k2"}}, "use k1, or placement: loss"),
         ({"importanceSampling": {"low": 3.0}}, "low: 3 is not less than high, 2; lower it"),
         ({"name": "gmpo", "dualClip": 3.0}, "dualClip: it bounds the objective of clip: ppo"),
-        ({"name": "sapo", "clipHigh": 0.3}, "clipHigh: sapo has a gate instead of bounds"),
+        ({"name": "sapo", "clipHigh": 0.3}, "clipHigh: sapo uses a gate instead of bounds"),
         ({"name": "grpo", "sapoTemperatureNegative": 2.0}, "sapoTemperatureNegative: only sapo has a gate"),
         ({"name": "gmpo", "ratioLevel": "token"}, "ratioLevel: gmpo is a geometric mean"),
         ({"clip": "gmpo"}, "ratioLevel: gmpo is a geometric mean"),
-        ({"name": "ppo", "clip": "gmpo", "ratioLevel": "sequence"}, "clip: gmpo needs one advantage a sample"),
+        ({"name": "ppo", "clip": "gmpo", "ratioLevel": "sequence"}, "clip: gmpo needs one advantage per sample"),
         ({"name": "rloo", "advantageNormalization": "group_per_reward"}, "group_per_reward needs advantage: group"),
         (
             {
@@ -186,7 +186,7 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
             "set placement: loss",
         ),
         ({"name": "cispo", "dualClip": 3.0}, "dualClip: cispo"),
-        ({"name": "grpo", "gamma": 0.99}, "gamma: group advantages know no discount"),
+        ({"name": "grpo", "gamma": 0.99}, "gamma: group advantages have no discount"),
         ({"name": "reinforce_plus_plus", "gaeLambda": 0.95}, "gaeLambda: discounted advantages"),
     ],
 )
@@ -255,5 +255,5 @@ def test_integers_are_those_that_an_api_server_has(value: int, fits: bool) -> No
     if fits:
         assert Limits.model_validate({"retries": value}).retries == value
     else:
-        with pytest.raises(ValidationError, match="no integer of 64 bits"):
+        with pytest.raises(ValidationError, match="not a 64-bit integer"):
             Limits.model_validate({"retries": value})

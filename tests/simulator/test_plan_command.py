@@ -180,7 +180,8 @@ def test_what_cannot_be_forecast_is_named(job: Path, options: tuple[str, ...], m
 
 
 @pytest.mark.parametrize(
-    ("responses", "message"), [([], "is empty: a trace has a row for each response"), ([-3], "response_tokens in")]
+    ("responses", "message"),
+    [([], "is empty; name a trace with a row for each response"), ([-3], "response_tokens in")],
 )
 def test_a_bad_trace_is_named(job: Path, tmp_path: Path, responses: list[int], message: str) -> None:
     columns = {name: [0] * len(responses) for name in ("prompt", "epoch", "sample", "prompt_tokens")}

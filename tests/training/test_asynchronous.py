@@ -220,7 +220,7 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
         ({"async": {"newWeights": "switch"}}, r'spec\.async\.newWeights: "switch" is not a choice; write finish'),
         (
             {"async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}},
-            r"spec\.algorithm\.importanceSampling\.mode: with none, async .*; write truncate or mask, or",
+            r"spec\.algorithm\.importanceSampling\.mode: without a correction, async .*; write truncate or mask, or",
         ),
         (
             {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},

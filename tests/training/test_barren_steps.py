@@ -32,14 +32,16 @@ def test_equal_rewards_are_told_of_across_drivers(
     tiny_job: MakeJob, algorithm: dict[str, Any], reward: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_job(job_with(tiny_job, reward, steps=2, algorithm=algorithm))
-    assert "taught nothing: the samples" not in capsys.readouterr().err, "twice is no harm"
+    assert "had nothing to learn from" not in capsys.readouterr().err, "twice is no harm"
     file = job_with(tiny_job, reward, steps=3, algorithm=algorithm)
     summary = run_job(file)
     told = capsys.readouterr().err
-    assert "warning: steps 1 to 3 taught nothing: the samples of every group got the same reward, 0.5 in" in told
-    assert "warning: 3 of these steps taught nothing" in told
+    assert (
+        "warning: steps 1 to 3 had nothing to learn from: all samples of each group got the same reward, 0.5 on" in told
+    )
+    assert "warning: 3 of these steps had nothing to learn from" in told
     assert summary["steps_that_taught_nothing"] == 3
-    assert "steps 1 to 3 taught nothing" in (folder_of(file) / "report.html").read_text()
+    assert "steps 1 to 3 had nothing to learn from" in (folder_of(file) / "report.html").read_text()
 
 
 def test_a_critic_learns_from_equal_rewards(tiny_job: MakeJob) -> None:

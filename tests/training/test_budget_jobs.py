@@ -92,7 +92,7 @@ def test_a_budget_that_reading_the_data_uses_up_is_kept_to_until_it_is_raised(ti
     ended = subprocess.run(run_command(file), capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 3, ended.stderr
     assert "step 1 is not begun" in ended.stderr
-    assert "the same command goes on from here" in ended.stderr
+    assert "run the same command to resume" in ended.stderr
     assert (folder_of(file) / "logs" / "instances.jsonl").read_text() == logs
     assert status_of(file)["step"] == 0
 

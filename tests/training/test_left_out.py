@@ -37,7 +37,7 @@ def test_what_is_left_out_is_said_wherever_a_user_looks(tiny_job: MakeJob, capsy
         "rows": 15, "prompts": 12, "tooLong": 2, "empty": 1, "answered": 0, "withoutGroundTruth": 0,
     }  # fmt: skip
     report = (folder_of(file) / "report.html").read_text()
-    assert "left out: longer than sampling.maxPromptTokens" in report
+    assert "dropped: longer than sampling.maxPromptTokens" in report
     assert "assistant" not in report.partition("<h2>Data")[2].partition("</section>")[0], "there was none of these"
 
 

@@ -57,7 +57,7 @@ NAN = b'{"rewards": [NaN, 0, 0, 0]}'
         (500, b"out of\nmemory", r"answered 500 Internal Server Error: out of memory \(3 attempts\)"),
         (200, b"<html>", r"did not answer with JSON \(.*\): <html>"),
         (200, b'{"detail": "no"}', 'answered without \'rewards\': {"detail": "no"}'),
-        (200, NAN, "returned nan as a reward, which is no finite number"),
+        (200, NAN, "returned nan as a reward, which is not a finite number"),
     ],
 )
 def test_the_first_cause_of_a_server_that_fails_is_the_message(

@@ -273,5 +273,5 @@ def test_a_finished_job_whose_document_changed_says_what_changed(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("error: tiny has finished all of its 1 steps; its model is in ")
     assert "Since then spec.sampling.temperature was 1.0 and is 0.5, " in said
-    assert "spec.optimizer.learningRate was 0.001 and is 0.01. Nothing was trained with that: " in said
+    assert "spec.optimizer.learningRate was 0.001 and is 0.01. The change had no effect: " in said
     assert "start over with --fresh, use another metadata.name" in said

@@ -1,6 +1,6 @@
-"""Advantages: how much better a token was than what was to be expected.
+"""Advantages: how much better a token was than expected.
 
-`estimate_advantages` needs one complete group and no more, so preparation runs it while other groups still decode.
+`estimate_advantages` needs only one complete group, so preparation runs it while other groups still decode.
 `normalize_batch` needs the whole step's batch, so the learner runs it, once, before cutting the batch into minibatches.
 """
 
@@ -15,7 +15,7 @@ from rlhfless_functions.algorithms.kl import kl_estimate
 from rlhfless_functions.settings import AlgorithmSettings
 
 GROUP_EPSILON = 1e-4
-"""Added to a group's standard deviation, as TRL does: a bound on how much a nearly constant group is amplified."""
+"""Added to a group's standard deviation, as in TRL. It limits how much a nearly constant group is amplified."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ def estimate_advantages(
     reference_log_probs: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
 ) -> Estimate:
-    """Advantages of the samples of one prompt.
+    """Estimate the advantages of the samples of one prompt.
 
     Args:
-        settings: of the job.
-        rewards: of each sample; None if unscorable, which leaves it out of the baseline and out of the loss.
+        settings: settings of the job.
+        rewards: reward of each sample; None if unscorable, which excludes it from the baseline and from the loss.
         mask: bool [samples, tokens], True on response tokens, EOS included; right-padded.
         terms: weight, and numbers of each sample, of every reward; needed with `advantage_normalization:
             group_per_reward`.
@@ -53,7 +53,7 @@ def estimate_advantages(
         values: of the critic, at the states before each token; needed with `advantage: gae`.
 
     Raises:
-        ValueError: if a needed tensor is missing.
+        ValueError: a needed tensor is missing.
     """
     settings = settings.resolved()
     scorable = torch.tensor([reward is not None for reward in rewards], dtype=torch.bool, device=mask.device)
@@ -93,10 +93,10 @@ def per_reward_advantages(
     terms: Sequence[tuple[float, Sequence[float | None]]], scorable: torch.Tensor
 ) -> torch.Tensor:
     """The weighted sum of each reward's own advantages in the group, before the batch's normalisation (GDPO, arXiv
-    2601.05242, eq. 4 to 6): responses whose rewards have one sum but differ in their terms stay apart.
+    2601.05242, eq. 4 to 6). Responses with equal sums of rewards but different terms get different advantages.
 
-    As TRL's `normalize_then_sum` has it, a reward that did not score a sample adds nothing to it, and neither mean nor
-    standard deviation counts the sample.
+    As in TRL's `normalize_then_sum`, a reward that did not score a sample adds nothing to it, and its mean and standard
+    deviation do not count the sample.
 
     Args:
         terms: weight, and numbers of each sample, of every reward.
@@ -115,12 +115,12 @@ def per_reward_advantages(
 def group_advantages(rewards: Sequence[float | None], *, leave_one_out: bool, scale: bool) -> torch.Tensor:
     """Reward minus the group's mean (GRPO, arXiv 2402.03300) or minus the mean of the others (RLOO, arXiv 2402.14740).
 
-    A constant group gives exact zeros, whatever its reward and its size: rewards are first shifted by one of them, so
-    that no rounding of a mean is left over and blown up by the division (NeMo-RL issue 4161). The standard deviation is
-    that of a sample (n − 1), over a second pass, as in TRL.
+    A constant group always gives exact zeros: rewards are first shifted by one of them, because the division would
+    amplify a rounding error of the mean (NeMo-RL issue 4161). The standard deviation is that of a sample (n − 1), from
+    a second pass, as in TRL.
 
     Args:
-        rewards: of the group's samples; None is left out of mean and standard deviation.
+        rewards: rewards of the group's samples; None does not count in mean and standard deviation.
         leave_one_out: which of the two baselines.
         scale: divide by the group's standard deviation + `GROUP_EPSILON`.
 
@@ -196,7 +196,7 @@ def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) 
 
 
 def _discounted_sums(terms: torch.Tensor, discount: float) -> torch.Tensor:
-    # After each round a sum reaches twice as far, so a long response costs log₂(tokens) rounds instead of one a token.
+    # Each round doubles the reach of a sum, so a long response costs log₂(tokens) rounds instead of one per token.
     reach = 1
     while reach < terms.shape[1]:
         terms = terms + discount**reach * functional.pad(terms[:, reach:], (0, reach))

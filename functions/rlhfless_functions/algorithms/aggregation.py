@@ -1,7 +1,7 @@
-"""From losses per token to one number, so that cutting the batch into micro-batches changes nothing.
+"""Aggregate losses per token to one number that does not depend on the division into micro-batches.
 
-A mean of means weighs the tokens of short micro-batches more. So every micro-batch, on every rank, contributes a plain
-sum, and all of them are divided by one normaliser, which is known from the lengths of the whole optimizer step.
+A mean of means would weigh the tokens of short micro-batches more. So every micro-batch on every rank contributes a
+plain sum, and one normaliser, which the lengths of the whole optimizer step determine, divides all of them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-n
 
 
 def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`values` with exact zeros, and zero gradients, where `mask` is False, whatever stood there (NaN included)."""
+    """`values` with exact zeros and zero gradients where `mask` is False, even in place of NaN."""
     return torch.where(mask, values, 0.0)
 
 
@@ -23,7 +23,7 @@ def aggregate(per_token: torch.Tensor, mask: torch.Tensor, aggregation: Aggregat
     Args:
         per_token: losses [samples, tokens], or [samples, 1] where a sample has the same loss at each token.
         mask: bool [samples, tokens], True on tokens that count; a row without any contributes nothing.
-        aggregation: the mean that is meant.
+        aggregation: the kind of mean.
 
     Returns:
         A scalar, the unnormalised sum.
@@ -35,11 +35,12 @@ def aggregate(per_token: torch.Tensor, mask: torch.Tensor, aggregation: Aggregat
 
 
 def normalizer(lengths: Sequence[int], aggregation: Aggregation, longest_response: int) -> float:
-    """What the sums of `aggregate` over all micro-batches and ranks of an optimizer step are divided by.
+    """The divisor of the sums of `aggregate` over all micro-batches and ranks of an optimizer step.
 
     Args:
-        lengths: tokens that count of every sample of the optimizer step, 0 of those that are left out of the loss.
-        aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO, arXiv
+        lengths: number of tokens that count of every sample of the optimizer step; 0 for samples excluded from the
+        loss. aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO,
+        arXiv
             2402.03300). `seq-mean-token-sum-norm`: samples times the longest response allowed (Dr. GRPO, arXiv
             2503.20783). That is a constant, so samples without a token count there, as in TRL, and nowhere else.
         longest_response: `sampling.max_response_tokens`.

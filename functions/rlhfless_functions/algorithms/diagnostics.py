@@ -1,4 +1,4 @@
-"""What to look at while a policy learns, as moments that add up over micro-batches, minibatches and ranks."""
+"""Statistics of learning, as moments that add up over micro-batches, minibatches and ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rlhfless_functions.algorithms.ratios import MAX_LOG_RATIO, sampler_ratio
 from rlhfless_functions.settings import ImportanceSamplingSettings
 
 WITH_EXTREMES = frozenset({"advantage", "ratio", "return", "sampler_ratio", "value"})
-"""Quantities whose spread and extremes are told besides their mean."""
+"""Quantities that are reported with spread and extremes besides their mean."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def correction_statistics(ratio: torch.Tensor, mask: torch.Tensor, settings: Imp
 
 
 def rejection_statistics(stays: torch.Tensor, mask: torch.Tensor) -> Statistics:
-    """`rejected`, the share of tokens that are left out of the policy's loss.
+    """`rejected`, the share of tokens that are excluded from the policy's loss.
 
     Args:
-        stays: of `kept`: bool [samples, tokens], or [samples, 1] where whole responses are left out.
+        stays: result of `kept`: bool [samples, tokens], or [samples, 1] if whole responses are rejected.
         mask: bool [samples, tokens], True on tokens that count.
     """
     return {"rejected": Moments.of((~stays).expand(mask.shape), mask)}
@@ -184,12 +184,12 @@ def critic_statistics(
 
 
 def summarize(statistics: Mapping[str, Moments]) -> dict[str, float]:
-    """Finite numbers for people, read from the device at once.
+    """Finite numbers for people, read from the device in one transfer.
 
     Returns:
         The mean under each quantity's name; for those `WITH_EXTREMES` also `_std`, `_min` and `_max`; and the critic's
-        `explained_variance`, 1 − Var(return − value) / Var(return). What has no value is left out: quantities of no
-        token, and the explained variance of constant returns.
+        `explained_variance`, 1 − Var(return − value) / Var(return). Quantities without a value are missing: quantities
+        of no token, and the explained variance of constant returns.
     """
     if not statistics:
         return {}

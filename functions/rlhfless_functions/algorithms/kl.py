@@ -1,8 +1,8 @@
 """Distance to the reference policy: estimators of KL(policy ‖ reference) from the sampled tokens.
 
-Where an estimator may stand follows from its gradient, not from its value (arXiv 2512.21852; TRL issue 4967). As a part
-of the reward, k1 is unbiased; k2 and k3 pull another way there. In the loss, the gradient of k1 has mean zero and that
-of k3 is the gradient of another divergence; k2, and k3 times the importance ratio, have the gradient of the true KL:
+The valid placement of an estimator follows from its gradient, not from its value (arXiv 2512.21852; TRL issue 4967). In
+the reward, k1 is unbiased; k2 and k3 have a different gradient. In the loss, the gradient of k1 has mean zero, and that
+of k3 belongs to another divergence. k2, and k3 times the importance ratio, have the gradient of the true KL:
 
     ∇ k2      = (log π − log π_ref) ∇ log π
     ∇ (ρ k3)  = ρ (log π − log π_ref) ∇ log π,   with ρ = π / π_old
@@ -42,8 +42,9 @@ def kl_loss(
 ) -> torch.Tensor:
     """The penalty per token for the loss, whose gradient is that of the true KL.
 
-    The gradient of ρ k3 is written down, not derived from the value: as the sum of ρ k3 and ρ (1 − exp(−δ)) it loses
-    its digits in float32, and past the bound of exp(−δ), which keeps the value finite, it is another function's.
+    The gradient of ρ k3 is implemented directly, not by differentiating the value: as the sum of ρ k3 and
+    ρ (1 − exp(−δ)) it would lose its digits in float32. Beyond the bound of exp(−δ), which keeps the value finite, it
+    would be the gradient of another function.
 
     Args:
         log_probs: of the sampled tokens under the policy, with gradients.
@@ -54,7 +55,7 @@ def kl_loss(
         estimator: k2, which is taken as it is, or k3, which is multiplied by the ratio.
 
     Raises:
-        ValueError: for k1.
+        ValueError: the estimator is k1.
     """
     if estimator == "k1":
         raise ValueError("estimator: k1 in the loss has a gradient of mean zero; use k2 or k3, or placement: reward")

@@ -29,7 +29,7 @@ def ppo_loss(
 def cispo_loss(
     ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """−sg(clip(ρ, 1 − low, 1 + high)) A log π: the weight is clipped, and no token's gradient is lost (CISPO).
+    """−sg(clip(ρ, 1 − low, 1 + high)) A log π: clips the weight and keeps every token's gradient (CISPO).
 
     MiniMax-M1, arXiv 2506.13585, eq. 4 and 5. TRL's `epsilon_high` for CISPO is the bound itself, 1 + `clip_high`
     here, and it has no lower bound, `clip_low` = 1 here.

@@ -1,4 +1,4 @@
-"""The losses of a micro-batch, composed from the pieces that an algorithm's settings choose."""
+"""The losses of a micro-batch, composed from the parts that an algorithm's settings choose."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Loss:
     total: torch.Tensor
     """A scalar with gradients: divide it by the `normalizer` of the optimizer step, then call `backward`."""
     statistics: Statistics
-    """Adds up over micro-batches."""
+    """Statistics, which add up over micro-batches."""
 
 
 def policy_loss(
@@ -49,10 +49,10 @@ def policy_loss(
 
     With the defaults this is decoupled PPO (Hilton et al., arXiv 2110.00641, eq. 4; AReaL, arXiv 2505.24298, eq. 5):
     −w min(r A, clip(r) A) with r = π / π_prox and w = π_prox / μ, where π_prox is the learner's policy as the step
-    began, recomputed by the learner, and μ is what sampled the token. `proximal_policy: sampler` puts μ in the place of
-    π_prox, so that r = π / μ is clipped, and w = 1.
+    began, recomputed by the learner, and μ is the policy that sampled the token. `proximal_policy: sampler` replaces
+    π_prox by μ: r = π / μ is clipped, and w = 1.
 
-    Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
+    Tensors are [samples, tokens]; values where the mask is False have no influence, even NaN.
 
     Args:
         settings: of the job.
@@ -136,7 +136,7 @@ def _correct(
     mask: torch.Tensor,
     correction: ImportanceSamplingSettings,
 ) -> tuple[torch.Tensor, Statistics]:
-    """The policy term with its importance weights, without what is rejected, and how much that was."""
+    """The policy term with importance weights and without rejected tokens, and the statistics of both."""
     corrected: Statistics = {}
     if correction.mode != "none":
         ratio = sampler_ratio(old_log_probs, sampler_log_probs, mask, correction.level)
@@ -157,9 +157,9 @@ def critic_loss(
     returns: torch.Tensor,
     mask: torch.Tensor,
 ) -> Loss:
-    """The critic's loss on one micro-batch, aggregated like the policy's, so that one normaliser serves both.
+    """The critic's loss on one micro-batch. It is aggregated like the policy's, and uses the same normaliser.
 
-    Tensors are [samples, tokens]; what stands where the mask is False has no influence, whatever it is.
+    Tensors are [samples, tokens]; values where the mask is False have no influence, even NaN.
 
     Args:
         settings: of the job.

@@ -1,4 +1,4 @@
-"""Importance ratios: how much likelier the policy makes a response than what sampled it."""
+"""Importance ratios: how much likelier a response is under the policy than under the policy that sampled it."""
 
 import math
 from typing import Literal
@@ -11,7 +11,7 @@ from rlhfless_functions.settings import ImportanceSamplingSettings, RejectionSet
 RatioLevel = Literal["token", "sequence", "sequence_product"]
 
 MAX_LOG_RATIO = 20.0
-"""Differences of log-probabilities are kept within this before exponentiation; beyond it nothing is learnt."""
+"""Bound on differences of log-probabilities before exponentiation; beyond it nothing is learnt."""
 
 
 def importance_ratio(

@@ -1,9 +1,9 @@
 """The wire contract between the control plane and the functions.
 
 One request is one HTTP POST to `/v1/run`. The answer is a stream of newline-delimited JSON events that ends with one
-terminal record, `done` or `failed`; a stream that ends without one is incomplete, whatever its HTTP status says.
-Everything that a fresh instance needs is in the request: an instance is a cache, never an owner. Tokens and
-log-probabilities travel through the artifact store, never through this contract. No torch here.
+terminal record, `done` or `failed`. A stream that ends without one is incomplete, even if its HTTP status is 200.
+The request holds everything that a fresh instance needs: an instance is a cache, never an owner. Tokens and
+log-probabilities travel through the artifact store, never through this contract. This package does not import torch.
 """
 
 from rlhfless_functions.api.events import (

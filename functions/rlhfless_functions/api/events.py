@@ -1,4 +1,4 @@
-"""What a function says while it works, one line of JSON each, and last that it is done or has failed."""
+"""The events that a function sends while it works, one line of JSON each. The last is `done` or `failed`."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,10 +8,10 @@ from rlhfless_functions.api.messages import PROTOCOL, DecodeCounts, FinishReason
 
 
 class ColdStart(Message):
-    """Seconds that an instance spent before it could work; reported by its first request only."""
+    """Seconds that an instance spent before it could work. Only its first request reports them."""
 
     process: float
-    """From the start of the process to a listening server, imports included."""
+    """Seconds from the start of the process until the server listens, including imports."""
     load: float
     """Loading the model."""
 
@@ -25,33 +25,33 @@ class Started(Message):
     """Name of the pod or local process."""
     cold_start: ColdStart | None = None
     engine: str | None = None
-    """What generates here and why, once that has been chosen."""
+    """The engine and why it was chosen, once it has been."""
     place: list[str] = Field(default=[])
-    """Name of the instance's node, then the domains of the network that this is in, the nearest first; empty where it
-    is not known. An instance does not say it: the platform adds it."""
+    """Name of the instance's node, then the node's network domains, the nearest first; empty if unknown. The platform
+    adds it, not the instance."""
 
 
 class Awake(Message):
-    """An instance that had given its device's memory back has it again and begins to work; told by no other."""
+    """A sleeping instance has its device's memory again and begins to work. Other instances don't send it."""
 
     event: Literal["awake"] = "awake"
 
 
 class EngineRoom(Message):
-    """What an engine has room for at a time, as long as it holds this model."""
+    """What fits into an engine at a time, as long as it holds this model."""
 
     sequences: int = Field(ge=1)
     """Sequences in a decode step."""
     kv_tokens: int = Field(ge=1)
     """Tokens in the KV cache."""
     keeps_contexts: bool = False
-    """Whether it finds the keys and values of sequences that it was cut in when the next request goes on with them."""
+    """Whether it keeps the keys and values of cut sequences for the next request that continues them."""
     longest_draft: int = Field(default=0, ge=0)
-    """Tokens that it drafts for a sequence in a pass, at most; 0 where it drafts none."""
+    """Most tokens that it drafts for a sequence in a pass; 0 if it drafts none."""
 
 
 class Progress(Message):
-    """How far the share is; coalesced."""
+    """Progress of the share; several updates may be merged."""
 
     event: Literal["progress"] = "progress"
     finished: int
@@ -62,9 +62,9 @@ class Progress(Message):
     lengths: list[tuple[int, int, int]] = Field(default=[])
     """(prompt, index, response tokens) of the running samples."""
     room: EngineRoom | None = None
-    """What the engine has room for, whatever this request asks of it; in a request's first progress only."""
+    """What fits into the engine, independently of this request; only in a request's first progress."""
     decoding: DecodeCounts = DecodeCounts()
-    """How its tokens came about."""
+    """How its tokens were decoded."""
 
 
 class FinishedSample(Message):
@@ -93,16 +93,16 @@ class Partial(Message):
 
 
 class Waiting(Message):
-    """Whether the task has nothing to do until somebody else publishes something; told when that changes."""
+    """Whether the task waits for others to publish something; sent when that changes."""
 
     event: Literal["waiting"] = "waiting"
     waiting: bool
     pieces: int = 0
-    """Pieces of the step's batch that the task is done with."""
+    """Pieces of the step's batch that the task has finished."""
 
 
 class Heartbeat(Message):
-    """The instance is alive and has nothing to say."""
+    """The instance is alive and has no other event to send."""
 
     event: Literal["heartbeat"] = "heartbeat"
 
@@ -127,7 +127,7 @@ class Failed(Message):
     event: Literal["failed"] = "failed"
     reason: FailureReason
     message: str
-    """One sentence that names what is wrong and the remedy."""
+    """What is wrong, and the remedy."""
     retryable: bool
     """Whether another instance may succeed."""
 
@@ -149,7 +149,7 @@ def parse_event(line: bytes) -> Event:
 
     Raises:
         UnsupportedProtocolError: for a `started` of another major version.
-        ValueError: for a line that is no event, such as a proxy's own words in a stream that it cut off.
+        ValueError: the line is not an event, such as a proxy's own text in a stream that it cut off.
     """
     try:
         event = _EVENT.validate_json(line)

@@ -1,4 +1,4 @@
-"""What requests, results and events have in common: their base, their references, and the version of the contract."""
+"""The common parts of requests, results and events: their base, their references, and the version of the contract."""
 
 from typing import Annotated, Literal, get_args
 
@@ -9,7 +9,7 @@ PROTOCOL = "1.0"
 
 Stage = Literal["generation", "preparation", "learning"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-"""In the order of a step."""
+"""Stages in the order of a step."""
 Purpose = Literal["training", "evaluation"]
 FinishReason = Literal["stop", "truncated", "cut"]
 """`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished."""
@@ -28,54 +28,54 @@ class Message(BaseModel):
 
 
 class TaskKey(Message):
-    """The idempotency key. Two requests with equal keys ask for the same work."""
+    """The idempotency key. Two requests with equal keys request the same work."""
 
     job_uid: str
     """Unique id of the job's incarnation; `--fresh` makes a new one."""
     step: int = Field(ge=0)
-    """Training step that the work belongs to; 0 is before the first."""
+    """Training step of the work; 0 is before the first."""
     stage: Stage
-    """The function that does it."""
+    """Stage of the function that does it."""
     part: str
-    """Which part of the stage's work: an actor's share, a chunk of groups, an evaluation."""
+    """Part of the stage's work: an actor's share, a chunk of groups, an evaluation."""
     attempt: int = Field(ge=0)
-    """Which try of that part."""
+    """Number of the attempt at that part."""
 
 
 class WeightsReference(Message):
     """An immutable set of weights, named by the step that made it: a Hugging Face folder, and with LoRA the peft folder
-    of the adapter to it."""
+    of its adapter."""
 
-    # The status of a job has references too, and the CRD has never bounded them there.
+    # The status of a job has references too, which the CRD has never bounded.
     version: Annotated[int, Field(ge=0), WithJsonSchema({"type": "integer"})]
-    """Step that made it; 0 is the model as given."""
+    """Step that made it; 0 is the original model."""
     uri: str
     """Its folder."""
     adapter: str | None = None
-    """Folder of its adapter, where LoRA is trained."""
+    """Folder of its adapter, with LoRA."""
 
 
 class DecodeCounts(Message):
-    """How a share was decoded; zeros where the engine does not count it."""
+    """How a share was decoded; zeros if the engine does not count."""
 
     passes: int = 0
     """Decode passes."""
     sequence_passes: int = 0
-    """Sum over the passes of the sequences that took part: each got a token, or several that had been drafted."""
+    """Sum of the sequences in each pass. Each sequence got one token, or several drafted ones."""
     tokens: int = 0
-    """Response tokens that those passes gave."""
+    """Response tokens from those passes."""
     drafted: int = 0
     """Tokens that were drafted."""
     accepted: int = 0
-    """Those of them that were what was sampled."""
+    """Drafted tokens that equal the sampled ones."""
     judged: int = 0
-    """Those of them that were right, and for each sequence and pass the first that was not: the others say nothing."""
+    """Drafted tokens that were right, plus the first wrong one of each sequence and pass. Later ones are not judged."""
     looked_up: int = 0
-    """Sum over the passes before which drafts were looked for of the sequences that took part."""
+    """Sum of the sequences in each pass before which drafts were looked up."""
     matched: int = 0
-    """Those of them for which there was something to draft."""
+    """Sequences among them that had something to draft."""
     drafting_seconds: float = 0.0
-    """Time that looking for drafts took."""
+    """Seconds to look up drafts."""
     unreadable: int = 0
     """Parts of the history that could not be used for drafts."""
 
@@ -93,11 +93,11 @@ def check_protocol(version: object) -> None:
     """Refuse an unknown major version.
 
     Raises:
-        UnsupportedProtocolError: naming both versions.
+        UnsupportedProtocolError: the major version is unknown; the message names both versions.
     """
     ours = PROTOCOL.split(".")[0]
     if not isinstance(version, str) or version.split(".")[0] != ours:
         raise UnsupportedProtocolError(
-            f"protocol version {version!r} is not supported: this side speaks {PROTOCOL};"
+            f"protocol version {version!r} is not supported: this side uses {PROTOCOL};"
             f" use the same release of rlhfless on both sides"
         )

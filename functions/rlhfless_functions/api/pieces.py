@@ -1,7 +1,7 @@
 """The pieces of a step's batch: whole groups whose gradients are accumulated one piece after the other.
 
-The driver writes each piece down in the step's piece journal before anybody learns from it: one numbered file a piece,
-created exclusively. Whoever learns from the batch, and whenever, follows the journal.
+The driver records each piece in the step's piece journal before it is learnt from: one numbered file per piece, created
+exclusively. Every learner of the batch, now or later, follows the journal.
 """
 
 from pydantic import Field
@@ -10,12 +10,12 @@ from rlhfless_functions.api.messages import Message, SampleTask
 
 
 class Piece(Message):
-    """One piece of a batch that is complete."""
+    """One piece of a complete batch."""
 
     samples: int = Field(ge=1)
-    """How many of the batch's samples are in it; they follow those of the piece before."""
+    """Number of the batch's samples in it; they follow those of the previous piece."""
     parts: list[str]
-    """URIs of the prepared parts that hold them. Where several hold a sample, the first counts."""
+    """URIs of the prepared parts that hold them. If several hold a sample, the first counts."""
 
 
 class JournalledPiece(Message):
@@ -28,5 +28,5 @@ class JournalledPiece(Message):
 
 
 def piece_uri(folder: str, number: int) -> str:
-    """Where the journal in `folder` has its piece of a number, from 0."""
+    """URI of a numbered piece, from 0, in the journal in `folder`."""
     return f"{folder.rstrip('/')}/{number:06d}.json"

@@ -1,4 +1,4 @@
-"""What `rlhfless probe` asks of a process of the functions, and what comes back. It is no stage's request."""
+"""The request and the result of `rlhfless probe`. It belongs to no stage."""
 
 from typing import Literal
 
@@ -16,48 +16,48 @@ class ProbedModel(Message):
     step: int | None = None
     """Training step that made it, if one did."""
     model: ModelSettings
-    """The model, or the one that its job began with."""
+    """The model, or the model that its job started from."""
     checkpoint: str | None = None
-    """Folder of the checkpoint whose weights take the place of the model's own."""
+    """Folder of the checkpoint whose weights replace the model's own."""
 
 
 class Probe(Message):
     """Measure how suited models are to early exit, on responses of their own."""
 
     models: list[ProbedModel] = Field(min_length=1)
-    """One after the other, with the same prompts and random numbers."""
+    """Models to probe one after the other, with the same prompts and random numbers."""
     data: DataSettings
     prompts: int = Field(ge=1)
-    """How many of the data's first prompts are answered."""
+    """Number of the data's first prompts to answer."""
     samples: int = Field(ge=1)
     """Responses to each."""
     temperature: float = Field(ge=0)
-    """0 takes the likeliest token each time."""
+    """0 always takes the likeliest token."""
     max_prompt_tokens: int = Field(ge=1)
-    """Longer prompts are left out."""
+    """Longest prompt; longer ones are skipped."""
     max_response_tokens: int | None = Field(default=None, ge=1)
-    """Longest response; 256, or what the model's positions leave, if left out."""
+    """Longest response; by default 256, or as many tokens as the model's positions allow."""
     stop: list[str] = Field(default=[])
     """Strings that end a response."""
     seed: int
     agreement: float = Field(gt=0, le=1)
-    """Share of tokens that must stay the same where layers are skipped."""
+    """Share of tokens that must stay the same when layers are skipped."""
     draft: bool = False
     """Whether to decode some responses with drafts, too."""
     threads: int | None = Field(default=None, ge=1)
-    """Of torch on a CPU; its own choice if left out."""
+    """Threads of torch on a CPU; by default torch's own choice."""
 
 
 class LayerReadout(Message):
-    """What the read-out of one layer says where the whole model drew a token: shares and means over tokens."""
+    """The read-out of one layer, compared with the tokens that the whole model drew: shares and means over tokens."""
 
     layer: int
-    """From 1; the last is the whole model."""
+    """Number of the layer, from 1; the last is the whole model."""
     greedy: float
     """How often its likeliest token is the whole model's likeliest."""
     drawn: float
-    """How often the same random number draws the whole model's token from it. The last layer's says how far this pass
-    and the decoding agree."""
+    """How often the same random number draws the whole model's token from it. The last layer's value shows how well
+    this pass and the decoding agree."""
     likeliest: float
     """How often its likeliest token is the one that the whole model drew."""
     probability: float
@@ -69,16 +69,17 @@ class LayerReadout(Message):
 
 
 class SkippedLayers(Message):
-    """What could be skipped while the drawn tokens stay the same as often as is asked for."""
+    """Layers that could be skipped while the wanted share of drawn tokens stays the same."""
 
     agreement: float
-    """What is asked for."""
+    """The wanted share."""
     layer: int
-    """Where all tokens could leave; the last layer if none is right often enough."""
+    """Layer at which all tokens could leave; the last layer if none is right often enough."""
     one_layer: float
     """The share of layers behind it."""
     threshold: float | None
-    """Or each token leaves where its read-out's likeliest token has this probability; null if no threshold will do."""
+    """Alternative: each token leaves at the layer whose likeliest token has this probability; null if no threshold
+    works."""
     by_confidence: float
     """Mean share of layers behind the one where a token leaves."""
 
@@ -87,13 +88,13 @@ class ExitDrafts(Message):
     """The fastest drafts of an exit, by counted cycles and measured times."""
 
     layer: int
-    """Layers that a draft passes."""
+    """Layers of a draft."""
     drafts: int
     """Most tokens that are drafted at a time."""
     choice: Literal["drawn", "likeliest"]
-    """Which token of the read-out is the draft."""
+    """How the draft is chosen from the read-out."""
     tokens_per_pass: float
-    """Tokens that a pass of the whole model comes to."""
+    """Tokens per pass of the whole model."""
     draft_cost: float
     """Time of a draft, relative to a pass of the whole model."""
     speed: float
@@ -101,7 +102,7 @@ class ExitDrafts(Message):
 
 
 class DraftedDecoding(Message):
-    """Responses decoded with drafts and without, one sequence at a time."""
+    """Responses decoded with and without drafts, one sequence at a time."""
 
     responses: int
     identical: int
@@ -130,22 +131,22 @@ class ModelProbe(Message):
     exits: list[ExitDrafts] = Field(default=[])
     """One for each layer but the last."""
     plain_seconds: float | None = None
-    """Of a token in plain decoding of one sequence, by which costs are measured."""
+    """Seconds of a token in plain decoding of one sequence, the unit of costs."""
     best: ExitDrafts | None = None
     """The fastest of them; null for a model of one layer."""
     pays: bool = False
     """Whether it is expected to be faster than plain decoding."""
     decoded: DraftedDecoding | None = None
-    """What came of it, where it was tried."""
+    """The measured result, if it was tried."""
 
 
 class ProbeResult(Message):
-    """What came of it."""
+    """The result of a probe."""
 
     models: list[ModelProbe] = Field(default=[])
     device: str = ""
-    """Where it was measured."""
+    """Device of the measurement."""
     threads: int | None = None
-    """Of torch on a CPU."""
+    """Threads of torch on a CPU."""
     error: str | None = None
     """Why nothing could be measured."""

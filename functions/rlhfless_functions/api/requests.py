@@ -1,4 +1,4 @@
-"""What the control plane asks of a function: one request is the work of one stage, or a part of it."""
+"""The requests of the control plane to functions. A request is the work of one stage, or a part of it."""
 
 from typing import Annotated, Literal
 
@@ -29,14 +29,15 @@ from rlhfless_functions.settings import (
 
 
 class BaseRequest(Message):
-    """What every request carries."""
+    """The fields of every request."""
 
     protocol: str = PROTOCOL
-    """Version of the contract that the sender speaks."""
+    """The sender's version of the contract."""
     key: TaskKey
     """The idempotency key."""
     result: str
-    """URI of a JSON file. If it exists, the work is done and its content is the result; else it is written last."""
+    """URI of a JSON file. If it exists, the work is done and its content is the result; otherwise it is written
+    last."""
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     """Longest silence of the event stream."""
 
@@ -51,31 +52,31 @@ class MaterializeRequest(BaseRequest):
     sink: str
     """URI of the folder to publish: `prompts.parquet` for the functions, `index.json` for the control plane."""
     rewards: list[RewardSettings] = Field(default=[])
-    """What will score the responses, and so has to find what it needs in every row."""
+    """Rewards that will score the responses. Every row must have what they need."""
     most_dropped: float = Field(default=1.0, ge=0, le=1)
-    """Largest share of the rows that may be left out."""
+    """Largest share of the rows that may be dropped."""
 
 
 class SharedPrefix(Message):
-    """The beginning of a prompt of the share that other actors' prompts have too."""
+    """A prefix of one of the share's prompts that prompts of other actors share."""
 
     prompt: int
     """Row of the prompt."""
     tokens: int = Field(ge=1)
-    """How many of its first tokens."""
+    """Number of its first tokens."""
     source: bool
-    """Whether this actor computes it and the others read what it wrote; else it reads what another one wrote."""
+    """Whether this actor computes it for the others; otherwise it reads what another actor wrote."""
 
 
 class SharedPrefixes(Message):
-    """What one actor computes for others, and what it reads from them, where its engine can."""
+    """The prefixes that one actor computes for others, and those that it reads from them, if its engine can."""
 
     folder: str
     """URI of the folder of the step's keys and values."""
     prefixes: list[SharedPrefix] = Field(min_length=1)
-    """At most one of each prompt."""
+    """At most one prefix of each prompt."""
     wait_seconds: float = Field(default=30.0, ge=0)
-    """Longest wait for another actor; what has not come by then is computed."""
+    """Longest wait for another actor, after which this actor computes the prefix itself."""
 
 
 class GenerationRequest(BaseRequest):
@@ -91,28 +92,28 @@ class GenerationRequest(BaseRequest):
     """The share, in the order in which it should be admitted."""
     sampling: EngineSampling
     seed: int
-    """The job's seed; each sample's generator is made from (seed, purpose, step, prompt, index)."""
+    """The job's seed. Each sample's generator is seeded with (seed, purpose, step, prompt, index)."""
     sink: str
     """URI of the folder that this attempt writes its rollout parts to."""
     resume_from: list[str] = Field(default=[])
     """Sinks of earlier attempts, or single parts of them: samples finished there are not generated again, partial ones
     are continued."""
     known_until: dict[str, str] = Field(default={})
-    """By such a sink, the newest of its parts that the sender has heard of: it and those before it are passed over. All
-    that they hold is finished, so that it is not asked for, or `resume_from` names them."""
+    """For each such sink, the newest part that the sender knows. This part and earlier ones are skipped: their samples
+    are finished and not requested, or `resume_from` names them."""
     flush_seconds: float = Field(default=5.0, gt=0)
-    """Longest time that generated tokens are kept in the instance alone."""
+    """Longest time that generated tokens stay in the instance's memory only."""
     progress_seconds: float = Field(default=1.0, gt=0)
-    """Least time between two progress events."""
+    """Shortest time between progress events."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens in the KV cache at a time; from the free memory if left out."""
+    """Most tokens in the KV cache at a time; by default as many as the free memory holds."""
     engine: EngineSettings = EngineSettings()
-    """What generates, and its settings."""
+    """The engine and its settings."""
     shared_prefixes: SharedPrefixes | None = None
-    """Beginnings of prompts that are computed once for several actors."""
+    """Prefixes of prompts that are computed once for several actors."""
     drafts: list[str] | None = None
-    """URIs of folders with responses of earlier steps, from which tokens may be drafted, the newest step's last; none
-    are read where the list is empty, and nothing is drafted if it is left out. The samples do not depend on it."""
+    """URIs of folders with responses of earlier steps to draft tokens from, the newest step's last. An empty list reads
+    none; if omitted, nothing is drafted. The samples do not depend on it."""
 
 
 class PrepareRequest(BaseRequest):
@@ -132,30 +133,30 @@ class PrepareRequest(BaseRequest):
     """Resolved settings."""
     sampling: EngineSampling
     policy: WeightsReference
-    """Weights that generated; the tokenizer is theirs."""
+    """Weights that generated the samples. Their tokenizer is used."""
     old_log_probs: bool
-    """Whether log-probabilities of `policy` are wanted: for a distance in the reward, or while the policy is frozen.
-    The learner's ratios are to those that it computes itself."""
+    """Whether to compute log-probabilities of `policy`: for a KL penalty in the reward, or while the policy is frozen.
+    The learner computes those of its ratios itself."""
     reference: WeightsReference | None = None
-    """Weights of the frozen reference; with an adapter being trained, the backbone alone."""
+    """Weights of the frozen reference; with LoRA, the backbone without the adapter."""
     critic: WeightsReference | None = None
     """Weights of the value model."""
     microbatch_tokens: int = Field(ge=1)
-    """Tokens of one forward pass."""
+    """Most tokens of one forward pass."""
     share_prompts: bool = True
     """Whether a group's prompt may be computed once for all of its samples."""
     pack: Literal["auto", "always", "never"] = "auto"
-    """Whether samples are passed in one row without padding; see `learning.pack`."""
+    """Whether to pack samples into one row without padding; see `learning.pack`."""
     sink: str
     """URI of the Parquet file to write."""
     examples: list[SampleTask] = Field(default=[])
-    """Those of the samples that come back as text, for people to read."""
+    """Samples to return as text, for people to read."""
     trace: str | None = None
-    """URI of the part of the run's trace to write: how long each response was."""
+    """URI of the part of the run's trace to write, with the length of each response."""
     drafts: str | None = None
-    """URI of the part to write of what later steps draft tokens from: the responses."""
+    """URI of the part to write with the responses that later steps draft tokens from."""
     visits: dict[int, int] = Field(default={})
-    """Earlier visits of each prompt, for the trace; a prompt that is not here is on its first."""
+    """Earlier visits of each prompt, for the trace; a missing prompt is on its first visit."""
 
 
 class BatchReference(Message):
@@ -163,17 +164,18 @@ class BatchReference(Message):
 
     step: int = Field(ge=1)
     parts: list[str]
-    """URIs of the Parquet files that preparation wrote; all of them, unless a request says that it follows the rest."""
+    """URIs of the Parquet files that preparation wrote: all of them, unless the request follows a batch in
+    preparation."""
     samples: list[SampleTask] = Field(min_length=1)
     """Every sample of the batch in the order of learning."""
     pieces: list[Piece] = Field(default=[])
-    """How the samples are divided into pieces whose gradients are accumulated one after the other; empty where the
-    batch is learnt from as a whole. The last bits of the weights depend on it. Pieces need an optimizer update that is
-    the whole step's, and an algorithm that asks nothing of the whole batch."""
+    """The division of the samples into pieces, whose gradients are accumulated one after the other; empty if the batch
+    is learnt from as a whole. The last bits of the weights depend on it. Pieces need one optimizer update per step, and
+    an algorithm that does not need the whole batch at once."""
 
 
 class StepSettings(Message):
-    """What a step was taken with, of all that may change in the middle of a job."""
+    """The settings of a step that may change during a job."""
 
     optimizer: OptimizerSettings
     total_steps: int = Field(ge=1)
@@ -181,17 +183,17 @@ class StepSettings(Message):
 
 
 class Gang(Message):
-    """Instances that take one training step together; each has a request of its own, which says the same but for its
+    """Instances that take one training step together. Each gets its own request; the requests differ only in
     `number`."""
 
     size: int = Field(ge=2)
-    """How many they are."""
+    """Number of instances."""
     number: int = Field(ge=0)
-    """Which of them this one is, from 0."""
+    """Number of this instance, from 0."""
     meeting: str
-    """URI of the file in which the first one says where the others find it; a new one for each attempt."""
+    """URI of the file in which the first instance publishes its address; a new one for each attempt."""
     within_seconds: float = Field(gt=0)
-    """Longest time that one waits for the others."""
+    """Longest time that an instance waits for the others."""
 
 
 class LearnRequest(BaseRequest):
@@ -200,7 +202,7 @@ class LearnRequest(BaseRequest):
     task: Literal["learn"] = "learn"
     model: ModelSettings
     initial: WeightsReference
-    """The model as given (version 0): where there is no checkpoint, replay starts from it."""
+    """The original model (version 0). Without a checkpoint, replay starts from it."""
     base: WeightsReference
     """Weights that the step starts from: version step − 1."""
     batch: BatchReference
@@ -211,11 +213,11 @@ class LearnRequest(BaseRequest):
     replay: list[BatchReference] = Field(default=[])
     """Batches of the steps after the checkpoint and before this one, for a learner without the state in memory."""
     replay_settings: dict[int, StepSettings] = Field(default={})
-    """By step, what replayed steps were first taken with, where that is not what this request says."""
+    """Original settings of replayed steps, by step, if they differ from this request's."""
     following: str | None = None
-    """Where `batch` is still being prepared: the folder of its piece journal. The learner reads the pieces in the order
-    of their numbers, and learns from each as soon as it is there. The names of `batch.samples` are known beforehand,
-    its parts and pieces are not."""
+    """Folder of the piece journal, if `batch` is still being prepared. The learner reads the pieces in the order of
+    their numbers, and learns from each as soon as it exists. `batch.samples` is known beforehand; its parts and pieces
+    are not."""
     algorithm: AlgorithmSettings
     """Resolved settings."""
     optimizer: OptimizerSettings
@@ -230,9 +232,9 @@ class LearnRequest(BaseRequest):
     publish_critic: str | None = None
     """URI of the folder for the critic's next version; at step 0 preparation has no critic and values are zero."""
     save_checkpoint: str | None = None
-    """URI of the folder for a checkpoint of this step, where one is due."""
+    """URI of the folder for a checkpoint of this step, if one is due."""
     gang: Gang | None = None
-    """The instances that take the step together; None where one takes it."""
+    """The instances that take the step together; None if a single one takes it."""
 
 
 class ExportRequest(BaseRequest):
@@ -255,7 +257,7 @@ _REQUEST: TypeAdapter[RunRequest] = TypeAdapter(RunRequest)
 
 
 class _Envelope(BaseModel):
-    """The part of a request that must be readable whatever its version."""
+    """The part of a request that is readable in every version."""
 
     protocol: str
 
@@ -264,8 +266,8 @@ def parse_request(body: bytes) -> RunRequest:
     """Read a request.
 
     Raises:
-        UnsupportedProtocolError: for another major version.
-        ValueError: for anything else that is no request; the message names the fields.
+        UnsupportedProtocolError: the request has another major version.
+        ValueError: the body is not a request; the message names the fields.
     """
     envelope = _Envelope.model_validate_json(body)
     check_protocol(envelope.protocol)

@@ -1,4 +1,4 @@
-"""What comes of a request: the content of its result file, and of the `done` event."""
+"""The results of requests: the content of the result file and of the `done` event."""
 
 from pydantic import Field
 
@@ -6,29 +6,29 @@ from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message,
 
 
 class DataCounts(Message):
-    """What became of a dataset's rows."""
+    """Counts of a dataset's rows."""
 
     rows: int = Field(ge=0)
     """Rows of the dataset."""
     too_long: int = Field(default=0, ge=0)
-    """Left out, as they are longer than the longest prompt."""
+    """Rows dropped because they are longer than the longest prompt."""
     empty: int = Field(default=0, ge=0)
-    """Left out, as nothing is said in them."""
+    """Rows dropped because they are empty."""
     answered: int = Field(default=0, ge=0)
-    """Left out, as their last message is the assistant's."""
+    """Rows dropped because their last message is the assistant's."""
     without_ground_truth: int = Field(default=0, ge=0)
-    """Prompts without ground truth where others have one; they are kept."""
+    """Prompts without ground truth, if others have one; they are kept."""
     first: dict[str, str] = Field(default={})
-    """Where the first row of each of these is, by the name of the count."""
+    """Place of the first row of each kind, by the name of the count."""
 
     @property
     def left_out(self) -> int:
-        """Rows that are no prompts."""
+        """Number of dropped rows."""
         return self.too_long + self.empty + self.answered
 
     @property
     def reasons(self) -> str:
-        """Why rows are left out, for people: each reason with its count and its first row."""
+        """Why rows are dropped, for people: each reason with its count and its first row."""
         return ", ".join(
             f"{getattr(self, name)} {words}" + (f" (first {self.first[name]})" if name in self.first else "")
             for name, words in _REASONS.items()
@@ -49,27 +49,27 @@ _REASONS = {
 }
 _REMEDIES = {
     "too_long": "raise sampling.maxPromptTokens or shorten the prompts",
-    "empty": "give the empty rows a prompt or take them out",
+    "empty": "give the empty rows a prompt or remove them",
     "answered": (
-        "take the answers out of the prompts, or set data.answeredPrompts to continue if they are beginnings that the"
-        " model shall go on with"
+        "remove the answers from the prompts, or set data.answeredPrompts to continue if they are beginnings that the"
+        " model should continue"
     ),
 }
 
 
 class MaterializeResult(Message):
-    """How many prompts there are."""
+    """Number of prompts."""
 
     prompts: int
     dropped: int
-    """Rows that were left out."""
+    """Number of dropped rows."""
     uri: str
     counts: DataCounts | None = None
-    """What became of all rows; None from a release that did not say so."""
+    """Counts of all rows; None from a release that did not count them."""
 
 
 class GenerationResult(Message):
-    """What became of a share."""
+    """The result of a share."""
 
     finished: int
     unfinished: int
@@ -81,22 +81,23 @@ class GenerationResult(Message):
     response_tokens: int
     """Response tokens that were computed."""
     weights_seconds: float = 0.0
-    """Until the engine had the weights: nothing, replacing others in place, or a start."""
+    """Seconds until the engine had the weights: zero, or for replacing others in place, or for a start."""
     shared_prefixes: dict[str, float] = Field(default={})
-    """What was sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
-    `_fetched`, of all workers of the engine; empty where nothing can be."""
+    """Amounts sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
+    `_fetched`, over all workers of the engine; empty if the engine can't do this."""
     decoding: DecodeCounts = DecodeCounts()
-    """How its tokens came about."""
+    """How its tokens were decoded."""
 
 
 class GroupResult(Message):
-    """What the control plane must know of a group."""
+    """What the control plane must know about a group."""
 
     prompt: int
     reward: float | None
     """Mean reward of the group; None if no sample could be scored."""
     spread: float
-    """Standard deviation of the group's rewards; 0 teaches nothing where the baseline is the group."""
+    """Standard deviation of the group's rewards. If it is 0 and the group is the baseline, there is nothing to
+    learn."""
     in_loss: bool = True
     """Whether any of its samples is in the loss."""
 
@@ -107,7 +108,7 @@ class GroupResult(Message):
 
 
 class ExampleSample(Message):
-    """A scored sample as text, for people to read; the middle of a very long text is left out."""
+    """A scored sample as text, for people to read; a very long text is shortened in the middle."""
 
     row: int = 0
     """Row of the prompt in the materialised dataset."""
@@ -117,7 +118,7 @@ class ExampleSample(Message):
     response: str
     reward: float | None
     terms: dict[str, float | None] = Field(default={})
-    """Each reward's own number, before weighting."""
+    """Each reward's value, before weighting."""
     advantage: float | None = None
     """Mean over the tokens, before whitening over the batch; None in an evaluation."""
     tokens: int
@@ -132,9 +133,9 @@ class PrepareResult(Message):
     part: str
     groups: list[GroupResult]
     examples: list[ExampleSample] = Field(default=[])
-    """The samples that the request asks to have as text, in its order."""
+    """The samples that the request wants as text, in its order."""
     metrics: dict[str, float]
-    """Sums and counts are marked by their names (`/sum`, `/count`); the control plane adds chunks up."""
+    """Metrics. Names with `/sum` and `/count` are sums and counts, which the control plane adds up over chunks."""
 
 
 class LearnResult(Message):

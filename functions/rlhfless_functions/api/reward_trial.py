@@ -1,4 +1,4 @@
-"""What `rlhfless try-reward` asks of a process of the functions, and what comes back. It is no stage's request."""
+"""The request and the result of `rlhfless try-reward`. It belongs to no stage."""
 
 from typing import Any
 
@@ -9,22 +9,23 @@ from rlhfless_functions.settings import DataSettings, EngineSampling, ModelSetti
 
 
 class GivenResponse(Message):
-    """A response that somebody has written down."""
+    """A response from the user."""
 
     place: str
-    """Where: file and line, for messages."""
+    """File and line, for messages."""
     response: str
     row: int | None = Field(default=None, ge=0)
     """Row of its prompt in the data, as training reads it."""
     prompt: str | list[dict[str, Any]] | None = None
-    """Its prompt, as in the data or as a model sees it; with neither this nor `row` it is the data's next one."""
+    """Its prompt, as in the data or as a model sees it. Without this and `row`, it belongs to the data's next
+    prompt."""
     columns: dict[str, Any] = Field(default={})
-    """What rewards are given besides, where the data has no such prompt."""
+    """Further columns for rewards, if the data has no such prompt."""
     finish_reason: FinishReason = "stop"
 
 
 class RewardTrial(Message):
-    """Score responses, given or sampled, and train nothing."""
+    """Score given or sampled responses, without training."""
 
     model: ModelSettings
     data: DataSettings
@@ -32,47 +33,47 @@ class RewardTrial(Message):
     sampling: EngineSampling
     seed: int
     responses: list[GivenResponse] = Field(default=[])
-    """What to score; if there are none, responses are sampled from the model."""
+    """Responses to score; if there are none, the model samples some."""
     prompts: int = Field(default=1, ge=1)
-    """How many of the data's first prompts are answered."""
+    """Number of the data's first prompts to answer."""
     samples: int = Field(default=1, ge=1)
     """Responses to each."""
 
 
 class TriedResponse(Message):
-    """A response and what it scored."""
+    """A response and its scores."""
 
     row: int | None
-    """Row of its prompt in the data; None where the data has no such prompt."""
+    """Row of its prompt in the data; None if the data has no such prompt."""
     prompt: str
     """As the model sees it."""
     response: str
     tokens: int
     finish_reason: FinishReason
     terms: dict[str, float | None]
-    """Each reward's own number, before weighting; None where it gave none. One that failed is not there."""
+    """Each reward's value, before weighting; None if it gave none. Rewards that failed are missing."""
     reward: float | None
     """As training would see it."""
 
 
 class TriedReward(Message):
-    """How one reward did."""
+    """The result of one reward."""
 
     name: str
     kind: str
     weight: float
     calls: int
-    """Calls that were made: one for each prompt, up to the first that failed."""
+    """Number of calls: one for each prompt, up to the first failure."""
     first_seconds: float
-    """Of the first call, loading included."""
+    """Seconds of the first call, including loading."""
     mean_seconds: float | None = None
-    """Of the others, if there were any."""
+    """Seconds of the other calls, if there were any."""
     error: str | None = None
     """Why it failed."""
 
 
 class RewardTrialResult(Message):
-    """What came of it."""
+    """The result of a trial."""
 
     responses: list[TriedResponse] = Field(default=[])
     rewards: list[TriedReward] = Field(default=[])

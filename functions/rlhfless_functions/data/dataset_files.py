@@ -1,4 +1,4 @@
-"""Dataset files: JSONL, Parquet and saved `datasets` folders as rows, and the columns that mean something."""
+"""Read dataset files (JSONL, Parquet and saved `datasets` folders) as rows, and find the columns with a meaning."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -25,19 +25,19 @@ from rlhfless_functions.settings import DataSettings
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a dataset as they were read."""
+    """The rows of a dataset as read."""
 
     source: str
     rows: list[Row]
     lines: list[int] | None = None
-    """Line of each row in its file, where it has one."""
+    """Line of each row in its file, if it has one."""
 
     def place(self, number: int) -> str:
-        """Where a row is, for a person to look it up."""
+        """The place of a row, for a message."""
         return f"{self.source}, {self.where(number)}"
 
     def where(self, number: int) -> str:
-        """Where in the dataset a row is."""
+        """The place of a row in the dataset."""
         return f"row {number}" if self.lines is None else f"line {self.lines[number]}"
 
     @property
@@ -53,7 +53,7 @@ def read_table(data: DataSettings) -> Table:
     """Read a dataset.
 
     Raises:
-        TaskError: data_invalid, or artifact_missing if it is not there; the message names line or row.
+        TaskError: data_invalid, or artifact_missing if it does not exist; the message names the line or row.
     """
     readers: dict[str, Callable[[str], Table]] = {
         "jsonl": _read_jsonl,
@@ -80,8 +80,8 @@ def _format(data: DataSettings) -> str:
         )
         raise TaskError("artifact_missing", f"data.source: {data.source} does not exist: {remedy}")
     raise invalid(
-        f"data.source: {data.source} is no .jsonl or .parquet file and no saved datasets folder;"
-        " set data.format to what it is"
+        f"data.source: {data.source} is neither a .jsonl or .parquet file nor a saved datasets folder;"
+        " set data.format to its format"
     )
 
 
@@ -102,7 +102,7 @@ def _decompressed(source: str) -> bytes:
         with compr[compression](io.BytesIO(content), mode="rb") as file:
             return bytes(file.read())
     except (OSError, EOFError, ValueError) as error:
-        raise invalid(f"{source} is no readable {compression} file ({error})") from error
+        raise invalid(f"{source} is not a readable {compression} file ({error})") from error
 
 
 def _read_parquet(source: str) -> Table:
@@ -110,21 +110,21 @@ def _read_parquet(source: str) -> Table:
     try:
         rows = pq.read_table(pa.BufferReader(content)).to_pylist()
     except pa.ArrowException as error:
-        raise invalid(f"{source} is no readable Parquet file ({error})") from error
+        raise invalid(f"{source} is not a readable Parquet file ({error})") from error
     return Table(source, rows)
 
 
 def _read_datasets(source: str) -> Table:
-    # Slow to import, and needed for this format alone.
+    # Slow to import, and only needed for this format.
     from datasets import DatasetDict, load_from_disk
 
     try:
         loaded = load_from_disk(source)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise invalid(f"{source} is no readable folder of a saved dataset ({error})") from error
+        raise invalid(f"{source} is not a readable folder of a saved dataset ({error})") from error
     if isinstance(loaded, DatasetDict):
         if "train" not in loaded and len(loaded) != 1:
-            raise invalid(f"{source} has the splits {', '.join(loaded)}; give the folder of one of them")
+            raise invalid(f"{source} has the splits {', '.join(loaded)}; name the folder of one of them")
         loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
     return Table(source, loaded.with_format(None).to_list())
 
@@ -136,7 +136,7 @@ def prompt_column(table: Table, data: DataSettings) -> str:
     """The column of the prompt.
 
     Raises:
-        TaskError: if there is none of that name.
+        TaskError: there is no such column.
     """
     return _column(table, data.prompt_column, PROMPT_COLUMNS, "data.promptColumn") or _no_column(
         table, f"no prompt column (one of {', '.join(PROMPT_COLUMNS)})", "data.promptColumn"
@@ -147,7 +147,7 @@ def ground_truth_column(table: Table, data: DataSettings) -> str | None:
     """The column of the ground truth; None if there is none.
 
     Raises:
-        TaskError: if the job names one that there is not.
+        TaskError: the job names a column that does not exist.
     """
     return _column(table, data.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn")
 
@@ -166,5 +166,5 @@ def _no_column(table: Table, lack: str, setting: str) -> str:
 
 
 def invalid(message: str) -> TaskError:
-    """The error for data that cannot be used."""
+    """The error for unusable data."""
     return TaskError("data_invalid", message)

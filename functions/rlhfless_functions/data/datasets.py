@@ -1,7 +1,7 @@
-"""Datasets of prompts: made into token ids, and published once for all functions.
+"""Convert datasets of prompts to token ids, and publish them once for all functions.
 
-A prompt is text, which the model reads as it is, or chat messages, which go through the chat template. Every other
-column is kept for the rewards.
+A prompt is text, which the model reads unchanged, or chat messages, to which the chat template is applied. All other
+columns are kept for the rewards.
 """
 
 import logging
@@ -32,21 +32,21 @@ def make_prompts(
     positions: int | None = None,
     rewards: Sequence[RewardSettings] = (),
 ) -> tuple[list[Prompt], DataCounts]:
-    """Apply the chat template, tokenize, and leave out what is empty, answered or too long.
+    """Apply the chat template, tokenize, and drop prompts that are empty, answered or too long.
 
     Args:
         table: the dataset.
         data: how to read it.
         sampling: the longest prompt and response.
         tokenizer: with the job's chat template.
-        positions: tokens that the model can read at most, prompt and response together.
-        rewards: what must find in each row what it needs.
+        positions: most tokens that the model can read, prompt and response together.
+        rewards: rewards whose columns each row must have.
 
     Returns:
-        The prompts, in the dataset's order and numbered from 0, and what became of all rows.
+        The prompts, in the dataset's order and numbered from 0, and the counts of all rows.
 
     Raises:
-        TaskError: data_invalid, naming row and remedy.
+        TaskError: data_invalid; the message names the row and the remedy.
     """
     column, truth = prompt_column(table, data), ground_truth_column(table, data)
     left_out: dict[int, str] = {}
@@ -83,7 +83,7 @@ def make_prompts(
         for row, number in enumerate(kept)
     ]
     if unusable:
-        _log.warning("columns %s hold what JSON cannot, and are not handed to rewards", ", ".join(sorted(unusable)))
+        _log.warning("columns %s have values that JSON can't hold; rewards don't get them", ", ".join(sorted(unusable)))
     return prompts, _counts(table, left_out, kept, truth)
 
 
@@ -92,7 +92,7 @@ def _refuse_answered(table: Table, left_out: Mapping[int, str], data: DataSettin
     if answered and data.answered_prompts == "fail":
         raise invalid(
             f"{table.place(answered[0])} ends with the assistant's message, as do {len(answered)} of {len(table.rows)}"
-            " rows: take the answers out of the prompts, or set data.answeredPrompts to continue or drop"
+            " rows; remove the answers from the prompts, or set data.answeredPrompts to continue or drop"
         )
 
 
@@ -133,8 +133,8 @@ def _is_message(message: Any) -> bool:
 def _templated(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], table: Table, number: int) -> str:
     if not tokenizer.chat_template:
         raise invalid(
-            f"{table.place(number)} is chat data, but the model's tokenizer has no chat template: set"
-            " model.chatTemplate, or give prompts as text without data.systemPrompt"
+            f"{table.place(number)} is chat data, but the model's tokenizer has no chat template; set"
+            " model.chatTemplate, or write prompts as text without data.systemPrompt"
         )
     continues = messages[-1]["role"] == "assistant"
     try:
@@ -147,7 +147,7 @@ def _templated(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: list[bool]) -> list[list[int]]:
-    """Token ids; only plain text gets the tokenizer's special tokens, since a template writes its own."""
+    """Token ids. Only plain text gets the tokenizer's special tokens, because a template writes its own."""
     tokens: list[list[int]] = [[] for _ in texts]
     for special in (True, False):
         chosen = [number for number, is_plain in enumerate(plain) if is_plain == special]
@@ -166,13 +166,13 @@ def _fitting(
     positions: int | None,
     left_out: dict[int, str],
 ) -> list[int]:
-    """Numbers of the rows whose prompts are short enough, and hold anything; the others go to `left_out`."""
+    """Numbers of the rows whose prompts are neither empty nor too long; the others go to `left_out`."""
     longest = sampling.max_prompt_tokens
     long = [number for number, ids in tokens.items() if len(ids) > longest]
     if long and data.long_prompts == "fail":
         raise invalid(
             f"{table.place(long[0])} has a prompt of {len(tokens[long[0]])} tokens, and {len(long)} of"
-            f" {len(table.rows)} prompts have more than sampling.maxPromptTokens, {longest}: raise it, or set"
+            f" {len(table.rows)} prompts have more than sampling.maxPromptTokens ({longest}); raise it, or set"
             " data.longPrompts to drop"
         )
     left_out |= dict.fromkeys(long, "too_long")
@@ -180,18 +180,18 @@ def _fitting(
     kept = [number for number in tokens if number not in left_out]
     if not kept and len(long) == len(table.rows):
         raise invalid(
-            f"every prompt of {table.source} is longer than sampling.maxPromptTokens, {longest} (the shortest has"
-            f" {min(map(len, tokens.values()))} tokens): raise it, or shorten the prompts"
+            f"every prompt of {table.source} is longer than sampling.maxPromptTokens ({longest}; the shortest has"
+            f" {min(map(len, tokens.values()))} tokens); raise it, or shorten the prompts"
         )
     if not kept:
         counts = _counts(table, left_out, [], None)
-        raise invalid(f"no row of {table.source} is a prompt to train on: {counts.reasons}. {counts.remedies}")
+        raise invalid(f"no row of {table.source} is a usable prompt: {counts.reasons}. {counts.remedies}")
     for number in kept:
         if positions is not None and len(tokens[number]) + sampling.max_response_tokens > positions:
             raise invalid(
-                f"{table.place(number)} has a prompt of {len(tokens[number])} tokens, which with"
-                f" sampling.maxResponseTokens, {sampling.max_response_tokens}, is more than the model's {positions}"
-                " positions: lower sampling.maxPromptTokens or sampling.maxResponseTokens"
+                f"{table.place(number)} has a prompt of {len(tokens[number])} tokens, which together with"
+                f" sampling.maxResponseTokens ({sampling.max_response_tokens}) is more than the model's {positions}"
+                " positions; lower sampling.maxPromptTokens or sampling.maxResponseTokens"
             )
     return kept
 
@@ -215,10 +215,10 @@ def _json(value: Any, column: str, table: Table, number: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it.
+    """Convert a value to JSON.
 
     Raises:
-        TypeError: for what JSON cannot hold, such as an image's bytes.
+        TypeError: JSON can't hold the value, such as an image's bytes.
     """
     if value is None or isinstance(value, str | bool | int | float):
         return value
@@ -230,4 +230,4 @@ def _plain(value: Any) -> Any:
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")

@@ -1,6 +1,6 @@
-"""Responses that later visits of a prompt may go like, as Parquet: what drafts are made from. No torch here.
+"""Responses that later visits of a prompt may resemble, as Parquet files: the source of drafts. Without torch.
 
-Preparation writes a part for each chunk. Nothing but speed depends on them.
+Preparation writes a part for each chunk. Only speed depends on them.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from rlhfless_functions.data.parquet import read_table, values, write_table
 from rlhfless_functions.data.rollouts import Rollout
 
 PROMPT_END = 16
-"""Tokens that are kept of the end of a prompt."""
+"""Most tokens kept from the end of a prompt."""
 LONGEST = 1 << 14
-"""Tokens that are kept of a response."""
+"""Most tokens kept of a response."""
 
 SCHEMA = pa.schema(
     [
@@ -35,12 +35,12 @@ class KnownResponse:
     prompt: int
     """Row of the prompt."""
     prompt_end: Sequence[int]
-    """The prompt's last tokens, which tell how responses to it begin."""
+    """The prompt's last tokens, to which the beginnings of responses are matched."""
     tokens: Sequence[int]
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """What tells the token ids of one tokenizer from another's."""
+    """A digest that identifies a tokenizer's token ids."""
     tokens = sorted(vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
     return hashlib.blake2b(repr(tokens).encode(), digest_size=16).hexdigest()
 
@@ -50,11 +50,11 @@ def write_draft_history(uri: str, responses: Sequence[Rollout], tokenizer: str) 
 
     Args:
         uri: the part.
-        responses: of any prompts.
+        responses: responses to any prompts.
         tokenizer: the digest of its vocabulary.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be written.
+        ArtifactUnwritableError: it can't be written.
     """
     columns = {
         "prompt": [each.prompt for each in responses],
@@ -69,11 +69,11 @@ def read_draft_history(uri: str, tokenizer: str) -> list[KnownResponse]:
     """Read a part.
 
     Raises:
-        ArtifactError: if it cannot be read.
-        ValueError: if its tokens are another tokenizer's.
+        ArtifactError: it can't be read.
+        ValueError: its tokens belong to another tokenizer.
     """
     table = read_table(uri, SCHEMA)
     if set(table["tokenizer"].to_pylist()) - {tokenizer}:
-        raise ValueError("its tokens are another tokenizer's")
+        raise ValueError("its tokens belong to another tokenizer")
     columns = (values(table[name]) for name in ("prompt", "prompt_end", "tokens"))
     return [KnownResponse(*row) for row in zip(*columns, strict=True)]

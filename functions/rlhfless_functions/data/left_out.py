@@ -1,4 +1,4 @@
-"""Which rows of a dataset are no prompts to train on, and when that is too many."""
+"""Rows of a dataset that are not usable prompts, and the limit on their number."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from rlhfless_functions.settings import RewardSettings
 
 
 def is_empty(prompt: Any) -> bool:
-    """Whether a prompt is blank text, or messages that say nothing; beside others the system's do not count."""
+    """Whether a prompt is blank text, or has only empty messages. A system message counts only if it is alone."""
     if isinstance(prompt, str):
         return not prompt.strip()
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
@@ -22,24 +22,24 @@ def _says_something(message: dict[str, Any]) -> bool:
     content = message.get("content")
     if isinstance(content, str):
         return bool(content.strip())
-    # Parts of other kinds than text, and calls of tools, say something, too.
+    # Parts other than text, and tool calls, are content too.
     return bool(content) or bool(message.get("tool_calls")) or "content" not in message
 
 
 def check_left_out(table: Table, counts: DataCounts, most: float) -> None:
-    """Refuse a dataset of which too much is left out.
+    """Refuse a dataset if too many rows are dropped.
 
     Args:
         most: largest share of the rows.
 
     Raises:
-        TaskError: data_invalid, with the reasons and a row for each.
+        TaskError: data_invalid; the message has the reasons and a row for each.
     """
     if counts.left_out <= most * counts.rows:
         return
     raise invalid(
-        f"{counts.left_out} of the {counts.rows} rows of {table.source} were left out, more than"
-        f" limits.droppedPrompts, {most:g} of them: {counts.reasons}. {counts.remedies}, or raise limits.droppedPrompts"
+        f"{counts.left_out} of the {counts.rows} rows of {table.source} were dropped, more than the share"
+        f" limits.droppedPrompts ({most:g}): {counts.reasons}. {counts.remedies}, or raise limits.droppedPrompts"
     )
 
 
@@ -49,11 +49,11 @@ def check_what_rewards_need(
     """Refuse rows that a reward can't score, unless it may leave samples unscored.
 
     Args:
-        numbers: the rows that are prompts.
+        numbers: the rows that are usable prompts.
         truth: column of the ground truth, if there is one.
 
     Raises:
-        TaskError: data_invalid, naming the first such row, and the columns that there are.
+        TaskError: data_invalid; the message names the first such row and the existing columns.
     """
     for reward in rewards:
         if reward.on_error == "unscorable":
@@ -76,7 +76,7 @@ def _check_column(table: Table, numbers: Sequence[int], column: str, lack: str, 
     if lacking:
         raise invalid(
             f"{table.place(lacking[0])} has {lack}, which {whose} needs; it has {_columns(table.rows[lacking[0]])}"
-            f" ({len(lacking)} of {len(numbers)} rows lack it): add what is missing, take the rows out, or set the"
+            f" ({len(lacking)} of {len(numbers)} rows lack it); add the missing values, remove the rows, or set the"
             " reward's onError to unscorable"
         )
 

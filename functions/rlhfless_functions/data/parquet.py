@@ -1,7 +1,7 @@
-"""Parquet tables through the artifact store. No torch here.
+"""Parquet tables through the artifact store. This module does not import torch.
 
-Columns are made from, and taken out as, plain buffers: pyarrow's own conversion is many times slower for long lists of
-numbers, and its first use imports pandas, for which a cold start would wait half a second.
+Columns are converted from and to plain buffers: pyarrow's own conversion is many times slower for long lists of
+numbers, and its first use imports pandas, which would delay a cold start by half a second.
 """
 
 import io
@@ -24,10 +24,10 @@ def write_table(uri: str, columns: Mapping[str, Sequence[Any]], schema: pa.Schem
     Args:
         uri: the file.
         columns: the schema's columns; structs and maps as mappings.
-        schema: of strings, booleans, numbers, and lists, structs and maps of them.
+        schema: schema of strings, booleans, numbers, and lists, structs and maps of them.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be written.
+        ArtifactUnwritableError: it can't be written.
     """
     table = pa.Table.from_arrays([array(columns[field.name], field.type) for field in schema], schema=schema)
     buffer = io.BytesIO()
@@ -39,8 +39,8 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
     """Read the columns of a schema.
 
     Raises:
-        ArtifactMissingError: if the file cannot be read.
-        ArtifactCorruptError: if it is no Parquet file with these columns.
+        ArtifactMissingError: the file can't be read.
+        ArtifactCorruptError: it is not a Parquet file with these columns.
     """
     data = artifacts.read_bytes(uri)
     try:
@@ -50,15 +50,15 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
 
 
 def unreadable(uri: str, problem: str) -> artifacts.ArtifactCorruptError:
-    """The error of a file that is not what it should be."""
+    """The error for a damaged file."""
     return artifacts.ArtifactCorruptError(
-        f"{uri} is not a readable file of this kind ({problem}): remove it so that it is made again"
+        f"{uri} is not a readable file of this kind ({problem}); delete it, and it will be created again"
     )
 
 
 def array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """An Arrow array of Python values, None included."""
-    # An array among the values has an equality of its own; numbers are many, and quicker to search by equality.
+    # Arrays among the values define their own equality. Numbers are many, and faster to search by equality.
     some_none = None in values if kind in _NUMBERS else any(value is None for value in values)
     validity = _bits(value is not None for value in values) if some_none else None
 

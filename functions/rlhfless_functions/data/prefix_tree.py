@@ -1,6 +1,6 @@
-"""How the prompts of a dataset begin alike, told without any of their tokens.
+"""The common prefixes of a dataset's prompts, without their tokens.
 
-The control plane decides from it which beginnings are computed once for several actors.
+The control plane uses it to decide which prefixes to compute once for several actors.
 """
 
 from collections import defaultdict
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 PREFIX_BLOCK_TOKENS = 128
-"""Tokens of a block: a multiple of those that engines keep keys and values in."""
+"""Tokens of a block: a multiple of engines' block sizes for keys and values."""
 
 
 class PrefixTree(TypedDict):
-    """The trie of what at least two prompts have in common, in whole blocks."""
+    """The trie of prefixes that at least two prompts share, in whole blocks."""
 
     block_tokens: int
     parents: list[int]
-    """Of each node; -1 for a first block."""
+    """Parent of each node; -1 for a first block."""
     nodes: list[int]
-    """Each prompt's deepest node; -1 for one that begins like no other."""
+    """Each prompt's deepest node; -1 for a prompt without a shared prefix."""
 
 
 def prefix_tree(prompts: Sequence[Sequence[int]], block_tokens: int = PREFIX_BLOCK_TOKENS) -> PrefixTree | None:
-    """The tree of some prompts' tokens; None if no two begin alike.
+    """The tree of prompts' tokens; None if no two share a prefix.
 
-    A prompt's last token is in no block: it always has to be computed, for its logits.
+    A prompt's last token is in no block, because it must always be computed for its logits.
     """
     parents: list[int] = []
     nodes = [-1] * len(prompts)

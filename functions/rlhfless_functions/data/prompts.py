@@ -1,4 +1,4 @@
-"""Prompts of a materialised dataset, as a Parquet file that plain pyarrow and pandas read. No torch here."""
+"""Prompts of a materialised dataset, as a Parquet file for plain pyarrow and pandas. Without torch."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ PROMPT_SCHEMA = pa.schema(
         pa.field("columns", pa.string(), nullable=False),
     ]
 )
-"""Columns of the prompts; what may have any form (messages, ground truth, the dataset's own columns) is JSON."""
+"""Columns of the prompts. Values of any form (messages, ground truth, the dataset's own columns) are JSON."""
 
 
 @dataclass
@@ -36,22 +36,22 @@ class Prompt:
     tokens: list[int]
     """The prompt as the model reads it, chat template included."""
     text: str
-    """The same as text."""
+    """The prompt as text."""
     messages: list[dict[str, Any]] | None = None
-    """The chat messages, where the dataset has them."""
+    """The chat messages, if the dataset has them."""
     ground_truth: Any = None
-    """Handed to rewards as `ground_truth`."""
+    """The `ground_truth` that rewards get."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """The dataset's other columns, handed to rewards by their names."""
+    """The dataset's other columns, which rewards get by their names."""
 
 
 def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     """Write a dataset's prompts, row 0 first, as one Parquet file, atomically.
 
     Raises:
-        ValueError: if the rows are not 0, 1, 2, ….
-        TypeError: if messages, ground truth or columns hold what JSON cannot.
-        ArtifactUnwritableError: if the file cannot be written.
+        ValueError: the rows are not 0, 1, 2, ….
+        TypeError: messages, ground truth or columns have values that JSON can't hold.
+        ArtifactUnwritableError: the file can't be written.
     """
     if [prompt.row for prompt in prompts] != list(range(len(prompts))):
         raise ValueError("prompts must be written in the order of their rows, from 0, none left out")
@@ -70,10 +70,10 @@ def publish_prompts(uri: str, prompts: Sequence[Prompt], counts: DataCounts) -> 
     """Publish a materialised dataset: `prompts.parquet` for the functions, `index.json` for the control plane.
 
     The index holds `prompts` and `dropped` (how many), `counts` (why), `lengths` (tokens of each prompt), and
-    `prefixes`: how prompts begin alike (`prefix_tree`), null where none do.
+    `prefixes`: the shared prefixes (`prefix_tree`), null if there are none.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be written; nothing is published.
+        ArtifactUnwritableError: it can't be written; nothing is published.
     """
     tokens = [prompt.tokens for prompt in prompts]
     lengths = [len(each) for each in tokens]
@@ -94,12 +94,12 @@ def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
 
     Args:
         uri: the Parquet file, or the materialised dataset's folder.
-        rows: the rows to read, in this order; all if left out.
+        rows: the rows to read, in this order; by default all.
 
     Raises:
-        ArtifactMissingError: if the file cannot be read.
-        ArtifactCorruptError: if it is no file of prompts.
-        IndexError: for a row that the dataset does not have.
+        ArtifactMissingError: the file can't be read.
+        ArtifactCorruptError: it is not a file of prompts.
+        IndexError: the dataset does not have a row.
     """
     if not uri.endswith(".parquet"):
         uri = artifacts.join(uri, PROMPTS)

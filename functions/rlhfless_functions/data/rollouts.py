@@ -1,4 +1,4 @@
-"""Rollouts and prepared samples as Parquet files that plain pyarrow and pandas read. No torch here."""
+"""Rollouts and prepared samples, as Parquet files for plain pyarrow and pandas. Without torch."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +55,7 @@ PREPARED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """Response tokens `start` (included) to `end` (excluded) were sampled at one weights version."""
+    """Response tokens `start` (inclusive) to `end` (exclusive) that one weights version sampled."""
 
     version: int
     start: int
@@ -72,11 +72,11 @@ class Rollout:
     """Number of the sample in its group."""
     prompt_tokens: list[int]
     response_tokens: list[int]
-    """Sampled tokens, EOS included if it came."""
+    """Sampled tokens, including EOS if it was sampled."""
     log_probs: list[float]
     """Log-probability of each response token at the sampling temperature."""
     finish_reason: FinishReason
-    """`cut` where the response is unfinished."""
+    """`cut` if the response is unfinished."""
     versions: list[VersionSpan]
     """Consecutive spans that cover the response."""
 
@@ -96,11 +96,11 @@ class PreparedSample(Rollout):
     """A rollout with everything that learning needs. Lists have one number per response token."""
 
     mask: bool = True
-    """Whether the sample is in the loss; one that could not be scored, or a masked truncated one, is not."""
+    """Whether the sample is in the loss. Unscorable samples and masked truncated ones are not."""
     reward: float | None = None
     """Weighted sum of the reward terms; None if the sample could not be scored."""
     reward_terms: dict[str, float | None] = field(default_factory=dict)
-    """Each reward's own number, by its name."""
+    """Each reward's value, by its name."""
     old_log_probs: list[float] | None = None
     """Log-probabilities under the policy that generated, as preparation computes them with the published weights."""
     reference_log_probs: list[float] | None = None
@@ -108,7 +108,7 @@ class PreparedSample(Rollout):
     values: list[float] | None = None
     """The critic's values."""
     advantages: list[float] | None = None
-    """Before whitening over the batch."""
+    """Advantages before whitening over the batch."""
     returns: list[float] | None = None
     """Targets of the critic."""
     group_reward_mean: float | None = None
@@ -142,8 +142,8 @@ def read_rollouts(
         wanted: the samples to return, if not all.
 
     Raises:
-        ArtifactMissingError: if a part cannot be read.
-        ArtifactCorruptError: if a part is no rollout file.
+        ArtifactMissingError: a part can't be read.
+        ArtifactCorruptError: a part is not a rollout file.
     """
     best: dict[tuple[int, int], Rollout] = {}
     for rollout in _read_all(uris, Rollout, ROLLOUT_SCHEMA, wanted):
@@ -201,8 +201,8 @@ def read_prepared(
     """Read prepared samples, by (prompt, index), from the parts of a batch.
 
     Raises:
-        ArtifactMissingError: if a part cannot be read.
-        ArtifactCorruptError: if a part is no file of prepared samples.
+        ArtifactMissingError: a part can't be read.
+        ArtifactCorruptError: a part is not a file of prepared samples.
     """
     return {sample.key: sample for sample in _read_all(uris, PreparedSample, PREPARED_SCHEMA, wanted)}
 

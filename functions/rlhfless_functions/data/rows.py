@@ -1,6 +1,6 @@
-"""The rows of a dataset: which kind of file holds them, JSON lines, and the columns that mean something.
+"""The rows of a dataset: the kind of its file, JSON lines, and the columns with a meaning.
 
-Light: the control plane looks at them, too.
+This module is light, because the control plane imports it too.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 PROMPT_COLUMNS = ("prompt", "messages", "question")
-"""Columns that are taken for the prompt, the first of them that there is."""
+"""Names of the prompt's column; the first that exists counts."""
 GROUND_TRUTH_COLUMNS = (
     "ground_truth",
     "answer",
@@ -17,13 +17,13 @@ GROUND_TRUTH_COLUMNS = (
     "reward_model.ground_truth",
     "reward_spec.ground_truth",
 )
-"""Columns that are taken for the ground truth; a dot leads into a nested one."""
+"""Names of the ground truth's column; a dot separates a nested column from its parent."""
 
 Row = dict[str, Any]
 
 
 def lookup(row: Row, column: str) -> Any:
-    """A column's value; a dot leads into nested ones. None where there is none."""
+    """A column's value; a dot separates nested columns. None if there is none."""
     if column in row:
         return row[column]
     outer, _, inner = column.partition(".")
@@ -32,7 +32,7 @@ def lookup(row: Row, column: str) -> Any:
 
 
 def kind_of_file(name: str) -> Literal["jsonl", "parquet"] | None:
-    """What a path or URI names, compressed or not; None where its ending does not tell."""
+    """The kind of file that a path or URI names, compressed or not; None if its ending does not tell."""
     name = name.lower()
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
@@ -42,10 +42,10 @@ def kind_of_file(name: str) -> Literal["jsonl", "parquet"] | None:
 
 
 class JsonLineError(ValueError):
-    """A line of a file is no JSON object.
+    """A line of a file is not a JSON object.
 
     Args:
-        number: of the line, from 1.
+        number: number of the line, from 1.
         fault: what the line is instead.
         remedy: what to do about it.
     """
@@ -56,10 +56,10 @@ class JsonLineError(ValueError):
 
 
 def json_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
-    """The rows of JSON lines, with the numbers of their lines, from 1. Empty lines are passed over.
+    """The rows of JSON lines, with their line numbers, from 1. Empty lines are skipped.
 
     Raises:
-        JsonLineError: for the first line that is no JSON object.
+        JsonLineError: a line is not a JSON object.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -67,8 +67,8 @@ def json_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise JsonLineError(number, f"is no JSON ({error})", "write one JSON object a line") from error
+            raise JsonLineError(number, f"is not JSON ({error})", "write one JSON object per line") from error
         if not isinstance(row, dict):
-            fault = f"holds no JSON object but {type(row).__name__}"
-            raise JsonLineError(number, fault, "write one object a line")
+            fault = f"holds {type(row).__name__}, not a JSON object"
+            raise JsonLineError(number, fault, "write one object per line")
         yield number, row

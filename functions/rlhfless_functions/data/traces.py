@@ -1,8 +1,8 @@
-"""Traces: how long each response of a run was, as Parquet. No torch here.
+"""Traces: the lengths of a run's responses, as Parquet files. This module does not import torch.
 
-A trace has a row for each response: its prompt, which visit of the prompt it belongs to (`epoch`, from 0), its number
-in the group, and its lengths in tokens. Runs write the training step as well, one part for each chunk of prepared
-groups; traces from elsewhere may leave it out.
+A trace has a row for each response: its prompt, the visit of the prompt (`epoch`, from 0), its number in the group, and
+its lengths in tokens. Runs also write the training step, in one part for each chunk of prepared groups. Traces from
+elsewhere may omit it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from rlhfless_functions.data.parquet import write_table
 from rlhfless_functions.data.rollouts import Rollout
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
-"""What every trace has."""
+"""Columns of every trace."""
 
 Integers = NDArray[np.int64]
 
@@ -37,14 +37,14 @@ class TraceRows:
     prompt_tokens: Integers
     response_tokens: Integers
     step: Integers | None = None
-    """Training step, from 1, where it is known."""
+    """Training step, from 1, if known."""
 
 
 def trace_rows(rollouts: Sequence[Rollout], visits: Mapping[int, int], step: int) -> TraceRows:
     """The rows of finished samples of a training step.
 
     Args:
-        visits: earlier visits of each prompt; none where it is left out.
+        visits: earlier visits of each prompt; none if omitted.
     """
     return TraceRows(
         prompt=_column(rollout.prompt for rollout in rollouts),
@@ -64,7 +64,7 @@ def write_trace_rows(uri: str, rows: TraceRows) -> None:
     """Write a trace, or a part of one, atomically.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be written.
+        ArtifactUnwritableError: it can't be written.
     """
     names = [*COLUMNS, "step"] if rows.step is not None else list(COLUMNS)
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in names])
@@ -74,21 +74,21 @@ def write_trace_rows(uri: str, rows: TraceRows) -> None:
 def read_trace_rows(uri: str) -> TraceRows:
     """Read a trace: a Parquet file, a folder of them, or the folder of a run, which has them in `traces`.
 
-    A response that is in several parts is taken once. Steps are kept where every part has them.
+    A response in several parts counts once. Steps are kept if every part has them.
 
     Raises:
-        ValueError: for a trace that is missing, empty, or has no such column or a negative length; the message names
-            the file, the column and the remedy.
+        ValueError: the trace is missing, empty, or lacks a column, or a length is negative; the message names the file,
+            the column and the remedy.
     """
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(_read_part, _parts(uri)))
     names = [*COLUMNS, "step"] if all("step" in part for part in parts) else list(COLUMNS)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if not len(columns["prompt"]):
-        raise ValueError(f"{uri} is empty: a trace has a row for each response")
+        raise ValueError(f"{uri} is empty; name a trace with a row for each response")
     for name in names:
         if columns[name].min() < 0:
-            raise ValueError(f"{name} in {uri} is {columns[name].min()} in one row: write 0 or more")
+            raise ValueError(f"{name} in {uri} is {columns[name].min()} in one row; write 0 or more")
     keys = np.stack([columns[name] for name in ("prompt", "epoch", "sample", *names[len(COLUMNS) :])])
     _, first = np.unique(keys, axis=1, return_index=True)
     return TraceRows(**{name: columns[name][np.sort(first)] for name in names})
@@ -100,7 +100,7 @@ def _parts(uri: str) -> list[str]:
             return parts
     if artifacts.exists(uri) and not artifacts.list_files(uri):
         return [uri]
-    raise ValueError(f"{uri} holds no trace: give a Parquet file, a folder of them, or a run's folder")
+    raise ValueError(f"{uri} holds no trace; name a Parquet file, a folder of them, or a run's folder")
 
 
 def _read_part(uri: str) -> dict[str, Integers]:
@@ -109,7 +109,7 @@ def _read_part(uri: str) -> dict[str, Integers]:
     except artifacts.ArtifactError as error:
         raise ValueError(str(error)) from error
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise ValueError(f"{uri} is no Parquet file ({error}): give a trace") from error
+        raise ValueError(f"{uri} is not a Parquet file ({error}); name a trace") from error
     present = file.schema_arrow.names
     missing = [name for name in COLUMNS if name not in present]
     if missing:
@@ -121,8 +121,10 @@ def _read_part(uri: str) -> dict[str, Integers]:
 
 def _whole_numbers(uri: str, name: str, column: pa.ChunkedArray) -> Integers:
     if not pa.types.is_integer(column.type) or column.null_count:
-        raise ValueError(f"{name} in {uri} is {column.type} with {column.null_count} nulls: give a whole number a row")
-    # pyarrow's own conversion imports pandas, which takes longer than everything else that an emulated instance does.
+        raise ValueError(
+            f"{name} in {uri} is {column.type} with {column.null_count} nulls; write a whole number per row"
+        )
+    # pyarrow's own conversion imports pandas, which takes longer than all other work of an emulated instance.
     chunks = column.cast(pa.int64()).chunks
     found = [np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk)] for chunk in chunks]
     return np.concatenate([np.zeros(0, np.int64), *found])
@@ -131,11 +133,11 @@ def _whole_numbers(uri: str, name: str, column: pa.ChunkedArray) -> Integers:
 class TraceLengths:
     """Lengths of a trace by training step.
 
-    A response that the trace does not have at a step has the length that its prompt had at its last visit before, or
-    else at its first.
+    For a response that the trace does not have at a step, use the length at the prompt's last earlier visit, or else at
+    its first.
 
     Args:
-        prompts_per_step: tells the steps of an epoch where the trace has none.
+        prompts_per_step: determines the steps of an epoch if the trace has none.
     """
 
     def __init__(self, rows: TraceRows, prompts_per_step: int) -> None:
@@ -144,7 +146,7 @@ class TraceLengths:
         if step is None:
             step = rows.epoch * -(-len(prompts) // prompts_per_step) + 1
         self.prompt_tokens: list[int] = [0] * len(prompts)
-        """Of each prompt of the dataset that a rehearsal has: the trace's prompts in order, numbered from 0."""
+        """Tokens of each prompt of a rehearsal's dataset: the trace's prompts in order, numbered from 0."""
         self._visits: list[dict[int, dict[int, int]]] = [{} for _ in prompts]
         for prompt, at, sample, tokens, length in zip(
             number.tolist(), step.tolist(), rows.sample.tolist(), rows.prompt_tokens.tolist(),
@@ -157,7 +159,7 @@ class TraceLengths:
         """Length of a response; a group with fewer samples repeats them.
 
         Raises:
-            IndexError: for a prompt that the trace does not have.
+            IndexError: the trace does not have the prompt.
         """
         visits = self._visits[prompt]
         before = [at for at in visits if at <= step]

@@ -1,4 +1,4 @@
-"""Processes that learn together: each holds a part of the weights, the gradients and the optimizer's state."""
+"""Processes that learn together. Each holds a part of the weights, the gradients and the optimizer's state."""
 
 import os
 import sys
@@ -15,39 +15,39 @@ _T = TypeVar("_T")
 _JOINING = timedelta(minutes=2)
 """Longest wait for the others to join, once all of them run."""
 _PASSING = timedelta(minutes=10)
-"""Longest wait for another rank that lives: it may have to load the model first. One that dies is noticed at once."""
+"""Longest wait for a live rank, which may have to load the model first. A rank that dies is noticed immediately."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that learn together; alone unless told otherwise."""
+    """This process among those that learn together; by default it is alone."""
 
     rank: int = 0
     size: int = 1
     mesh: DeviceMesh | None = None
-    """Of all ranks' devices; None for one alone."""
+    """Process group of all ranks' devices; None for a single rank."""
     control: Any = None
-    """Process group for what is no tensor of the model: over the host's memory, whatever the devices are."""
+    """Process group for data other than the model's tensors. It always uses the host's memory."""
     of_instance: int | None = None
-    """Ranks of each instance; all of them if left out."""
+    """Ranks of each instance; by default all of them."""
 
     @property
     def place(self) -> int:
-        """Number of this rank among those of its instance."""
+        """Number of this rank within its instance."""
         return self.rank % (self.of_instance or self.size)
 
     @property
     def instances(self) -> int:
-        """How many instances the ranks are of."""
+        """Number of instances of the ranks."""
         return self.size // (self.of_instance or self.size)
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device of this rank."""
         return torch.device("cuda", self.place) if torch.cuda.is_available() else torch.device("cpu")
 
     def most(self, number: int) -> int:
-        """The greatest of all ranks' numbers."""
+        """The maximum over all ranks."""
         return max(self.all(number))
 
     def all(self, value: _T) -> list[_T]:
@@ -59,13 +59,13 @@ class Ranks:
         return values
 
     def deal(self, weights: Sequence[int]) -> list[int]:
-        """Which of some things are this rank's, so that all ranks have about the same weight: the same on every rank.
+        """Divide items among the ranks, with about the same weight for each. Every rank computes the same division.
 
         Args:
-            weights: of each thing, at least 0.
+            weights: weight of each item, at least 0.
 
         Returns:
-            Indices, ascending.
+            Indices of this rank's items, ascending.
         """
         loads = [0] * self.size
         mine = []
@@ -79,30 +79,30 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a process finds the other ranks, and which of them it is."""
+    """A process's number among the ranks, and where it finds the others."""
 
     rank: int
     size: int
     """Ranks in all."""
     folder: str | None = None
-    """Private and new, where ranks of one host find each other."""
+    """A private new folder in which the ranks of one host find each other."""
     of_instance: int | None = None
-    """Ranks of each instance, where there are several instances."""
+    """Ranks of each instance, if there are several instances."""
     host: str = ""
     """Address of the store in which the ranks of several instances find each other."""
     port: int = 0
     group: str = ""
     """Name of these ranks in that store."""
     interface: str | None = None
-    """Network interface that leads to the other ranks; torch's choice if left out."""
+    """Network interface that leads to the other ranks; by default torch's choice."""
 
     @property
     def place(self) -> int:
-        """Number of this rank among those of its instance."""
+        """Number of this rank within its instance."""
         return self.rank % (self.of_instance or self.size)
 
     def store(self) -> dist.Store:
-        """What the ranks find each other in."""
+        """The store in which the ranks find each other."""
         if self.folder is not None:
             store = dist.FileStore(f"{self.folder}/ranks", self.size)
             store.set_timeout(_JOINING)
@@ -111,12 +111,12 @@ class Seat:
 
 
 def join(seat: Seat) -> Ranks:
-    """Become one of several ranks; returns when all are there.
+    """Become one of several ranks. Returns when all have joined.
 
     Raises:
-        RuntimeError: if the others do not come in time.
+        RuntimeError: the others do not join in time.
     """
-    # Where all ranks are on one host nobody else is to reach them, and no name has to be resolved.
+    # If all ranks are on one host, loopback keeps other hosts out and needs no name resolution.
     interface = "lo" if seat.folder is not None and sys.platform == "linux" else seat.interface
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -161,7 +161,7 @@ class _Share:
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
-        # What was gathered from many sinks is in one from now on, for whoever goes on from here.
+        # Samples gathered from many sinks are now in one, for a later attempt.
         self._publish(partials=True)
         first = True
         while (run.running or run.waiting) and self._context.stop_reason is None:
@@ -198,7 +198,7 @@ class _Share:
         try:
             return run.step()
         except TaskError:
-            # The engine has failed, and what it sampled before is sound: whoever goes on need not do it again.
+            # The engine has failed, but its earlier samples are valid: publish them for the next attempt.
             self._publish(partials=True)
             raise
         except NonFiniteLogitsError as error:
@@ -206,7 +206,7 @@ class _Share:
                 "non_finite_sample",
                 f"step {self._request.key.step}: weights version {self._request.weights.version} gave NaN or infinite"
                 f" logits for prompt {error.prompt}, sample {error.index}, response token {error.position}: the policy"
-                " has diverged; go back to an earlier version with a lower optimizer.learningRate, or generate in"
+                " has diverged; return to an earlier version with a lower optimizer.learningRate, or generate in"
                 " float32",
             ) from error
 
@@ -281,7 +281,7 @@ def _prompts(request: GenerationRequest) -> dict[int, Prompt]:
     if most_common[1] > 1:
         prompt, index = most_common[0]
         raise TaskError(
-            "bad_request", f"samples: sample {index} of prompt {prompt} is asked for {most_common[1]} times"
+            "bad_request", f"samples: sample {index} of prompt {prompt} is requested {most_common[1]} times"
         )
     try:
         read = read_prompts(request.prompts, sorted({sample.prompt for sample in request.samples}))
@@ -293,6 +293,6 @@ def _prompts(request: GenerationRequest) -> dict[int, Prompt]:
             raise TaskError(
                 "data_invalid",
                 f"prompt {prompt_read.row} has {len(prompt_read.tokens)} tokens, more than sampling.maxPromptTokens"
-                f" ({longest}): raise the limit, or materialise the data again so that it is dropped",
+                f" ({longest}); raise the limit, or materialise the data again, which drops it",
             )
     return {prompt_read.row: prompt_read for prompt_read in read}

@@ -28,7 +28,7 @@ _PREPARED = {
 
 
 def read_batch(reference: BatchReference) -> list[PreparedSample]:
-    """The samples of a batch in canonical order, whatever parts they came in.
+    """The samples of a batch in canonical order, independent of its parts.
 
     Raises:
         TaskError: `data_invalid` if a sample is in no part, or two parts disagree on what is computed.
@@ -41,7 +41,7 @@ def read_batch(reference: BatchReference) -> list[PreparedSample]:
         raise TaskError(
             "data_invalid",
             f"step {reference.step}: {len(missing)} of {len(keys)} samples are in none of the batch's parts,"
-            f" (prompt, index) {missing[0]} among them: prepare the step again",
+            f" such as (prompt, index) {missing[0]}; prepare the step again",
         )
     return [found[key] for key in keys]
 
@@ -84,7 +84,7 @@ class TrainingBatch:
             present = [getattr(sample, field) is not None for sample in learning]
             if not learning or not all(present):
                 if any(present) or (field == "advantages" and learning):
-                    raise TaskError("data_invalid", f"step {step}: a sample has no {field}: prepare the step again")
+                    raise TaskError("data_invalid", f"step {step}: a sample has no {field}; prepare the step again")
                 continue
             rows = [
                 numbers if (numbers := getattr(sample, field)) is not None else [0.0] * length

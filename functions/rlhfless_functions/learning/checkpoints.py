@@ -90,8 +90,8 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
     except (KeyError, ValueError, FileNotFoundError) as error:
         raise TaskError(
             "model_unloadable",
-            f"checkpoint {uri} does not fit the job's model, algorithm or optimizer ({error}):"
-            " undo what was changed in the job, or start it over",
+            f"checkpoint {uri} does not fit the job's model, algorithm or optimizer ({error});"
+            " undo the changes of the job, or start it over",
         ) from error
 
 
@@ -116,8 +116,8 @@ def restore_policy(uri: str, policy: nn.Module) -> None:
     except (KeyError, ValueError, FileNotFoundError) as error:
         raise TaskError(
             "model_unloadable",
-            f"checkpoint {uri} does not fit the model that its job names ({error}): give the checkpoint of a run whose"
-            " spec.model is as it was",
+            f"checkpoint {uri} does not fit the model of its job ({error}); name the checkpoint of a run with the"
+            " same spec.model",
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""The learning stage: from a batch to the next weights version.
+"""The learning stage: makes the next weights version from a batch.
 
-What an instance holds in memory between requests is a cache. A learner at another version than the request's base,
-or a fresh one, loads the newest checkpoint and takes the steps since then again, from the batches that the store has
-kept: with the same number of threads that gives the same weights, bit for bit.
+An instance's state in memory is a cache. If a learner is new, or at a different version from the request's base, it
+loads the newest checkpoint and repeats the steps since then, from batches in the store. With the same number of threads
+this gives the same weights, bit for bit.
 """
 
 import logging
@@ -45,8 +45,8 @@ class Learner:
     """One instance's learner: runs one task at a time.
 
     Args:
-        ranks: given to a process that follows another's learner; an instance's own finds as many as a request asks for.
-        host: address that the instance listens on, where others that learn with it are to reach it.
+        ranks: the ranks of a process that follows another's learner; an instance's own learner starts those of a
+        request. host: address that the instance listens on, at which other instances of its gang reach it.
     """
 
     def __init__(self, ranks: Ranks | None = None, *, host: str = "127.0.0.1") -> None:
@@ -56,29 +56,29 @@ class Learner:
         self._team: Team | None = None
         self._state: TrainingState | None = None
         self._begun: StepInPieces | None = None
-        """A step that was let go while it waited for a piece, in place of `_state`."""
+        """A step that was interrupted while it waited for a piece, instead of `_state`."""
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """Load the policy, so that a first request that starts from the same weights finds it in memory.
+        """Load the policy into memory for a first request that starts from the same weights.
 
         Raises:
-            TaskError: if it cannot be loaded.
+            TaskError: it can't be loaded.
         """
         self._loaded = model, weights, load_master_weights(model, weights)
 
     def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
-        """Take a training step and publish what comes out of it, or export a weights version.
+        """Take a training step and publish its results, or export a weights version.
 
         Raises:
-            TaskError: nothing but a complete version is ever published. `non_finite_loss` names the step; `drained` is
-                raised when the context says stop before the step is taken.
+            TaskError: the task failed. Only complete versions are published. `non_finite_loss` names the step;
+                `drained` means that the context said stop before the step was taken.
         """
         try:
             if isinstance(request, ExportRequest):
                 context.awake()
                 return export(request)
-            # Before instances meet: one that refuses would be gone while the others wait for it.
+            # Check before instances meet: one that refuses later would leave the others waiting.
             step = _check_steps(request)
             with ends_where_stuck(request.gang, context):
                 self._call_ranks(request, context)
@@ -88,7 +88,7 @@ class Learner:
             raise TaskError(
                 "out_of_memory",
                 f"step {request.key.step}: {error}. Lower batch.microbatchTokens or learning.logitsChunkTokens,"
-                " turn on learning.gradientCheckpointing or optimizer.offload, or train an adapter",
+                " enable learning.gradientCheckpointing or optimizer.offload, or train an adapter (model.lora)",
             ) from error
         except LetGoError:
             if self._ranks.instances > 1:
@@ -106,14 +106,14 @@ class Learner:
             raise told from error
 
     def sleep(self) -> None:
-        """Give the devices' memory back: the state goes to the host's memory, on every rank, and comes back with the
-        next step. On a CPU it is there already.
+        """Release the devices' memory: every rank moves its state to the host's memory, and back for the next step. On
+        a CPU it is there already.
 
         Raises:
-            Exception: what is in memory is of no use any more.
+            Exception: the state in memory is unusable now.
         """
         if self._ranks.instances > 1:
-            # The others sleep when they are told to, and until then they would be waited for here.
+            # Tell the others first: otherwise this rank would wait here for them.
             self.close()
         (state, self._state), (begun, self._begun) = (self._state, None), (self._begun, None)
         try:
@@ -131,13 +131,13 @@ class Learner:
         self._state, self._begun = state, begun
 
     def close(self) -> None:
-        """End the other learning processes, if there are any; what they held is lost with them."""
+        """End the other learning processes, if there are any. Their state is lost."""
         if self._team is not None:
             self._team.end()
             self._team, self._ranks, self._state, self._begun = None, Ranks(), None, None
 
     def _call_ranks(self, request: LearnRequest, context: TaskContext) -> None:
-        """Have as many processes as the request asks for, here and in other instances, and tell them what it is."""
+        """Start the processes that the request needs, here and in other instances, and send them the request."""
         if self._follows:
             return
         size = _processes(request)
@@ -165,20 +165,20 @@ class Learner:
             self._team.tell(request.model_dump_json())
 
     def _held(self) -> Held | None:
-        """What this instance has of a group's state."""
+        """This instance's part of a group's state."""
         seat, state = self._team.seat if self._team is not None else None, self._state
         if seat is None or state is None:
             return None
         return Held(seat.group, seat.rank // (seat.of_instance or 1), f"{state.job_uid}/{state.version}")
 
     def _failure(self, request: LearnRequest | ExportRequest, error: Exception) -> TaskError | None:
-        """What another rank's end has to do with an error; None if nothing is known of one."""
+        """The error of another rank that explains an error here; None if no rank has ended."""
         told = self._team.failure() if self._team is not None else None
         if told is None and self._ranks.instances > 1 and isinstance(error, RuntimeError):
             told = TaskError(
                 "internal",
-                f"step {request.key.step}: one of {self._ranks.instances} instances that learn together is gone"
-                f" ({error}): take the step again",
+                f"step {request.key.step}: one of {self._ranks.instances} learning instances is gone ({error});"
+                " take the step again",
                 retryable=True,
             )
         return told
@@ -201,7 +201,7 @@ class Learner:
             with store_errors():
                 batch = TrainingBatch(read_batch(request.batch), request.algorithm, step)
         seconds: dict[str, float] = {}
-        # Whatever goes wrong from here on, the state in memory is dropped: it may be half a step further.
+        # After any error from here on, the state in memory is dropped: it may be half a step further.
         state, begun = self._take_up(request, context, seconds, go_on)
         context.awake()
         parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
@@ -233,13 +233,13 @@ class Learner:
         metrics = step_metrics(report, batch, request.algorithm) | published_bytes(request, state) | seconds
         metrics |= {"seconds": time.monotonic() - started + earlier, "learning/threads": float(torch.get_num_threads())}
         result = result.model_copy(update={"metrics": metrics})
-        # Whichever instance is heard first says the same.
+        # All instances return the same result.
         return result if request.gang is None else self._ranks.all(result)[0]
 
     def _take_up(
         self, request: LearnRequest, context: TaskContext, seconds: dict[str, float], go_on: Callable[[], None]
     ) -> tuple[TrainingState, StepInPieces | None]:
-        """The state that the step starts from, on its device, and the step itself if it was let go before."""
+        """The state that the step starts from, on its device, and the step itself if it was interrupted before."""
         (state, self._state), (begun, self._begun) = (self._state, None), (self._begun, None)
         if begun is not None and _same_step(begun.request, request):
             if begun.state.device != self._ranks.device:
@@ -247,7 +247,7 @@ class Learner:
                     begun.move(self._ranks.device)
             return begun.state, begun
         if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
-            # What sleep kept is of no use: loading and learning again is work, as for a fresh instance.
+            # The state from before the sleep is unusable. Loading and repeating steps counts as work.
             context.awake()
             state = self._rebuild(request, go_on, seconds)
         elif state.device != self._ranks.device:
@@ -286,7 +286,7 @@ def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: in
 
 
 def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
-    """Whether a request asks for what another one has begun: another attempt at it, perhaps another driver's."""
+    """Whether a request is another attempt at the same step, perhaps from another driver."""
     varying = {"key", "result", "heartbeat_seconds", "batch"}
     varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
     same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
@@ -313,47 +313,48 @@ def _processes(request: LearnRequest) -> int:
     if 0 < gpus < processes:
         raise TaskError(
             "bad_request",
-            f"learning.processes is {processes}, and the instance has {gpus} GPUs: lower it, or give the learning pods"
+            f"learning.processes is {processes}, but the instance has {gpus} GPUs; lower it, or give the learning pods"
             " more",
         )
     return processes
 
 
 def _check_steps(request: LearnRequest) -> int:
-    """The step to take, after making sure that checkpoint, replay and base lead up to it."""
+    """The step to take, after a check that checkpoint, replay and base lead up to it."""
     step = request.batch.step
     begin = request.checkpoint_step if request.checkpoint is not None else 0
     if [begin + 1 + i for i in range(len(request.replay) + 1)] != [*(batch.step for batch in request.replay), step]:
         raise TaskError(
             "bad_request",
             f"replay: the batches of steps {[batch.step for batch in request.replay]} do not lead from checkpoint_step"
-            f" {begin} to batch step {step}: name every step between them, in order",
+            f" {begin} to batch step {step}; name every step between them, in order",
         )
     if request.base.version != step - 1:
-        raise TaskError("bad_request", f"base: version {request.base.version} is not where step {step} starts from")
+        raise TaskError("bad_request", f"base: step {step} does not start from version {request.base.version}")
     ranks = _processes(request) * (request.gang.size if request.gang is not None else 1)
     if request.optimizer.name == "muon" and ranks > 1:
         raise TaskError(
             "bad_request",
-            "optimizer.name: muon needs whole matrices, and several learning processes hold parts of them:"
-            " take adamw, or set learning.processes to 1 and learning.instances.max to 1",
+            "optimizer.name: muon needs whole matrices, but each of several learning processes holds parts of them;"
+            " write adamw, or set learning.processes to 1 and learning.instances.max to 1",
         )
     if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
-        raise TaskError("bad_request", "publish_critic: needed with algorithm.advantage gae, and with no other")
+        raise TaskError("bad_request", "publish_critic: must be set with algorithm.advantage gae, and with no other")
     return step
 
 
 def _check_pieces(request: LearnRequest) -> None:
-    """Refuse pieces where the update needs the whole batch before its first gradient."""
+    """Refuse pieces if the update needs the whole batch before its first gradient."""
     if not request.batch.pieces and request.following is None:
         return
     size = request.batch_settings.minibatch_samples
     if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
-        raise TaskError("bad_request", "batch.pieces: they need a step of one optimizer update; ask for none")
+        raise TaskError(
+            "bad_request", "batch.pieces: a step with pieces must be one optimizer update; remove the pieces"
+        )
     if request.algorithm.normalizes_batch:
         normalization = request.algorithm.advantage_normalization
         raise TaskError(
             "bad_request",
-            f"batch.pieces: with algorithm.advantageNormalization {normalization} the whole batch is needed;"
-            " ask for none",
+            f"batch.pieces: algorithm.advantageNormalization {normalization} needs the whole batch; remove the pieces",
         )

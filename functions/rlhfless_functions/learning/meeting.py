@@ -1,8 +1,8 @@
-"""How the instances of a gang find each other before each step, and agree on who is which of them.
+"""The meeting of a gang's instances before each step: they find each other and agree on their ranks.
 
-The first one opens a store of torch's (TCPStore) on its own address and writes in the job's folder where that is. Each
-says there what it is and what it holds. If all of them hold the state of one group, they go on as that group;
-otherwise they are a new one. An instance that waits can be cut at any moment.
+The first one opens a torch TCPStore on its own address and writes the address into the job's folder. Each publishes in
+the store its version and the state that it holds. If all hold the state of one group, they continue as that group;
+otherwise they form a new one. A waiting instance can be cut at any moment.
 """
 
 import hashlib
@@ -36,32 +36,32 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _STUCK_SECONDS = 10.0
-"""How long a task that was told to stop may go on."""
+"""How long a task may continue after it was told to stop, in seconds."""
 _CONNECT_SECONDS = 2.0
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Held:
-    """What an instance has of a group that has learnt together before."""
+    """An instance's part of the state of a group that has learnt together before."""
 
     group: str
     number: int
-    """Which of the group's instances it is."""
+    """Number of the instance in the group."""
     state: str
-    """Name of the state that it has its part of."""
+    """Name of the group's state."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instance is in its gang."""
+    """An instance's place in its gang."""
 
     seat: Seat
-    """Of its first rank."""
+    """Number of its first rank."""
     kept: bool
-    """Whether the gang is the group that all of its instances hold the state of."""
+    """Whether all instances of the gang hold the state of one group."""
     store: dist.Store | None = None
-    """What the first instance keeps open for as long as the group lasts."""
+    """The store that the first instance keeps open as long as the group lasts."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class _Arrival:
 
 @cache
 def versions() -> dict[str, str]:
-    """What all instances of a gang must have the same of. Images have no metadata of rlhfless, so its code counts."""
+    """Versions that must be equal on all instances of a gang. Images have no metadata of rlhfless, so its code
+    counts."""
     code = hashlib.sha256()
     for file in sorted(Path(rlhfless_functions.__path__[0]).rglob("*.py")):
         code.update(file.read_bytes())
@@ -82,15 +83,15 @@ def versions() -> dict[str, str]:
 
 
 def meet(gang: Gang, key: TaskKey, processes: int, held: Held | None, host: str, context: TaskContext) -> Place:
-    """Wait for the other instances; where this one is among them.
+    """Wait for the other instances. Returns this instance's place among them.
 
     Args:
-        gang: who is to come.
-        key: of the task, for messages.
+        gang: the expected instances.
+        key: key of the task, for messages.
         processes: ranks of this instance.
-        held: what it has in memory; None for nothing that could be of use.
-        host: address that it listens on, as a server does.
-        context: asked whether to stop, and told that it waits.
+        held: the state in memory; None if there is no usable one.
+        host: address that its server listens on.
+        context: says whether to stop; the wait is reported to it.
 
     Raises:
         TaskError: the others did not come in time, can't be reached or are of another version; or told to stop.
@@ -131,10 +132,10 @@ def _together(one: Held, other: Held) -> bool:
 
 @contextmanager
 def ends_where_stuck(gang: Gang | None, context: TaskContext) -> Iterator[None]:
-    """End the process where a task of a gang goes on for long after it was told to stop.
+    """End the process if a task of a gang continues long after it was told to stop.
 
-    Ranks that wait for one which is gone can't be interrupted, and on GPUs they may wait for ever. What the process
-    holds is of no use then.
+    Ranks that wait for a lost rank can't be interrupted, and on GPUs they may wait forever. The process's state is then
+    unusable.
     """
     over = threading.Event()
 
@@ -143,7 +144,7 @@ def ends_where_stuck(gang: Gang | None, context: TaskContext) -> Iterator[None]:
             if over.wait(0.5):
                 return
         if not over.wait(_STUCK_SECONDS):
-            logger.error("this instance waits for another one that is gone, and ends")
+            logger.error("this instance ends, because it waits for another one that is gone")
             os._exit(1)
 
     if gang is not None:
@@ -165,8 +166,8 @@ class _Patience:
         """Wait.
 
         Args:
-            condition: what to wait for.
-            lacking: what is missing and what to do about it, once that takes too long.
+            condition: the condition to wait for.
+            lacking: returns what is missing and what to do about it, after a timeout.
 
         Raises:
             TaskError: it took too long, or the task was told to stop.
@@ -175,15 +176,15 @@ class _Patience:
             if self._context.stop_reason is not None:
                 raise TaskError(
                     "drained",
-                    f"step {self._key.step} was broken off by a {self._context.stop_reason} while the instance waited"
-                    " for the others: take it again",
+                    f"step {self._key.step} was interrupted by a {self._context.stop_reason} while the instance waited"
+                    " for the others; take it again",
                     retryable=True,
                 )
             if time.monotonic() > self._deadline:
                 gang = self._gang
                 raise TaskError(
                     "internal",
-                    f"instance {gang.number + 1} of {gang.size} that learn together waited for"
+                    f"instance {gang.number + 1} of {gang.size} learning instances waited for"
                     f" {gang.within_seconds:g} s: {lacking()}",
                     retryable=True,
                 )
@@ -191,7 +192,7 @@ class _Patience:
 
 
 def _open(host: str) -> tuple[dist.TCPStore, tuple[str, int]]:
-    """A store of this process, on the one address at which the others reach it."""
+    """A store of this process, on the address at which the others reach it."""
     own = _LOOPBACK if host == _LOOPBACK else _own_address()
     listening = socket.create_server((own, 0))
     port: int = listening.getsockname()[1]
@@ -212,7 +213,7 @@ def _find(gang: Gang, waiting: _Patience) -> tuple[dist.TCPStore, tuple[str, int
         with store_errors():
             return artifacts.exists(gang.meeting)
 
-    waiting.until(written, lambda: "the first one has not said where it is; its own log says why")
+    waiting.until(written, lambda: "the first one has not published its address; see its log")
     with store_errors():
         said = artifacts.read_json(gang.meeting)
     address: tuple[str, int] = (said["host"], said["port"])
@@ -228,31 +229,31 @@ def _find(gang: Gang, waiting: _Patience) -> tuple[dist.TCPStore, tuple[str, int
         reached,
         lambda: (
             f"it can't connect to the first one at {address[0]}:{address[1]}; let the job's learning pods reach each"
-            " other on every port (a NetworkPolicy may keep them from it), or set learning.instances.max to 1"
+            " other on every port (a NetworkPolicy may block them), or set learning.instances.max to 1"
         ),
     )
     return dist.TCPStore(*address, is_master=False, timeout=timedelta(seconds=30)), address
 
 
 def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patience) -> list[_Arrival]:
-    """What every instance says of itself, in the order of their numbers."""
+    """The published data of every instance, in the order of their numbers."""
     names = [f"arrival/{number}" for number in range(gang.size)]
     store.set(names[gang.number], json.dumps(asdict(own)))
 
     def missing() -> str:
         absent = [str(number + 1) for number, name in enumerate(names) if not store.check([name])]
-        return f"number {', '.join(absent)} did not come; a learning pod may lack room, or hang"
+        return f"number {', '.join(absent)} did not join; a learning pod may lack room, or hang"
 
     try:
         waiting.until(lambda: store.check(names), missing)
         arrivals = [_arrival(json.loads(store.get(name))) for name in names]
-        # The first one's store goes with the task: not before all have read.
+        # The first one's store closes with the task, but not before all have read it.
         store.add("read", 1)
         if gang.number == 0:
             waiting.until(lambda: store.add("read", 0) == gang.size, lambda: "another one is gone; take the step again")
     except RuntimeError as error:
         raise TaskError(
-            "internal", f"an instance that learns with this one is gone ({error}): take the step again", retryable=True
+            "internal", f"another instance of the gang is gone ({error}); take the step again", retryable=True
         ) from error
     return arrivals
 
@@ -276,13 +277,14 @@ def _check_alike(arrivals: list[_Arrival]) -> None:
         if other.processes != first.processes:
             raise TaskError(
                 "bad_request",
-                f"instances that learn together have as many processes each: number 1 has {first.processes}, number"
-                f" {number} has {other.processes}; set learning.processes, or give their pods the same GPUs",
+                "instances that learn together need the same number of processes: number 1 has"
+                f" {first.processes}, number {number} has {other.processes}; set learning.processes, or give their"
+                " pods the same GPUs",
             )
 
 
 def _own_address() -> str:
-    """The address of this host that others reach it at: the one that its default route starts from."""
+    """The address at which others reach this host: the source address of its default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             asked.connect(("192.0.2.1", 9))  # Nothing is sent.
@@ -293,7 +295,7 @@ def _own_address() -> str:
 
 
 def _interface(host: str, other: str) -> str | None:
-    """The network interface that an address of a gang is reached through; None if it can't be told."""
+    """The network interface that leads to an address of a gang; None if unknown."""
     own = _LOOPBACK if host == _LOOPBACK or other == _LOOPBACK else _own_address()
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == own for each in addresses):

@@ -28,7 +28,7 @@ def move(state: TrainingState, device: torch.device) -> None:
 
 
 def relocate(state: TrainingState, place: Place) -> None:
-    """Put every tensor of a state elsewhere, in place: whoever refers to a parameter refers to it afterwards."""
+    """Move every tensor of a state in place: references to parameters stay valid."""
     for unit, optimizer in ((state.policy_unit, state.policy_optimizer), (state.critic_unit, state.critic_optimizer)):
         if unit is not None and optimizer is not None:
             # By the module's own way, as it is the one that sharded modules (FSDP2) take note of.

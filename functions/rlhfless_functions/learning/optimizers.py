@@ -20,7 +20,7 @@ def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) ->
     """Share of the peak learning rate in a training step.
 
     The warm-up's steps have 1/(w+1), 2/(w+1), … of the peak; the step after it has all of it. A linear or cosine
-    schedule then falls so that it would reach `final_ratio` in the step after the last: no step is spent at zero.
+    schedule then falls, and would reach `final_ratio` in the step after the last: no step is spent at zero.
 
     Args:
         settings: of the job.
@@ -40,9 +40,9 @@ def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) ->
 class ModelOptimizer:
     """The optimizer of one model's trainable parameters: AdamW, or Muon with AdamW for what is no hidden matrix.
 
-    Weight decay is decoupled, and left out for norms, biases, embeddings and whatever else has one dimension. AdamW is
-    arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024) and is scaled to AdamW's
-    update size (arXiv 2502.16982), so that one learning rate serves both.
+    Weight decay is decoupled, and does not apply to norms, biases, embeddings and other one-dimensional parameters.
+    AdamW is arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024). It is scaled
+    to AdamW's update size (arXiv 2502.16982), and both use one learning rate.
 
     With `settings.offload` moments and a copy of the parameters are in the host's memory, 12 bytes a parameter, and
     steps are taken there; the accelerator keeps weights and gradients alone.
@@ -163,7 +163,7 @@ class ModelOptimizer:
             ValueError: if the state is another optimizer's, or another model's.
         """
         if len(state) != len(self._optimizers):
-            raise ValueError("the optimizer state is of another optimizer")
+            raise ValueError("the optimizer state belongs to another optimizer")
         for optimizer, saved in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(saved)
         # A state dictionary has the settings of the step that it was saved after, too.

@@ -1,4 +1,4 @@
-"""The pieces of a step's batch: of one that is complete, or as the step's journal names them. No torch here."""
+"""The pieces of a step's batch, either a complete one or one in the step's journal. Without torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +12,19 @@ from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 
 LOOK_SECONDS = 0.25
-"""Between two looks for a piece."""
+"""Seconds between checks for a piece."""
 
 Key = tuple[int, int]
 """(prompt, index) of a sample."""
 
 
 class LetGoError(TaskError):
-    """The task was cut while it waited for a piece. What it has accumulated is whole, and can be gone on from."""
+    """The task was cut while it waited for a piece. Its accumulated gradients are intact, and it can be resumed."""
 
     def __init__(self, step: int) -> None:
-        super().__init__("drained", f"step {step} was let go while it waited for a piece: ask again", retryable=True)
+        super().__init__(
+            "drained", f"step {step} was interrupted while it waited for a piece; retry it", retryable=True
+        )
 
 
 @dataclass
@@ -30,10 +32,10 @@ class FollowedJournal:
     """A step's piece journal, for one reader.
 
     Args:
-        reference: names the samples that the pieces hold in all.
-        folder: of the journal.
-        context: asked whether to stop, and told when the reader has to wait and when it need not any longer.
-        agree: what all readers that have to go on together make of one's finding: the first one's.
+        reference: names the samples that the pieces hold together.
+        folder: folder of the journal.
+        context: says whether to stop; the reader reports to it when it begins and ends waiting.
+        agree: returns the first reader's finding to all readers that must continue together.
     """
 
     reference: BatchReference
@@ -41,18 +43,18 @@ class FollowedJournal:
     context: TaskContext
     agree: Callable[[str], str] = lambda found: found
     waited_seconds: float = 0.0
-    """How long there was nothing to do so far."""
+    """Seconds without work so far."""
 
     def pieces(self, done: int = 0, samples: int = 0) -> Iterator[JournalledPiece]:
         """Each piece once it is written, until they hold the whole batch.
 
         Args:
-            done: pieces to pass over.
-            samples: how many samples those have in all.
+            done: number of pieces to skip.
+            samples: number of samples in those.
 
         Raises:
-            ArtifactError: if a piece cannot be read.
-            TaskError: told to stop; a `LetGoError` if that was by a cut.
+            ArtifactError: a piece can't be read.
+            TaskError: the task was told to stop; a `LetGoError` after a cut.
         """
         left, number = len(self.reference.samples) - samples, done
         while left:
@@ -77,7 +79,7 @@ class FollowedJournal:
             raise LetGoError(self.reference.step)
         if found == "drain":
             check(self.context, self.reference.step)
-            raise TaskError("drained", "another rank was told to stop: take the step again", retryable=True)
+            raise TaskError("drained", "another rank was told to stop; take the step again", retryable=True)
         if waiting:
             self.context.emit(Waiting(waiting=False, pieces=done))
 
@@ -88,7 +90,7 @@ class FollowedJournal:
 
 @dataclass
 class Parts:
-    """Prepared parts, each of which is read once however many pieces it has samples of."""
+    """Prepared parts. Each is read only once, even if several pieces have samples in it."""
 
     _found: dict[str, dict[Key, PreparedSample]] = field(default_factory=dict)
 
@@ -96,8 +98,8 @@ class Parts:
         """The prepared samples of a piece, in its order.
 
         Raises:
-            ArtifactError: if a part cannot be read.
-            TaskError: `data_invalid` if a sample is in none of the parts.
+            ArtifactError: a part can't be read.
+            TaskError: `data_invalid`: a sample is in none of the parts.
         """
         with store_errors():
             for part in parts:
@@ -110,36 +112,36 @@ class Parts:
             if part is None:
                 raise TaskError(
                     "data_invalid",
-                    f"step {step}: (prompt, index) {key} is in none of its piece's parts: prepare the step again",
+                    f"step {step}: (prompt, index) {key} is in none of its piece's parts; prepare the step again",
                 )
             taken.append(self._found[part].pop(key))
         return taken
 
 
 def pieces_of(reference: BatchReference) -> Iterator[JournalledPiece]:
-    """The pieces of a batch that is complete.
+    """The pieces of a complete batch.
 
     Raises:
-        TaskError: `bad_request` if they do not add up to the batch.
+        TaskError: `bad_request`: they do not add up to the batch.
     """
     ends = list(accumulate(piece.samples for piece in reference.pieces))
     if ends[-1] != len(reference.samples):
         raise TaskError(
             "bad_request",
-            f"batch.pieces: they have {ends[-1]} samples and the batch of step {reference.step} has"
-            f" {len(reference.samples)}: name every sample in one piece",
+            f"batch.pieces: they have {ends[-1]} samples, but the batch of step {reference.step} has"
+            f" {len(reference.samples)}; name every sample in one piece",
         )
     for piece, end in zip(reference.pieces, ends, strict=True):
         yield JournalledPiece(samples=reference.samples[end - piece.samples : end], parts=piece.parts)
 
 
 def check(context: TaskContext, step: int) -> None:
-    """Return unless the task is told to stop.
+    """Raise an error if the task is told to stop.
 
     Raises:
         TaskError: `drained`.
     """
     if context.stop_reason is not None:
         raise TaskError(
-            "drained", f"step {step} was broken off by a {context.stop_reason}: take it again", retryable=True
+            "drained", f"step {step} was interrupted by a {context.stop_reason}; take it again", retryable=True
         )

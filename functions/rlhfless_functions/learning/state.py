@@ -1,4 +1,4 @@
-"""What a learner keeps in memory between steps: the models that learn, and their optimizers."""
+"""A learner's state in memory between steps: the models that learn, and their optimizers."""
 
 import os
 import shutil
@@ -32,10 +32,10 @@ from rlhfless_functions.weights import (
 
 @dataclass
 class TrainingState:
-    """Models and optimizers after a training step. A cache: whatever it holds can be had again by replay."""
+    """Models and optimizers after a training step. It is a cache, which replay can restore."""
 
     job_uid: str
-    """Incarnation of the job that it belongs to."""
+    """Unique id of its job's incarnation."""
     version: int
     """Training steps taken."""
     policy: PreTrainedModel | PeftModel
@@ -45,23 +45,23 @@ class TrainingState:
     critic_optimizer: ModelOptimizer | None
     tokenizer: PreTrainedTokenizerBase
     policy_unit: Unit
-    """What computes with the policy; its parts are with several ranks, where there are several."""
+    """The module that computes with the policy; with several ranks, each holds a part."""
     critic_unit: Unit | None = None
-    """What computes with the critic."""
+    """The module that computes with the critic."""
     ranks: Ranks = field(default_factory=Ranks)
     """Processes that learn together."""
     packed: bool = False
-    """Whether policy and critic are given packed rows."""
+    """Whether policy and critic get packed rows."""
     compiled: bool = False
     """Whether their layers are compiled."""
 
     @property
     def device(self) -> torch.device:
-        """Where the models are."""
+        """Device of the models."""
         return next(self.policy.parameters()).device
 
     def use(self, request: LearnRequest) -> None:
-        """Have the optimizers take the steps to come with a request's settings."""
+        """Apply a request's settings to the optimizers."""
         self.policy_optimizer.use(request.optimizer)
         if self.critic_optimizer is not None:
             self.critic_optimizer.use(_of_critic(request))
@@ -70,11 +70,11 @@ class TrainingState:
 def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel | PeftModel:
     """A policy to train.
 
-    A backbone below an adapter stays in the job's number format: it is frozen, so that it needs no more precision, and
-    computes what the sampler's does.
+    A backbone below an adapter stays in the job's number format: it is frozen and needs no more precision, and it
+    computes the same as the sampler's.
 
     Raises:
-        TaskError: if it cannot be loaded.
+        TaskError: it can't be loaded.
     """
     return load_policy(model, weights, torch.float32 if model.lora is None else None)
 
@@ -82,15 +82,15 @@ def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreT
 def initial_state(
     request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None, ranks: Ranks | None = None
 ) -> TrainingState:
-    """The state before the first step: the model as given, and a critic that is its body with a zero head.
+    """The state before the first step: the original model, and a critic with its body and a zero head.
 
     Args:
         request: any of the job's learning requests.
-        policy: of `load_master_weights` for the initial weights, where it has been loaded already.
-        ranks: processes that learn together; this one alone if left out.
+        policy: result of `load_master_weights` for the initial weights, if it has been loaded already.
+        ranks: processes that learn together; by default this one alone.
 
     Raises:
-        TaskError: if the model cannot be loaded or trained.
+        TaskError: the model can't be loaded or trained.
     """
     ranks = ranks or Ranks()
     policy = policy or load_master_weights(request.model, request.initial)
@@ -106,7 +106,7 @@ def initial_state(
     compiled = learning.compile and ranks.size == 1
     if compiled:
         _check_compiler(device)
-    # All packed rows are one shape to the compiler; padded passes are several.
+    # The compiler sees one shape for all packed rows, but several for padded passes.
     pack = "always" if compiled and learning.pack == "auto" else learning.pack
     packed = is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
     use_packing(body_of(policy), packed)
@@ -138,20 +138,20 @@ def initial_state(
 
 
 def _of_critic(request: LearnRequest) -> OptimizerSettings:
-    """The critic's AdamW shares everything but the learning rate with the policy's."""
+    """Settings of the critic's AdamW: those of the policy with another learning rate."""
     own = request.algorithm.critic or CriticSettings()
     return request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
 
 
 NARROWEST_ON_CPU = 256
-"""Hidden size from which bfloat16 pays on a CPU that has it: 1.3 times faster than float32 at 256, 2 times at 1024, and
-2 times slower at 96, where converting costs more than multiplying."""
+"""Hidden size from which bfloat16 is faster on a CPU that supports it: 1.3 times faster than float32 at 256, 2 times at
+1024, and 2 times slower at 96, where conversions cost more than products."""
 
 
 def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel) -> AbstractContextManager[None]:
-    """bfloat16 arithmetic for the float32 master weights of a bfloat16 model, where the hardware has it and it pays.
+    """bfloat16 arithmetic for the float32 master weights of a bfloat16 model, if the hardware has it and it is faster.
 
-    A float32 model stays in float32, and an adapter's backbone is in bfloat16 by itself.
+    A float32 model stays in float32. An adapter's backbone is in bfloat16 already.
     """
     weight = next(model.parameters())
     dtype = _arithmetic(request, model, weight.device)
@@ -161,7 +161,7 @@ def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticM
 def _arithmetic(
     request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, device: torch.device
 ) -> torch.dtype:
-    """The number format that a model computes in on a device."""
+    """The number format in which a model computes on a device."""
     weight = next(model.parameters())
     wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
     wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
@@ -177,24 +177,25 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def _check_compiler(device: torch.device) -> None:
-    """What is compiled for a CPU is C++, and what launches kernels on a GPU is C."""
+    """Check for a compiler: code for a CPU is C++, and code that launches kernels on a GPU is C."""
     language, variable, usual = ("C++", "CXX", "g++") if device.type == "cpu" else ("C", "CC", "gcc")
     if not any(shutil.which(name) for name in (os.environ.get(variable, usual), "clang++", "clang")):
         raise TaskError(
             "bad_request",
-            f"learning.compile: the instance that learns has no {language} compiler: install {usual}, name one in"
-            f" {variable}, or leave the setting out",
+            f"learning.compile: the learning instance has no {language} compiler; install {usual}, name one in"
+            f" {variable}, or remove the setting",
         )
 
 
 def _make_trainable(model: nn.Module, gradient_checkpointing: bool, compiled: bool) -> None:
-    """Leave the model in evaluation mode, in which it computes what the sampler does: no dropout but the adapter's."""
+    """Put the model into evaluation mode, in which it computes the same as the sampler: only the adapter has
+    dropout."""
     model.eval()
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer) and gradient_checkpointing:
-            module.training = True  # only the layer's own flag, which turns checkpointing on
+            module.training = True  # sets only the layer's own flag, which enables checkpointing
             if isinstance(getattr(module, "dropout", None), float):
                 module.dropout = 0.0
         if isinstance(module, LoraLayer):

@@ -54,8 +54,8 @@ def train_step(
 class StepInPieces:
     """A training step of one optimizer update whose batch comes in pieces, one after the other.
 
-    The losses are divided by what only the whole batch says, so that this is done to the gradients, at the end. What
-    comes out depends on the pieces and their order, never on when they come.
+    Only the whole batch determines the divisor of the losses, so the gradients are divided at the end. The result
+    depends on the pieces and their order, never on the time of their arrival.
 
     Args:
         state: after step − 1; after an exception it is of no use any more.
@@ -280,5 +280,5 @@ def _check_numbers(batch: TrainingBatch, state: TrainingState, step: int) -> Non
         if any(batch.counted) and name not in batch:
             raise TaskError(
                 "data_invalid",
-                f"step {step}: the batch has no {name}, which this algorithm's critic needs: prepare the step again",
+                f"step {step}: the batch has no {name}, which this algorithm's critic needs; prepare the step again",
             )

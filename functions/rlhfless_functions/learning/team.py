@@ -1,9 +1,9 @@
-"""An instance's hold on the processes that learn beside it.
+"""An instance's control of the processes that learn with it.
 
-The instance is the first of its ranks; it starts the others when a request asks for them and tells them every request:
-all of them take the same steps. It does what torchrun would do, since only a request says how many there are, and an
-instance may be a child of the fork server. Whatever goes wrong in one ends all of them, and the next attempt begins
-with new ones from the newest checkpoint. Where several instances learn together, each has a team.
+The instance is the first of its ranks. It starts the others when a request needs them, and sends them every request:
+all of them take the same steps. It does the work of torchrun, because only a request says how many there are, and
+because an instance may be a child of the fork server. A failure of one ends all of them, and the next attempt starts
+new ones from the newest checkpoint. If several instances learn together, each has a team.
 """
 
 import json
@@ -24,29 +24,29 @@ from rlhfless_functions.distributed.ranks import Ranks, Seat, join
 from rlhfless_functions.runtime.task import TaskError
 
 _START_SECONDS = 600.0
-"""Longest time in which a process is to be there: it imports torch, from a slow disk perhaps, on a busy machine."""
+"""Time limit for a process to start: it imports torch, perhaps from a slow disk or on a busy machine."""
 _LAST_WORDS_SECONDS = 5.0
-"""How long to wait for a process to say why it failed: whoever waits for it may notice its end before it is over."""
+"""How long to wait for a process's error message, in seconds: its end may be noticed before it has written it."""
 READY = "ready"
-"""What a process says once it runs."""
+"""The line that a process writes once it runs."""
 SLEEP = "sleep"
-"""What it is told where it is to give its device's memory back, instead of a request's file."""
+"""The line that tells it to release its device's memory; other lines name a request's file."""
 
 
 class Team:
-    """An instance's ranks: this process and those beside it. `join` comes next.
+    """An instance's ranks: this process and the others. Call `join` next.
 
     Args:
-        size: how many they are.
+        size: number of ranks.
 
     Raises:
-        TaskError: if a process does not come up.
+        TaskError: a process does not start.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.seat: Seat | None = None
-        """Where this process is among all ranks, once it has joined them."""
+        """This process among all ranks, once it has joined them."""
         self._store: dist.Store | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="rlhfless-ranks-"))
         self._others: list[subprocess.Popen[bytes]] = []
@@ -61,15 +61,15 @@ class Team:
             raise
 
     def join(self, seat: Seat | None = None, store: dist.Store | None = None) -> Ranks:
-        """Join the other ranks; this process among them.
+        """Join the other ranks.
 
         Args:
-            seat: of this process, where other instances have ranks as well.
-            store: what is to be kept open for as long as the ranks are together.
+            seat: seat of this process, if other instances have ranks too.
+            store: the store to keep open as long as the ranks are together.
 
         Raises:
-            TaskError: if a process is gone.
-            RuntimeError: if the ranks of other instances do not come.
+            TaskError: a process is gone.
+            RuntimeError: the ranks of other instances do not join.
         """
         self.seat, self._store = seat or Seat(0, self.size, folder=str(self._folder)), store
         try:
@@ -84,24 +84,24 @@ class Team:
             raise told from error
 
     def tell(self, request: str) -> None:
-        """Hand a request to every other rank.
+        """Send a request to every other rank.
 
         Raises:
-            TaskError: if one of them is gone.
+            TaskError: one of them is gone.
         """
         (self._folder / "request.json").write_text(request)
         self._say("request.json")
 
     def sleep(self) -> None:
-        """Tell every other rank to give its device's memory back.
+        """Tell every other rank to release its device's memory.
 
         Raises:
-            TaskError: if one of them is gone.
+            TaskError: one of them is gone.
         """
         self._say(SLEEP)
 
     def failure(self) -> TaskError | None:
-        """Why another rank has ended, if one has; all of them have then."""
+        """Why another rank has ended, if one has. Then all of them have ended."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while self._others and all(process.poll() is None for process in self._others) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -118,7 +118,7 @@ class Team:
         return _lost(f"ended with status {ended[0].returncode}") if ended else None
 
     def end(self) -> None:
-        """End the processes beside this one, and be alone again."""
+        """End the other processes."""
         for process in self._others:
             process.kill()
         for process in self._others:
@@ -128,7 +128,7 @@ class Team:
                 try:
                     pipe.close()
                 except OSError:
-                    continue  # what was not yet read by a rank that is gone
+                    continue  # a line that a rank had not read when it ended
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
@@ -139,7 +139,7 @@ class Team:
             self._write(process, line)
 
     def _write(self, process: subprocess.Popen[bytes], line: str) -> None:
-        # A pipe holds a short line, so that nobody waits here for a process that does not read.
+        # A short line fits into the pipe's buffer, so this never blocks on a process that does not read.
         assert process.stdin is not None
         try:
             process.stdin.write(f"{line}\n".encode())
@@ -148,7 +148,7 @@ class Team:
             raise self.failure() or _lost("is gone") from error
 
     def _await_ready(self) -> None:
-        """Until a rank runs nobody may wait for it: one that fails to start would be waited for in vain."""
+        """Wait until all ranks run. Otherwise a collective could wait forever for one that failed to start."""
         deadline = time.monotonic() + _START_SECONDS
         with selectors.DefaultSelector() as waiting:
             for process in self._others:
@@ -168,7 +168,7 @@ class Team:
 def _lost(what: str) -> TaskError:
     return TaskError(
         "internal",
-        f"a learning process {what}: take the step again. Its own log says why; if the kernel killed it, there is too"
+        f"a learning process {what}; take the step again. Its own log says why; if the kernel killed it, there is too"
         " little memory for learning.processes",
         retryable=True,
     )

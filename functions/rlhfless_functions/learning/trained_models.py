@@ -88,7 +88,7 @@ class TrainedModel:
         except NonFiniteGradientError as error:
             raise TaskError(
                 "non_finite_loss",
-                f"step {step}: the {self.name}'s update failed: {error}. The weights of the step before stand;"
+                f"step {step}: the {self.name}'s update failed: {error}. The previous step's weights are intact;"
                 f" lower {self.learning_rate_field}, or look for extreme rewards or log-probabilities in the step's"
                 " batch",
             ) from error

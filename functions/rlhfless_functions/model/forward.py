@@ -112,7 +112,7 @@ def packed_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]
         budget_tokens: most tokens of a row; a longer sample is a row of its own.
 
     Returns:
-        Indices into `lengths`, the fullest row first, so that the peak of memory comes at the start.
+        Indices into `lengths`, the fullest row first: then memory peaks at the start.
     """
     rows: list[list[int]] = []
     room: list[int] = []
@@ -129,7 +129,7 @@ def packed_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]
 
 
 def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Cut samples into micro-batches so that the fewest tokens, padding included, are computed.
+    """Divide samples into micro-batches that compute the fewest tokens, padding included.
 
     Samples are sorted by length and cut into runs; of all ways to cut, the one is taken whose padded tokens plus
     `PASS_OVERHEAD_TOKENS` a run are fewest. The result depends on nothing but the arguments.
@@ -139,7 +139,7 @@ def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]
         budget_tokens: most tokens of a micro-batch, padding included; a longer sample is a micro-batch of its own.
 
     Returns:
-        Indices into `lengths`, longest micro-batch first, so that the peak of memory comes at the start.
+        Indices into `lengths`, longest micro-batch first: then memory peaks at the start.
     """
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     cost = np.zeros(len(order) + 1)

@@ -27,7 +27,7 @@ WHOLE = Block([], [])
 def plan_micro_batches(
     samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool, packed: bool = False
 ) -> list[Block]:
-    """Cut samples so that the fewest tokens are computed; the result depends on the arguments alone.
+    """Divide samples into blocks that compute the fewest tokens. The result depends only on the arguments.
 
     Samples of a group are passed with a shared prompt where that costs less than passing them whole, padding and the
     additional pass included.
@@ -79,7 +79,7 @@ def _shared(
             blocks[-1].append(group)
         else:
             blocks.append([group])
-    # The widest first, so that the peak of memory comes at the start.
+    # The widest first: then memory peaks at the start.
     planned, cost = [], 0
     for block in reversed(blocks):
         rows = sorted(row for group in block for row in group)

@@ -111,7 +111,7 @@ def check_output_logits(model: nn.Module) -> None:
     tolerance = 1e-3 if causal.dtype == torch.float32 else 0.05
     if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
         raise ValueError(
-            f"{type(causal).__name__} changes its logits after the head in a way that is not supported:"
+            f"{type(causal).__name__} changes its logits after the head in an unsupported way;"
             " use a model of another architecture"
         )
 

@@ -26,8 +26,8 @@ Policy = PreTrainedModel | PeftModel
 class PreparationModels:
     """Models in memory, on the accelerator if there is one, kept from request to request.
 
-    A model at another version is swapped in place. Where an adapter is trained the reference is the policy's own
-    backbone with the adapter off, so that the backbone is in memory once.
+    A model at another version is swapped in place. With LoRA, the reference is the policy's own backbone with the
+    adapter off, and the backbone is in memory only once.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The preparation stage: datasets into prompts, and complete groups of samples into what the learner needs.
 
-A request holds a chunk of complete groups; several come in a step while the tail still decodes. Nothing depends on
-how a step is cut into chunks: each group is scored by calls of its own, and whatever needs the whole batch (whitening)
-is left to the learner. Token ids come from the rollouts; text is made from them for rewards alone.
+A request holds a chunk of complete groups; a step has several while its tail still decodes. The result does not depend
+on the chunks: each group is scored by its own calls, and the learner does what needs the whole batch (whitening). Token
+ids come from the rollouts; text is decoded from them only for rewards.
 """
 
 import math
@@ -211,7 +211,7 @@ def _read_samples(request: PrepareRequest) -> list[PreparedSample]:
             raise TaskError(
                 "artifact_missing",
                 f"sample {index} of prompt {prompt} is {'unfinished' if rollout else 'missing'} in the"
-                f" {len(request.rollouts)} rollout parts of step {request.key.step}: generate it again",
+                f" {len(request.rollouts)} rollout parts of step {request.key.step}; generate it again",
                 retryable=True,
             )
     return [PreparedSample(**vars(found[key])) for key in keys]
@@ -221,7 +221,7 @@ def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[
     """Samples by the row of their prompt, never by its text, which may be in the data twice."""
     by_row = {row: list(group) for row, group in groupby(samples, key=lambda sample: sample.prompt)}
     if sum(map(len, by_row.values())) != len(samples):
-        raise TaskError("bad_request", "samples: those of one prompt must stand together")
+        raise TaskError("bad_request", "samples: samples of one prompt must be next to each other")
     try:
         prompts = read_prompts(request.prompts, rows=by_row)
     except IndexError as error:

@@ -1,4 +1,4 @@
-"""The function forms that users of TRL and verl know."""
+"""The function signatures of TRL and verl."""
 
 import asyncio
 import inspect
@@ -15,10 +15,10 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def trl_scorer(function: Callable[..., Any]) -> Scorer:
     """TRL's form: `fn(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async.
 
-    The function is given by keyword what its signature names, or everything if it takes `**kwargs`: one list per
-    column of the dataset, `ground_truth`, `finish_reasons`, and TRL's `trainer_state` (its `global_step` only),
+    The function gets the keyword arguments that its signature names, or all of them if it takes `**kwargs`: one list
+    per column of the dataset, `ground_truth`, `finish_reasons`, and TRL's `trainer_state` (its `global_step` only),
     `log_metric` and `log_extra` (which is accepted and ignored: there is no completions table here). Prompts and
-    completions are text, or lists of chat messages where the dataset's prompt is one.
+    completions are text, or lists of chat messages if the dataset's prompt is one.
     """
     signature = inspect.signature(function)
 
@@ -31,8 +31,8 @@ def trl_scorer(function: Callable[..., Any]) -> Scorer:
 def verl_scorer(function: Callable[..., Any]) -> Scorer:
     """verl's form: `compute_score(data_source, solution_str, ground_truth, extra_info)`, sync or async.
 
-    It is called once per response and answers with a number or a dict with `score`, whose other numbers are logged.
-    `data_source` and `extra_info` are columns of the dataset, empty where it has none.
+    It is called once per response and returns a number or a dict with `score`, whose other numbers are logged.
+    `data_source` and `extra_info` are columns of the dataset, or empty if it has none.
     """
     signature = inspect.signature(function)
 
@@ -88,10 +88,10 @@ def _verl_number(result: Any, call: Call) -> float | None:
 
 
 def _select(signature: inspect.Signature, available: dict[str, Any]) -> dict[str, Any]:
-    """What of `available` the function wants.
+    """The entries of `available` that the function wants.
 
     Raises:
-        LookupError: if it wants something that there is not.
+        LookupError: it wants something that is not available.
     """
     parameters = signature.parameters.values()
     missing = [
@@ -101,8 +101,8 @@ def _select(signature: inspect.Signature, available: dict[str, Any]) -> dict[str
     ]
     if missing:
         raise LookupError(
-            f"the function wants {', '.join(map(repr, missing))}, which is no column of the data;"
-            f" there are {', '.join(sorted(available))}"
+            f"the function wants {', '.join(map(repr, missing))}, but the data has no such column;"
+            f" it has {', '.join(sorted(available))}"
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return available

@@ -1,4 +1,4 @@
-"""One call of a reward in a worker: its result made plain, its failure made one sentence."""
+"""One call of a reward in a worker. Converts its result to plain values, and its failure to one sentence."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 @dataclass
 class Call:
-    """What a reward may know of the call besides the group, and what it may say besides scores."""
+    """Further input and output of a call, besides the group and the scores."""
 
     step: int
     """Training step that the samples belong to."""
@@ -32,7 +32,7 @@ Scorer = Callable[[RewardGroup, Call], Any]
 
 
 def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iterator[Answer]:
-    """Call a reward once per group, in the main thread, where it may use signals."""
+    """Call a reward once per group, in the main thread, in which it may use signals."""
     home = os.getpid()
     for index, group in enumerate(groups):
         call = Call(step)
@@ -41,9 +41,9 @@ def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iter
         except BaseException as error:
             answer = {"error": describe(error)}
         if os.getpid() != home:
-            # The reward forked and this is the child, which must not answer a second time.
+            # The reward forked, and this is the child, which must not answer again.
             os._exit(0)
-        # An alarm that a reward leaves behind must not ring in the next call.
+        # An alarm that a reward leaves behind must not go off in the next call.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         yield {"index": index, "metrics": call.metrics, **answer}
@@ -52,7 +52,7 @@ def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iter
 async def answer_together(
     scorer: Scorer, groups: list[RewardGroup], step: int, timeout: float
 ) -> AsyncIterator[Answer]:
-    """Await a reward for all groups at once, each within `timeout` seconds; answers come as they are ready."""
+    """Await a reward for all groups at once, each within `timeout` seconds; yield answers as they are ready."""
 
     async def one(index: int, group: RewardGroup) -> Answer:
         call = Call(step)
@@ -77,10 +77,10 @@ def plain_scores(result: Any) -> list[float | None]:
     """Numbers of any kind (NumPy's and torch's too) as floats.
 
     Raises:
-        TypeError: for anything that is no sequence of numbers and Nones.
+        TypeError: the value is not a sequence of numbers and Nones.
     """
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
-        raise TypeError(f"returned {_shown(result)} instead of a list with one number or None per response")
+        raise TypeError(f"returned {_shown(result)}, not a list with one number or None per response")
     return [None if score is None else plain_number(score) for score in result]
 
 
@@ -88,15 +88,15 @@ def plain_number(score: Any) -> float:
     """A number of any kind as a float.
 
     Raises:
-        TypeError: for what only looks like a number, such as `"1.0"`.
+        TypeError: the value is not a number, such as `"1.0"`.
     """
     if isinstance(score, str | bytes) or not hasattr(score, "__float__"):
-        raise TypeError(f"returned {_shown(score)} where a number or None is needed")
+        raise TypeError(f"returned {_shown(score)}, not a number or None")
     return float(score)
 
 
 def describe(error: BaseException) -> str:
-    """One sentence on an exception; the whole traceback goes to stderr, which the parent logs."""
+    """Describe an exception in one sentence. The whole traceback goes to stderr, which the parent logs."""
     traceback.print_exception(error)
     sys.stderr.flush()
     if isinstance(error, SystemExit):
@@ -109,7 +109,7 @@ def describe(error: BaseException) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Where in the user's code it happened: the innermost frame that is not of this package."""
+    """The place in the user's code: the innermost frame outside this package."""
     here = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not worth its import in a worker
     frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(here)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""  # noqa: PTH119

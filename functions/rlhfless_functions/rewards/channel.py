@@ -1,7 +1,7 @@
 """Frames on a stream socket: eight bytes of length, then the payload.
 
-The socket is the worker's only line to its parent, so that a reward may print whatever it likes. Requests are
-pickled, because the parent is trusted; answers are JSON, because the worker is not.
+Workers talk to their parent only over the socket, so rewards may print anything. Requests are pickled, because the
+parent is trusted; answers are JSON, because the worker is not.
 """
 
 import socket
@@ -13,7 +13,7 @@ LARGEST_ANSWER = 64 * 2**20
 
 
 class ChannelError(Exception):
-    """The bytes are no frames: something else wrote to the socket."""
+    """The bytes are not frames: something else wrote to the socket."""
 
 
 def send(connection: socket.socket, payload: bytes) -> None:
@@ -38,20 +38,20 @@ def _exactly(connection: socket.socket, count: int) -> bytes | None:
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes, in whatever pieces it comes, into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Take bytes from the stream."""
+        """Add bytes from the stream."""
         self._bytes += piece
 
     def take(self) -> bytes | None:
         """The oldest complete frame, or None.
 
         Raises:
-            ChannelError: if a frame claims to be larger than any answer is.
+            ChannelError: a frame claims to be larger than any answer.
         """
         if len(self._bytes) < _LENGTH.size:
             return None

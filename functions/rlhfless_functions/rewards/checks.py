@@ -1,6 +1,6 @@
-"""Checks of responses in a process that can be killed: a response can only hold up its own check.
+"""Checks of responses in a process that can be killed. A response can only delay its own check.
 
-A check that takes long, uses much memory or ends its process scores 0 and is counted; the rest go on in a fresh fork.
+A check that takes long, uses much memory or ends its process scores 0 and is counted. The rest continue in a new fork.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from rlhfless_functions.rewards.calls import Call
 from rlhfless_functions.runtime.processes import die_with_parent
 
 WAIT_FACTOR = 10
-"""How much longer than its limit of processor time a check may take, where the machine is busy or out of memory."""
+"""Wall-clock limit of a check as a multiple of its CPU limit, for a machine that is busy or out of memory."""
 
 _SCORE = struct.Struct("=d")
 _LEAST_MEMORY = 64 * 2**20
-"""Bytes that a check may use even where its worker fills its limit already."""
+"""Bytes that a check may use even if its worker has reached its limit already."""
 
 
 def check_each(check: Callable[[int], float], numbers: Sequence[int], seconds: float, call: Call) -> dict[int, float]:
-    """What a check says of each response.
+    """Check each response.
 
     Args:
-        check: scores one response by its number; what it changes is lost.
-        numbers: of the responses to check.
-        seconds: processor time of one check, which does not depend on how busy the machine is.
-        call: counts what was given up: `timed_out` and `crashed`, 1 or 0 for each response.
+        check: scores one response by its number; changes that it makes are lost.
+        numbers: numbers of the responses to check.
+        seconds: CPU time of one check, which does not depend on the load of the machine.
+        call: counts failed checks: `timed_out` and `crashed`, 1 or 0 for each response.
     """
     scores: dict[int, float] = {}
     while len(scores) < len(numbers):
@@ -45,13 +45,13 @@ def check_each(check: Callable[[int], float], numbers: Sequence[int], seconds: f
 
 
 def count(call: Call, fate: str | None) -> None:
-    """Count a response whose check came to its end (None), `timed_out` or `crashed`."""
+    """Count a response whose check finished (None), `timed_out` or `crashed`."""
     for name in ("timed_out", "crashed"):
         call.metrics.append((name, float(fate == name)))
 
 
 def _answers_of_a_fork(check: Callable[[int], float], numbers: Sequence[int], seconds: float) -> Iterator[float | str]:
-    """Scores as long as the fork lives, then what became of it."""
+    """Yield scores as long as the fork lives, then its fate."""
     parent = os.getpid()
     reading, writing = os.pipe()
     child = os.fork()
@@ -89,16 +89,16 @@ def _answers_of_a_fork(check: Callable[[int], float], numbers: Sequence[int], se
 
 
 def _read(descriptor: int, deadline: float) -> bytes | bool | None:
-    """A score; False once the other side has ended, None where it is late."""
+    """A score; False once the other side has ended, None if it is late."""
     ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
     if not ready:
         return None
-    # Less than a pipe writes at once, so it comes whole.
+    # A pipe writes this few bytes atomically, so they arrive whole.
     return os.read(descriptor, _SCORE.size) or False
 
 
 def _limit_memory() -> None:
-    """Limit this fork to what its worker's limit leaves: the fork reaches its limit before the worker does."""
+    """Limit this fork to the rest of its worker's limit: the fork reaches its limit before the worker does."""
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY:
         return

@@ -1,12 +1,12 @@
-"""Runs the tests of a response's code, away from it: `python -I code_judge.py MEMORY CODE VERDICTS`.
+"""Runs the tests of a response's code in a separate process: `python -I code_judge.py MEMORY CODE VERDICTS`.
 
-Stands alone, like `code_runner`. Over the socket VERDICTS it says `hidden` once no other process can look at it, is
-given {tests, first} in one line, runs the tests from `first` on, and tells, a line each: `loaded`, `passed N`,
-`failed N`, `end`. The names that a test does not define are the code's, and what it does with them it asks the code's
-process for over the socket CODE.
+Stands alone, like `code_runner`. Over the socket VERDICTS it sends `hidden` once no other process can inspect it, reads
+{tests, first} in one line, runs the tests from `first` on, and sends one line each: `loaded`, `passed N`, `failed N`,
+`end`. Names that a test does not define belong to the code. When the test uses them, the judge asks the code's process
+over the socket CODE.
 
-The code sees the arguments of its functions and nothing else of a test. A value of the test is never compared by the
-code: what has no plain value is unequal to every plain one.
+The code sees only the arguments of its functions, and nothing else of a test. The code never compares a value of the
+test: an object without a plain value is unequal to every plain value.
 """
 
 import ast
@@ -37,7 +37,7 @@ class GoneError(BaseException):
 
 
 def main() -> None:
-    # Processes of the same user can't read its memory or its descriptors from here on.
+    # From here on, processes of the same user can't read its memory or its descriptors.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     memory, code, verdicts = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def holds(test: str, solution: "Solution", shadowed: set[str]) -> bool:
-    """Whether a test runs to its end."""
+    """Whether a test finishes without an error."""
     solution.begin()
     passed = False
     try:
@@ -76,8 +76,8 @@ def holds(test: str, solution: "Solution", shadowed: set[str]) -> bool:
 def shadowed_builtins(tests: Sequence[str]) -> set[str]:
     """The builtins that stand for the code's functions of the same name, such as in `assert sum(10, 15) == 6`.
 
-    That is where the tests name nothing else of the code's. In `assert abs(root(2) - 1.4) < 0.1` the code has no say in
-    what `abs` is.
+    This applies if the tests use no other name of the code. In `assert abs(root(2) - 1.4) < 0.1` the code can't replace
+    `abs`.
     """
     used: set[str] = set()
     made: set[str] = set()
@@ -109,7 +109,7 @@ class Names(dict[str, Any]):
             raise KeyError(name)
         found = self._solution.ask("get", name)
         if isinstance(found, Remote) and (module := _of(found, "module")) is not None:
-            # A module that the code imports is Python's own here, even if the code has changed it.
+            # A module that the code imports is Python's original here, even if the code has changed it.
             if module.split(".")[0] not in {*sys.stdlib_module_names, "numpy"}:
                 raise KeyError(name)
             return importlib.import_module(module)
@@ -117,33 +117,33 @@ class Names(dict[str, Any]):
 
 
 class Solution:
-    """The process that runs the code, as the judge sees it."""
+    """The judge's view of the process that runs the code."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._functions: list[Callable[..., Any]] = []
         self._exceptions: dict[int, type[BaseException]] = {}
         self.ended = False
-        """Whether it is no longer there, or no fork of it serves the test."""
+        """Whether it has ended, or no fork of it serves the test."""
 
     def load(self) -> None:
         """Run the code.
 
         Raises:
-            EOFError: it does not run to its end.
+            EOFError: it does not finish.
         """
         self._send(("load",))
         code_values.receive(self._connection)
 
     def begin(self) -> None:
-        """Have a fork for a test."""
+        """Start a fork for a test."""
         self._functions.clear()
         self._exceptions.clear()
         self._send(("test",))
         self._forked = True
 
     def finish(self) -> bool:
-        """Let the fork end; whether it was there to the end."""
+        """Let the fork end. Returns whether it survived until then."""
         if not self._forked:
             return False
         self._send(("end",))
@@ -152,7 +152,7 @@ class Solution:
         return True
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Have the code's process do something; the result, or the exception that it raised."""
+        """Make the code's process do something. Returns the result or raises its exception."""
         if not self._forked:
             raise GoneError
         self._send((what, *given))
@@ -214,7 +214,7 @@ class Solution:
 
 
 def _exception(kind: Any, arguments: Sequence[Any], *, of_next: bool) -> BaseException:
-    # Outside an iteration of the code's it would silently end one of the test's.
+    # Outside an iteration of the code, it would silently end one of the test.
     if not (isinstance(kind, type) and issubclass(kind, BaseException)) or (
         issubclass(kind, StopIteration | StopAsyncIteration | GeneratorExit) and not of_next
     ):
@@ -226,7 +226,7 @@ def _exception(kind: Any, arguments: Sequence[Any], *, of_next: bool) -> BaseExc
 
 
 def _take_changes(given: list[Any], changed: Any) -> None:
-    """Let the test see what the code did to what it was handed."""
+    """Apply the code's in-place changes of its arguments for the test."""
     for old, new in zip(given, changed, strict=False):
         if type(old) is type(new) and old is not new:
             if isinstance(old, list | bytearray):
@@ -240,7 +240,7 @@ _MISSING = object()
 
 
 class Remote:
-    """Something of the code's own: used by asking, compared with plain values only as far as it is one."""
+    """An object of the code. Operations on it ask the code's process. It equals a plain value only if it is one."""
 
     def __init__(self, solution: Solution, number: int, base: str | None, module: str | None) -> None:
         for name, value in {"solution": solution, "number": number, "base": base, "module": module}.items():
@@ -274,7 +274,7 @@ def _of(remote: Remote, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The plain value of a thing of the code's, if it is one; `_MISSING` if not."""
+    """The plain value of an object of the code; `_MISSING` if it has none."""
     if type(value) is not Remote:
         return value
     if _of(value, "base") is None:
@@ -291,7 +291,7 @@ def _asked(name: str) -> Callable[..., Any]:
 
 
 def _compared(name: str, operation: Callable[[Any, Any], Any], *, reflected: bool = False) -> Callable[..., Any]:
-    """A binary operation: the code's between things of its own, and this process's own with a value of the test."""
+    """A binary operation: in the code's process between its own objects, in this process with a value of the test."""
 
     def method(self: Remote, other: Any) -> Any:
         if type(other) is Remote:

@@ -3,9 +3,9 @@
 Stands alone: the interpreter is isolated and imports nothing of this package but `code_values`. The code is
 `solution.py` in the working folder.
 
-`program`: run it as a script. `asserts`: run it once, then answer what the judge asks over DESCRIPTOR. Each test has a
-fork of its own, without traces of the others. This process knows only what a test hands to the code. The judge decides
-whether a test passes.
+`program`: run it as a script. `asserts`: run it once, then answer the judge's requests over DESCRIPTOR. Each test has a
+fork of its own, without traces of the others. This process knows only the values that a test passes to the code. The
+judge decides whether a test passes.
 """
 
 import builtins
@@ -43,13 +43,13 @@ def main() -> None:
 
 
 def _fence() -> None:
-    """Keep this process and its descendants from the memory, descriptors and lives of all others, where the kernel has
-    Landlock (landlock(7)); nothing takes it back."""
+    """Isolate this process and its descendants from the memory, descriptors and signals of all others, if the kernel
+    has Landlock (landlock(7)). This can't be undone."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
     if version < 1:
         return
-    # A ruleset has to refuse something; that it has a domain is what keeps it from other processes.
+    # A ruleset must refuse something. Having a domain isolates it from other processes.
     rules = struct.pack("=QQQ", _MAKE_BLOCK_DEVICES, 0, _SCOPE_SIGNALS)
     length = 24 if version >= 6 else 8
     ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, rules, ctypes.c_size_t(length), 0)
@@ -63,7 +63,7 @@ def _serve(source: str, connection: socket.socket) -> None:
     import code_values
 
     del sys.path[0]
-    # The judge asks once it is out of reach.
+    # The judge sends requests once it is out of reach.
     code_values.receive(connection)
     names: dict[str, object] = {"__name__": "solution", "__builtins__": __builtins__}
     exec(compile(source, "solution.py", "exec"), names)
@@ -96,7 +96,7 @@ _OPERATIONS = {
 
 
 class _Served:
-    """Answers what the judge asks of the code, in the fork of one test."""
+    """Answers the judge's requests to the code, in the fork of one test."""
 
     def __init__(self, values: Any, connection: socket.socket, names: dict[str, object]) -> None:
         self._values = values
@@ -116,7 +116,7 @@ class _Served:
             if in_callback and what == "raised":
                 raise getattr(builtins, given[0], RuntimeError)(given[1])
             try:
-                # In-place changes of what was handed over go back with the answer.
+                # The answer includes in-place changes of the arguments.
                 answer = ("value", getattr(self, f"_{what}")(*given), given[1] if what == "call" else ())
                 payload = self._values.dumps(answer, self._name)
             except BaseException as error:
@@ -171,7 +171,7 @@ class _Served:
 
 
 class _Callback:
-    """A function of the test's own that the code was handed."""
+    """A function of the test that was passed to the code."""
 
     def __init__(self, served: _Served, number: int) -> None:
         self._served = served

@@ -1,8 +1,7 @@
-"""What the code under test and its judge tell each other. Stands alone: both import it in isolated interpreters.
+"""The messages between the code under test and its judge. Stands alone: both import it in isolated interpreters.
 
-Plain values travel as copies. Everything else of the code's own stays with it, and the judge has a `Remote` in its
-place. The judge trusts nothing it is sent: it makes objects of a few known types alone, and no other global is looked
-up.
+Plain values are copied. All other objects of the code stay in its process, and the judge gets a `Remote` instead. The
+judge does not trust messages: it creates only objects of a few known types, and looks up no other global.
 """
 
 import functools
@@ -17,7 +16,7 @@ from typing import Any
 
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 2**28
-"""Bytes of the longest message that is taken."""
+"""Bytes of the longest accepted message."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
 _NUMPY = ("numpy._core.multiarray", "numpy.core.multiarray")
@@ -28,13 +27,14 @@ KNOWN = {
     *((module, name) for module in _NUMPY for name in ("_reconstruct", "scalar")),
     *(("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "ndarray"), ("numpy", "dtype")),
 }
-"""What may be in a message besides plain values."""
+"""Types allowed in a message besides plain values."""
 _WRITTEN_IN_PYTHON = {("collections", "Counter"), ("fractions", "Fraction")}
-"""A message can set attributes of what it names, and these classes' would change what comparing them means."""
+"""A message can set attributes of objects that it names. Those of these classes would change the meaning of
+comparisons."""
 
 
 class ValueRefusedError(Exception):
-    """A message holds what no message may hold."""
+    """A message holds something that is not allowed."""
 
 
 def send(connection: socket.socket, payload: bytes) -> None:
@@ -47,7 +47,7 @@ def receive(connection: socket.socket) -> bytes:
 
     Raises:
         EOFError: the other side has ended.
-        ValueRefusedError: it claims to be longer than any is.
+        ValueRefusedError: it claims to be longer than the limit.
     """
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > _LONGEST:
@@ -66,18 +66,18 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def travels(value: Any) -> bool:
-    """Whether a value is sent as a copy; what it holds is asked for itself."""
+    """Whether a value is sent as a copy. Its contents are decided separately."""
     kind = type(value)
     if kind in PLAIN or (kind.__module__, kind.__qualname__) in KNOWN:
         return True
     if isinstance(value, type | types.BuiltinFunctionType):
         return (value.__module__, value.__qualname__) in KNOWN
-    # Its numbers and types of numbers; each of them is made of its dtype and its bytes.
+    # NumPy's numbers and their types; each is created from its dtype and its bytes.
     return kind.__module__ in ("numpy", "numpy.dtypes")
 
 
 def dumps(value: Any, name_of: Callable[[Any], Any]) -> bytes:
-    """Pickle a value; `name_of` says how what does not travel is named, or None for what is pickled as it is."""
+    """Pickle a value. `name_of` returns the name of an object that stays, or None for one that is pickled."""
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
@@ -89,10 +89,10 @@ def dumps(value: Any, name_of: Callable[[Any], Any]) -> bytes:
 
 
 def loads(payload: bytes, find: Callable[[Any], Any], *, trusted: bool) -> Any:
-    """The value of a message; `find` gives what a name stands for. Unless trusted it may hold what is `KNOWN` alone.
+    """The value of a message. `find` resolves names. An untrusted message may only hold `KNOWN` types.
 
     Raises:
-        ValueRefusedError: it holds anything else.
+        ValueRefusedError: the message holds anything else.
     """
 
     class Unpickler(pickle.Unpickler):

@@ -1,11 +1,10 @@
-"""Unit tests of the code that a response holds, each run in a process of its own.
+"""Unit tests of the code in a response, each in a process of its own.
 
-What holds the code: no network (a namespace of its own where the kernel permits one, and no sockets but Unix ones
-anyway), limits on memory, time and written bytes, an empty environment and working folder, `python -I`, and no way into
-other processes. What it is tested for it does not see: see `code_judge`, and docs/security.md for what that leaves
-open. It is a fence against accidents and cheating, not against an attacker: the processes have the user id of the
-function and see its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth
-stealing.
+The code is confined: it has no network (a namespace of its own if the kernel permits one, and in any case only Unix
+sockets), limits on memory, time and written bytes, an empty environment and working folder, `python -I`, and no access
+to other processes. It does not see its tests: see `code_judge`, and docs/security.md for what remains possible. This
+protects against accidents and cheating, not against an attacker: the processes have the user id of the function and see
+its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth stealing.
 """
 
 import contextlib
@@ -35,17 +34,17 @@ _CODE_JUDGE = Path(__file__).with_name("code_judge.py")
 
 @dataclass
 class _Verdict:
-    """How the tests of one response went."""
+    """The test results of one response."""
 
     passed: int = 0
     late: bool = False
-    """Whether one of them ran out of time."""
+    """Whether a test ran out of time."""
 
 
 def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) -> Scorer:
     """The share of the unit tests that a response's last Python code block passes.
 
-    A response without a code block scores 0. A test that runs out of time has failed; those after it are run.
+    A response without a code block scores 0. A test that runs out of time fails; the tests after it still run.
 
     Args:
         tests_column: column with a list (or the JSON of one) of assert statements, run after the code, or of
@@ -69,7 +68,7 @@ def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) ->
                 with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
                     verdict = _run(code, tests, seconds, share, Path(folder))
             except (OSError, ValueError):
-                # It used up the disk or the processes, made something of its folder, or is no text.
+                # It used up the disk or the processes, replaced its folder, or is not text.
                 traceback.print_exc()
                 return 0.0, "crashed"
             return verdict.passed / len(tests), "timed_out" if verdict.late else None
@@ -77,7 +76,7 @@ def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) ->
         scored = list(runner.map(one, group.completions))
         for _, fate in scored:
             count(call, fate)
-        # What left its process group is an orphan by now, and this process its parent.
+        # Processes that left the process group are orphans now, and this process is their parent.
         reaper.end_descendants()
         return [score for score, _ in scored]
 
@@ -94,7 +93,7 @@ def unit_tests(columns: dict[str, Any], name: str) -> list[str] | list[dict[str,
     """The tests of one prompt.
 
     Raises:
-        LookupError: if the data has none, or in no form that is known.
+        LookupError: the data has no tests, or they have an unknown form.
     """
     tests = columns.get(name)
     if isinstance(tests, str):
@@ -112,9 +111,9 @@ def unit_tests(columns: dict[str, Any], name: str) -> list[str] | list[dict[str,
 
 
 def longest_call(columns: dict[str, Any], name: str, seconds: float, responses: int) -> float:
-    """Seconds that testing the responses to one prompt takes at most, one after the other.
+    """Most seconds to test the responses to one prompt, one after the other.
 
-    After a test that hangs the code is run anew, which may take as long once more.
+    After a test that hangs, the code runs again, which may take as long once more.
     """
     try:
         return 2 * len(unit_tests(columns, name)) * seconds * responses
@@ -135,9 +134,9 @@ def _run(code: str, tests: list[Any], seconds: float, memory: int, folder: Path)
 
 
 def _run_program(test: dict[str, str], seconds: float, memory: int, folder: Path) -> bool | None:
-    """Whether the program answers right; None if it took too long."""
+    """Whether the program answers correctly; None if it took too long."""
     (folder / "input").write_text(str(test["input"]))
-    # A file, unlike a pipe, ends a flood of output by itself.
+    # A file limits a flood of output; a pipe does not.
     with (folder / "input").open() as given, (folder / "output").open("w+b") as answer:
         process = _start(_CODE_RUNNER, "program", memory, folder=folder, stdin=given, stdout=answer)
         try:
@@ -152,7 +151,7 @@ def _run_program(test: dict[str, str], seconds: float, memory: int, folder: Path
 
 
 def _run_asserts(tests: list[str], seconds: float, memory: int, folder: Path) -> _Verdict:
-    """Run the tests in a judge's process, and the code in another, which answers the judge alone."""
+    """Run the tests in a judge's process, and the code in another one, which answers only the judge."""
     verdict, first = _Verdict(), 0
     while first < len(tests):
         told, late = _judge(tests, first, seconds, memory, folder)
@@ -160,13 +159,13 @@ def _run_asserts(tests: list[str], seconds: float, memory: int, folder: Path) ->
         verdict.late |= late
         if "loaded" not in told or "end" in told:
             break
-        # The test that the judge did not get over has failed; the rest have processes of their own.
+        # The test at which the judge stopped has failed; the rest get processes of their own.
         first += len(told)
     return verdict
 
 
 def _judge(tests: list[str], first: int, seconds: float, memory: int, folder: Path) -> tuple[list[str], bool]:
-    """What the judge tells of the tests from `first` on, and whether one ran out of time."""
+    """The judge's verdicts on the tests from `first` on, and whether one ran out of time."""
     verdicts, judges_end = socket.socketpair()
     questions, codes_end = socket.socketpair()
     processes = []
@@ -177,7 +176,7 @@ def _judge(tests: list[str], first: int, seconds: float, memory: int, folder: Pa
             processes.append(_start(_CODE_JUDGE, memory, *ends, folder=folder, keep=ends))
             end = codes_end.fileno()
             processes.append(_start(_CODE_RUNNER, "asserts", memory, end, folder=folder, keep=(end,)))
-        # Each line gives the next test its own time.
+        # Each line restarts the time for the next test.
         verdicts.settimeout(seconds)
         while "end" not in told:
             piece = verdicts.recv(65536).decode(errors="replace")

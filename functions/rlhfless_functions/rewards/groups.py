@@ -1,4 +1,4 @@
-"""What a reward scores: the responses to one prompt. Sent to the workers, so: the standard library only."""
+"""The responses to one prompt, which a reward scores. Workers import this, so it uses only the standard library."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,14 +9,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class RewardGroup:
-    """All responses to one prompt; the unit of a call, so that no chunking of the work changes what is scored."""
+    """All responses to one prompt, the unit of a call. So chunks of the work do not change the scores."""
 
     prompt: int
     """Row of the prompt in the materialised dataset."""
     text: str
     """The prompt as the model saw it, chat template applied."""
     messages: list[Message] | None
-    """The prompt as chat messages, if it was given as such."""
+    """The prompt as chat messages, if the data has them."""
     completions: list[str]
     """The responses decoded, without special tokens."""
     completion_ids: list[list[int]]

@@ -8,13 +8,13 @@ from rlhfless_functions.rewards.groups import RewardGroup
 
 
 def exact_match_scorer(pattern: str | None, require_end: bool, seconds: float = 1.0) -> Scorer:
-    """1 where the answer equals the ground truth, else 0.
+    """1 if the answer equals the ground truth, else 0.
 
     Args:
         pattern: regular expression whose last match's first group (or whole match, if it has none) is the answer;
             the whole response if None. Both sides are stripped.
-        require_end: score 0 where the response was truncated.
-        seconds: processor time of one response's search; past it the response scores 0.
+        require_end: score 0 if the response was truncated.
+        seconds: CPU time to search one response; above it the response scores 0.
     """
     compiled = None if pattern is None else re.compile(pattern, re.DOTALL)
 
@@ -36,11 +36,11 @@ def exact_match_scorer(pattern: str | None, require_end: bool, seconds: float = 
 
 
 def format_scorer(pattern: str, seconds: float = 1.0) -> Scorer:
-    """1 where the whole response matches the pattern, else 0; `.` matches newlines too.
+    """1 if the whole response matches the pattern, else 0; `.` matches newlines too.
 
     Args:
         pattern: regular expression.
-        seconds: processor time of one response's match; past it the response scores 0.
+        seconds: CPU time to match one response; above it the response scores 0.
     """
     compiled = re.compile(pattern, re.DOTALL)
 

@@ -31,7 +31,7 @@ class RewardModel:
 
     def __init__(self, source: str) -> None:
         try:
-            # Neither a URI nor an absolute path nor there: the name of a model on the hub.
+            # Not a URI, an absolute path or an existing folder: the name of a model on the hub.
             local = artifacts.local_path(source)
             hub = local is not None and not local.is_absolute() and not local.exists()
             place = source if hub else artifacts.local_folder(source, published=False)
@@ -50,12 +50,12 @@ class RewardModel:
         self._source = source
         config = model.config.get_text_config()
         self._longest = getattr(config, "max_position_embeddings", None)
-        # Decoders find a row's end as its last token that is not padding: with EOS as padding they miss it.
+        # Decoders take a row's last token that is not padding as its end. With EOS as padding they would miss the EOS.
         self._pads = self._tokenizer.pad_token_id not in (None, self._tokenizer.eos_token_id)
         config.pad_token_id = self._tokenizer.pad_token_id if self._pads else -1
 
     def close(self) -> None:
-        """Free its memory; it scores no more."""
+        """Free its memory. It can't score any more."""
         empty(self._model)
 
     def score(self, groups: Sequence[RewardGroup], stopped: Callable[[], bool] = lambda: False) -> list[Outcome]:
@@ -126,5 +126,5 @@ class RewardModel:
         if self._longest is not None and longest > self._longest:
             error = f"got {longest} tokens, more than the {self._longest} positions of {self._source}"
         else:
-            error = f"got a score from {self._source} that is no finite number"
+            error = f"got a score from {self._source} that is not finite"
         return Outcome([None] * len(scores), error)

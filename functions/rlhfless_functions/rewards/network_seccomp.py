@@ -1,7 +1,7 @@
-"""No network for a process and all that it starts, by a seccomp filter. Linux on x86-64 and ARM64.
+"""Block the network for a process and its descendants with a seccomp filter. Linux on x86-64 and ARM64.
 
-It needs no privilege at all, so that it holds in a pod without capabilities, under the runtime's own seccomp profile,
-where user namespaces are out of reach (seccomp(2), struct seccomp_data; classic BPF as in linux/bpf_common.h).
+It needs no privileges. So it works in a pod without capabilities, under the runtime's own seccomp profile and without
+user namespaces (seccomp(2), struct seccomp_data; classic BPF as in linux/bpf_common.h).
 """
 
 import ctypes
@@ -23,11 +23,11 @@ _JUMP_IF_EQUAL = 0x15
 _JUMP_IF_NOT_BELOW = 0x35
 _RETURN = 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-"""Offsets in struct seccomp_data; of the first argument its lower half, which is all that the kernel reads of it."""
+"""Offsets in struct seccomp_data; for the first argument the lower half, because the kernel reads only that."""
 _OTHER_CALLS = 0x40000000
-"""The first number of x86-64's calls with short pointers, which are the same calls again."""
+"""The first number of x86-64's calls with short pointers (x32), which duplicate the other calls."""
 _IO_URING_SETUP = 425
-"""A ring makes sockets without the call that makes sockets."""
+"""io_uring can create sockets without the call socket(2)."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class _Program(ctypes.Structure):
 
 
 def refuse_sockets() -> bool:
-    """Let this process, with one thread, and its descendants make no sockets but Unix ones; nothing takes it back.
+    """Allow this single-threaded process and its descendants only Unix sockets. This can't be undone.
 
     Returns:
-        Whether it is so; if not, the kernel or this kind of machine can't do it.
+        Whether it worked; it does not if the kernel or the machine's architecture does not support it.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is None or sys.platform != "linux":
@@ -64,7 +64,7 @@ def refuse_sockets() -> bool:
 
 
 def _filter(machine: _Machine) -> bytes:
-    # Each jump says how many instructions it skips if its condition holds, and if not.
+    # Each jump has two numbers: instructions to skip if its condition holds, and if not.
     instructions = (
         (_LOAD_WORD, 0, 0, _ARCHITECTURE),
         (_JUMP_IF_EQUAL, 0, 7, machine.architecture),

@@ -1,4 +1,4 @@
-"""The workers of one reward: groups are dealt out, and whatever a worker does, every group gets an outcome."""
+"""The workers of one reward. The pool deals groups out, and every group gets an outcome even if its worker fails."""
 
 import contextlib
 import logging
@@ -14,25 +14,25 @@ from rlhfless_functions.rewards.process import WorkerError, WorkerKilledError, W
 _log = logging.getLogger("rlhfless.rewards")
 
 _KILLS = 2
-"""How often in a row a call is tried again after its worker was killed from outside."""
+"""Most consecutive retries of a call after its worker was killed from outside."""
 _GRACE = 1.0
-"""Seconds that a worker which keeps the time limit itself is given to say so."""
+"""Extra seconds for a worker that enforces the time limit itself."""
 
 
 class RewardUnusableError(Exception):
-    """The reward cannot be loaded at all; the message says why."""
+    """The reward can't be loaded; the message says why."""
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker needs to know."""
+    """The settings of a worker."""
 
     name: str
     """The reward's name."""
     kind: str
     """The reward's kind."""
     setup: dict[str, Any]
-    """What the kind's scorer is made from."""
+    """Arguments of the kind's scorer."""
     memory: int
     """Memory limit in bytes."""
     load_seconds: float = 300.0
@@ -40,37 +40,37 @@ class WorkerSettings:
 
     @property
     def verifies(self) -> bool:
-        """Whether it is a verifier of ours: then what ends a worker is a response, which is no reason to end a job."""
+        """Whether it is a built-in verifier. Then a response ended the worker, which is no reason to end the job."""
         return self.kind in ("exact_match", "math", "format", "code")
 
 
 @dataclass
 class Outcome:
-    """What became of one group."""
+    """The outcome of one group."""
 
     scores: list[float | None]
-    """One per response; all None after an error."""
+    """One score per response; all None after an error."""
     error: str | None = None
-    """What went wrong: a sentence that starts with the reward's name would go on like this."""
+    """What went wrong, as the end of a sentence that starts with the reward's name."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Numbers that the reward logged."""
     called: bool = True
-    """False where the reward was not called any more, after the error of another group."""
+    """False if the reward was not called, because another group had failed."""
 
 
 class RewardPool:
     """Persistent workers of one reward.
 
     Args:
-        settings: of each worker.
-        size: number of workers; a user's function has one, since it may hold state.
+        settings: settings of each worker.
+        size: number of workers; a user's function has one, because it may hold state.
     """
 
     def __init__(self, settings: WorkerSettings, size: int = 1) -> None:
         self._lanes = [_Lane(settings) for _ in range(size)]
 
     def start(self) -> None:
-        """Begin to start the first worker, so that it loads while the caller does something else."""
+        """Start the first worker in the background."""
         self._lanes[0].start()
 
     def score(
@@ -85,15 +85,15 @@ class RewardPool:
         """Score groups; one outcome each, in their order.
 
         Args:
-            groups: what to score.
-            step: training step, for the function's eyes.
+            groups: the groups to score.
+            step: training step, which the function can read.
             seconds: time limit of a group's call.
-            give_up: return at the first error; the groups not reached have an error too.
-            stopped: asked several times a second whether to give up altogether.
+            give_up: return at the first error; the remaining groups get an error too.
+            stopped: called several times a second; returns whether to stop.
 
         Raises:
-            RewardUnusableError: if the reward cannot be loaded.
-            WorkerStopped: if `stopped` said so.
+            RewardUnusableError: the reward can't be loaded.
+            WorkerStopped: `stopped` returned True.
         """
         width = min(len(self._lanes), len(groups))
         outcomes: list[Outcome | None] = [None] * len(groups)
@@ -118,7 +118,7 @@ class RewardPool:
 
 
 class _Lane:
-    """One worker at a time: a new one whenever the last has ended."""
+    """One worker at a time; a new one after the last has ended."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -130,7 +130,7 @@ class _Lane:
             self.close()
         if self._worker is None:
             self._worker = WorkerProcess(self._settings.name, self._settings.kind, self._settings.memory)
-            with contextlib.suppress(WorkerError):  # Found again, and handled, by the first receive.
+            with contextlib.suppress(WorkerError):  # The first receive raises it again and handles it.
                 self._worker.send(self._settings.setup, self._settings.load_seconds)
         return self._worker
 
@@ -155,7 +155,7 @@ class _Lane:
             answered = len(outcomes)
             try:
                 worker = self._ready(stopped)
-                # A worker that awaits many calls at once leaves no culprit when it dies: then one by one.
+                # If a worker that awaits many calls dies, the culprit is unknown. Then call one by one.
                 batch = pending if together or not self._concurrent else pending[:1]
                 self._call(worker, groups, batch, step, seconds, outcomes, give_up, stopped)
             except WorkerKilledError as killed:
@@ -217,13 +217,15 @@ class _Lane:
             answer = worker.receive(limit, stopped)
             position = answer.get("index")
             if position not in waiting:
-                raise WorkerError("wrote to the worker's own socket; a reward must leave unknown descriptors be")
+                raise WorkerError(
+                    "wrote to the worker's own socket; a reward must not write to descriptors that it did not open"
+                )
             waiting.remove(position)
             outcome = _outcome(answer, groups[batch[position]])
             outcomes[batch[position]] = outcome
             if outcome.error and give_up:
                 if waiting:
-                    # Its further answers are not wanted and must not be taken for those of a later call.
+                    # Further answers must not be taken for those of a later call.
                     self.close()
                 return
 
@@ -236,7 +238,7 @@ class _Lane:
         seconds: Callable[[RewardGroup], float],
         stopped: Callable[[], bool],
     ) -> None:
-        """Give the group that the worker has ended with an outcome."""
+        """Set the outcome of the group at which the worker ended."""
         index = next(index for index in range(len(groups)) if index not in outcomes)
         group = groups[index]
         if not self._settings.verifies:
@@ -264,7 +266,7 @@ def _joined(parts: Iterable[Outcome]) -> Outcome:
 
 
 def _outcome(answer: dict[str, Any], group: RewardGroup) -> Outcome:
-    """An answer checked: the worker is not trusted to have done so."""
+    """Check an answer. The worker is not trusted to have done so."""
     metrics = [(str(name), float(value)) for name, value in answer.get("metrics", []) if math.isfinite(value)]
     error, scores = answer.get("error"), answer.get("scores")
     if error is None:
@@ -281,5 +283,5 @@ def _fault(scores: object, size: int) -> str | None:
         return f"returned {len(scores)} rewards for {size} responses"
     for score in scores:
         if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-            return f"returned {score} as a reward, which is no finite number (None means unscorable)"
+            return f"returned {score} as a reward, which is not a finite number (None means unscorable)"
     return None

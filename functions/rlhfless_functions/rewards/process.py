@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: started, spoken to with a time limit, and ended without a trace."""
+"""One worker process from its parent's view: starts it, talks to it with a time limit, and ends it completely."""
 
 import contextlib
 import json
@@ -21,10 +21,10 @@ from rlhfless_functions.rewards.channel import ChannelError, FrameBuffer, send
 _log = logging.getLogger("rlhfless.rewards")
 
 _TICK = 0.2
-"""Seconds between two looks at the clock, the caller's wish to stop, and the worker's memory."""
+"""Seconds between checks of the clock, the caller's wish to stop, and the worker's memory."""
 _LONGEST_LINE = 2000
 _MOST_LINES = 200
-"""Lines of output that one call may put into the log; the rest is counted."""
+"""Most lines of output that one call may log; the rest is counted."""
 
 
 class WorkerError(Exception):
@@ -32,11 +32,11 @@ class WorkerError(Exception):
 
 
 class WorkerKilledError(WorkerError):
-    """Something outside killed the worker; the call is worth another try."""
+    """Something outside killed the worker; a retry may succeed."""
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error: the caller asked for it
-    """The caller does not want the answer any more."""
+    """The caller no longer wants the answer."""
 
 
 class WorkerProcess:
@@ -45,7 +45,7 @@ class WorkerProcess:
     Args:
         name: the reward's name, for the log.
         kind: the reward's kind.
-        memory: limit in bytes of each process, and of all of them together.
+        memory: limit in bytes for each process, and for all of them together.
     """
 
     def __init__(self, name: str, kind: str, memory: int) -> None:
@@ -63,7 +63,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_writer,
                 stderr=output_writer,
-                # The job's token opens its functions; no reward needs it.
+                # The job's token gives access to its functions; rewards don't need it.
                 env={name: value for name, value in os.environ.items() if name != "RLHFLESS_TOKEN"},
                 pass_fds=(connection.fileno(), lifeline.fileno()),
                 start_new_session=True,
@@ -87,7 +87,7 @@ class WorkerProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the worker still runs, as far as can be told without waiting."""
+        """Whether the worker still runs, without waiting."""
         ready = {key.fileobj for key, _ in self._selector.select(0)}
         return self._lifeline not in ready
 
@@ -95,7 +95,7 @@ class WorkerProcess:
         """Send a request to an idle worker.
 
         Raises:
-            WorkerError: if it does not take it within the time, or has ended.
+            WorkerError: it does not take the request within the time, or has ended.
         """
         self._lines = 0
         self._connection.settimeout(seconds)
@@ -109,12 +109,12 @@ class WorkerProcess:
             self._connection.setblocking(False)
 
     def receive(self, seconds: float, stopped: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for the next answer; meanwhile log what the worker prints, and watch its memory.
+        """Wait for the next answer. Meanwhile log the worker's output, and watch its memory.
 
         Raises:
-            WorkerKilledError: if something outside killed it.
-            WorkerError: if it takes longer, uses too much memory, ends, or breaks the protocol.
-            WorkerStopped: if `stopped` says so.
+            WorkerKilledError: something outside killed it.
+            WorkerError: it takes longer, uses too much memory, ends, or breaks the protocol.
+            WorkerStopped: `stopped` returned True.
         """
         look = time.monotonic() + _TICK
         deadline = look - _TICK + seconds
@@ -129,7 +129,7 @@ class WorkerProcess:
                     raise ValueError
             except (ChannelError, ValueError):
                 raise WorkerError(
-                    "wrote to the worker's own socket; a reward must leave unknown descriptors be"
+                    "wrote to the worker's own socket; a reward must not write to descriptors that it did not open"
                 ) from None
             now = time.monotonic()
             if now >= deadline:
@@ -148,11 +148,11 @@ class WorkerProcess:
                 raise self._ended()
 
     def close(self) -> None:
-        """End the worker and everything below it, whatever it is doing."""
+        """End the worker and all of its descendants."""
         with contextlib.suppress(OSError):
             self._lifeline.shutdown(socket.SHUT_RDWR)
         try:
-            # Killing takes the reaper milliseconds; only a stopped or broken one needs the hard way.
+            # Killing takes the reaper milliseconds. Only a stopped or broken one must be killed itself.
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
@@ -173,7 +173,7 @@ class WorkerProcess:
         except OSError:
             piece = b""
         if not piece:
-            # Closed; the lifeline says when the worker has ended, or the clock that it has not.
+            # Closed. The lifeline shows when the worker has ended, or the clock that it has not.
             self._selector.unregister(self._connection)
             return False
         self._frames.add(piece)
@@ -209,7 +209,7 @@ class WorkerProcess:
             return WorkerError("closed its worker's sockets")
         self._read_output()
         if code == -signal.SIGKILL:
-            return WorkerKilledError("was killed from outside (SIGKILL; the kernel does that when memory runs out)")
+            return WorkerKilledError("was killed from outside (SIGKILL; the kernel does this when memory runs out)")
         if code < 0:
             return WorkerError(f"ended its worker process by {signal.Signals(-code).name}")
         return WorkerError(f"ended its worker process with exit code {code}")

@@ -1,8 +1,8 @@
-"""The reaper: a process that owns everything a reward starts, and leaves none of it behind. Linux only.
+"""The reaper: a process that owns everything that a reward starts, and ends all of it. Linux only.
 
-The reaper forks the process that runs the reward and then only waits, for that process to end or for the parent to
-close the lifeline. As a subreaper it becomes the parent of every orphan below it, so that double forks and new
-sessions do not escape. A parent that is killed closes the lifeline too, whatever the reward is doing.
+The reaper forks the process that runs the reward. Then it only waits until that process ends or the parent closes the
+lifeline. As a subreaper it becomes the parent of every orphan below it: double forks and new sessions do not escape. If
+the parent is killed, that closes the lifeline too.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def adopt_orphans() -> None:
 
 
 def leave_network() -> bool:
-    """Give up the network for this process and its descendants, where the kernel permits it.
+    """Take the network from this process and its descendants, if the kernel permits it.
 
     Needs CAP_SYS_ADMIN or unprivileged user namespaces, and a process with one thread.
     """
@@ -39,7 +39,7 @@ def leave_network() -> bool:
         return True
     if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         return False
-    # Unmapped, the process would be nobody to whatever asks; that it stays itself is a courtesy, not a need.
+    # Without a mapping, the process would appear as user `nobody`. The mapping is optional.
     with contextlib.suppress(OSError):
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -48,9 +48,9 @@ def leave_network() -> bool:
 
 
 def hide() -> None:
-    """Keep other processes of the same user from this one's memory and descriptors, and give up what gets round that.
+    """Protect this process's memory and descriptors from other processes of the same user, and drop capabilities.
 
-    A program that is started from here can be looked at again, and has no capabilities.
+    A program that it starts can be inspected again, but has no capabilities.
     """
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     for capability in range(64):
@@ -61,8 +61,8 @@ def hide() -> None:
 def children(parent: int) -> list[int]:
     """Process ids of the direct children of a process.
 
-    psutil would say the same, but to import it costs every worker 10 to 18 ms of processor time at its start, on top of
-    71 to 82 ms, and 0.6 MB of memory of its own.
+    psutil gives the same, but importing it would cost every worker 10 to 18 ms of CPU time at its start, besides 71 to
+    82 ms, and 0.6 MB of memory.
     """
     found = []
     for entry in Path("/proc").iterdir():
@@ -82,7 +82,7 @@ def end_descendants() -> None:
                 os.kill(child, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
-            # All that has ended, before the next look: there may be ten thousands.
+            # Reap all ended processes before the next round: there may be tens of thousands.
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
@@ -115,7 +115,7 @@ def keep(child: int, lifeline: socket.socket) -> int:
 
 
 def end_like(status: int) -> None:
-    """End this process the way of the child whose wait status this is."""
+    """End this process in the same way as the child with this wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -125,7 +125,7 @@ def end_like(status: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap whatever has ended; the child's status if it was among it."""
+    """Reap all ended processes. Returns the child's status if it was among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -10,17 +10,17 @@ from rlhfless_functions.rewards.calls import Call, Scorer
 from rlhfless_functions.rewards.groups import RewardGroup
 
 ATTEMPTS = 3
-"""How often a call is tried when the server is out of reach, overloaded or slow."""
+"""Most attempts of a call if the server is unreachable, overloaded or slow."""
 FIRST_PAUSE = 0.5
 """Seconds before the second attempt; doubled before each further one."""
 
 
 _EXCERPT = 300
-"""Bytes of an answer that its error shows."""
+"""Most characters of an answer in an error."""
 
 
 class RemoteError(Exception):
-    """The server cannot be used; the message says why."""
+    """The server can't be used; the message says why."""
 
 
 def remote_scorer(url: str, attempt_seconds: float) -> Scorer:
@@ -53,7 +53,7 @@ def remote_scorer(url: str, attempt_seconds: float) -> Scorer:
 
 
 def longest_call(attempt_seconds: float) -> float:
-    """Seconds that all attempts and the pauses between them take at most, and as much again as one attempt to spare."""
+    """Most seconds of all attempts and pauses, plus a reserve of one attempt."""
     return (ATTEMPTS + 1) * attempt_seconds + FIRST_PAUSE * float(2 ** (ATTEMPTS - 1) - 1)
 
 
@@ -82,6 +82,6 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> Any:
 
 
 def _shown(text: str) -> str:
-    """How the beginning of an answer is added to a sentence; nothing if it is empty."""
+    """The beginning of an answer, to append to a sentence; empty if the answer is."""
     text = " ".join(text.split())
     return f": {text[: _EXCERPT - 3]}..." if len(text) > _EXCERPT else f": {text}" if text else ""

@@ -24,26 +24,26 @@ _MOST_MATH_WORKERS = 8
 
 @dataclass
 class Scores:
-    """The scores of some groups, in their order."""
+    """The scores of groups, in their order."""
 
     terms: dict[str, list[list[float | None]]]
-    """By reward, each group's responses' own numbers, before weighting; None where unscorable."""
+    """By reward, the values of each group's responses, before weighting; None if unscorable."""
     totals: list[list[float | None]]
-    """Each group's responses' weighted sums of the terms that scored them; None where none of weight other than 0 did,
-    or where such a term failed for the group."""
+    """Weighted sums of the terms that scored each group's responses; None if no term with a weight other than 0 did, or
+    if such a term failed for the group."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums and counts by name; `preparation_metrics` lists them."""
 
 
 class RewardScorer:
-    """The rewards' worker processes and models, kept from call to call."""
+    """The rewards' worker processes and models, which are kept between calls."""
 
     def __init__(self) -> None:
         self._pools: dict[str, RewardPool] = {}
         self._models: dict[str, RewardModel] = {}
 
     def start(self, rewards: Sequence[RewardSettings]) -> None:
-        """Begin to start the workers, so that they load while the caller does something else."""
+        """Start the workers in the background."""
         for reward in rewards:
             if reward.kind not in ("length", "model"):
                 self._pool(reward).start()
@@ -56,18 +56,18 @@ class RewardScorer:
         step: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Scores:
-        """Score groups by every reward, the rewards at the same time.
+        """Score groups with all rewards, concurrently.
 
         Args:
-            rewards: of the job.
-            groups: what to score; each group is one call.
-            sampling: of the job, for length shaping.
+            rewards: rewards of the job.
+            groups: the groups to score; each group is one call.
+            sampling: sampling settings of the job, for length shaping.
             step: training step.
-            stopped: asked several times a second whether to give up.
+            stopped: called several times a second; returns whether to stop.
 
         Raises:
-            TaskError: reward_failed, if a reward cannot be loaded, or fails and its `on_error` is `fail`;
-                drained, if `stopped` said so.
+            TaskError: reward_failed, if a reward can't be loaded, or fails and its `on_error` is `fail`;
+                drained, if `stopped` returned True.
         """
         failed = False
 
@@ -76,7 +76,7 @@ class RewardScorer:
             try:
                 return self._score_one(reward, groups, sampling, step, lambda: failed or stopped())
             except TaskError:
-                # One failure is enough: the others need not go on.
+                # After one failure, the others need not continue.
                 failed = True
                 raise
 
@@ -94,7 +94,7 @@ class RewardScorer:
                 weighted_sum({name: terms[name][number][response] for name in terms}, weights)
                 for response in range(group.size)
             ]
-            # A term that failed has not said that others decide: what they make up without it is another reward.
+            # A failed term did not abstain. The sum of the others without it would be a different reward.
             if not any(outcomes[name][number].error and weights[name] != 0 for name in outcomes)
             else [None] * group.size
             for number, group in enumerate(groups)
@@ -102,7 +102,7 @@ class RewardScorer:
         return Scores(terms, totals, _metrics(outcomes, totals))
 
     def forget_models(self) -> None:
-        """Hold no reward model, and free their memory: one that is asked for is loaded again. The workers stay."""
+        """Unload all reward models; they are loaded again when needed. The workers stay."""
         for model in self._models.values():
             model.close()
         self._models.clear()
@@ -130,12 +130,12 @@ class RewardScorer:
             raise TaskError("drained", "the instance was told to stop while rewards ran", retryable=True) from None
         if reward.on_error == "fail":
             for group, outcome in zip(groups, outcomes, strict=True):
-                # Of the others that failed only because of it, none says why.
+                # The others failed only because of it, and their errors don't tell the reason.
                 if outcome.error is not None and outcome.called:
                     raise TaskError(
                         "reward_failed",
                         f"reward {reward.name!r} {outcome.error} (row {group.prompt} of the prompts);"
-                        " mend it, or set its onError to unscorable to leave such responses out",
+                        " correct it, or set its onError to unscorable to exclude such responses",
                     )
         return outcomes
 
@@ -172,7 +172,7 @@ class RewardScorer:
 
     def _model(self, source: str) -> "RewardModel":
         if source not in self._models:
-            # torch and transformers, which the other rewards do without.
+            # Imports torch and transformers, which the other rewards don't need.
             from rlhfless_functions.rewards.model import RewardModel
 
             self._models[source] = RewardModel(source)
@@ -180,9 +180,10 @@ class RewardScorer:
 
 
 def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> float | None:
-    """The weighted sum of those of one response's terms that scored it, as TRL has it; None if none that counts did.
+    """The weighted sum of the terms that scored a response, as in TRL; None if no term with a weight did.
 
-    A term is None where it does not judge the response, such as one for another task. Those of weight 0 are only shown.
+    A term is None if it does not judge the response, such as a term for another task. Terms of weight 0 are only
+    logged.
     """
     counted = {name: score for name, score in terms.items() if weights[name] != 0}
     scored = [weights[name] * score for name, score in counted.items() if score is not None]
@@ -192,7 +193,7 @@ def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> f
 
 
 def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
-    """Seconds that a group's call may take: `timeout`, and what the kind's own, inner time limits add up to."""
+    """Time limit of a group's call in seconds: `timeout` plus the sum of the kind's inner time limits."""
     if reward.code is not None:
         inner = execution.longest_call(group.columns, reward.code.tests_column, reward.code.timeout, group.size)
         return reward.timeout + inner
@@ -205,7 +206,7 @@ def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
 
 
 def _setup(reward: RewardSettings) -> dict[str, Any]:
-    """What a worker makes its scorer from."""
+    """Arguments of a worker's scorer."""
     if reward.python is not None:
         path = artifacts.local_path(reward.python.file)
         if path is not None:

@@ -1,4 +1,4 @@
-"""The user's file: found, run once, and its function taken out."""
+"""Find the user's file, run it once, and return its function."""
 
 import importlib.util
 import inspect
@@ -12,19 +12,19 @@ _MODULE = "rlhfless_user_reward"
 
 
 class SourceError(Exception):
-    """The file or the function in it cannot be used; the message says why and what to do."""
+    """The file or its function can't be used; the message says why and what to do."""
 
 
 def load_function(file: str, function: str, text: str | None = None) -> Callable[..., Any]:
     """Run a Python file and return one of its functions.
 
     Args:
-        file: path of the file, whose folder can then be imported from; or, with `text`, only its name.
+        file: path of the file, from whose folder it may import; with `text`, only its name.
         function: name of the function.
         text: content of a file that is not on the local disk.
 
     Raises:
-        SourceError: for a missing file or function. What the file itself raises is not caught.
+        SourceError: the file or the function is missing. Errors of the file itself are not caught.
     """
     module = _run_path(Path(file)) if text is None else _run_text(file, text)
     found = getattr(module, function, None)
@@ -37,7 +37,7 @@ def load_function(file: str, function: str, text: str | None = None) -> Callable
             " set python.function to one of them"
         )
     if not callable(found):
-        raise SourceError(f"{function!r} in {file} is no function but {type(found).__name__}")
+        raise SourceError(f"{function!r} in {file} is not a function but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
@@ -47,7 +47,7 @@ def _run_path(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
-        raise SourceError(f"{path} is no Python file; its name must end in .py")
+        raise SourceError(f"{path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     # Pickle and dataclasses look a class's module up by its name.
     sys.modules[_MODULE] = module

@@ -25,7 +25,7 @@ from rlhfless_functions.runtime.processes import die_with_parent
 
 
 def main() -> None:
-    """Fork, and be the reaper."""
+    """Fork, and become the reaper."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     lifeline = socket.socket(fileno=int(sys.argv[2]))
     kind, memory = sys.argv[3], int(sys.argv[4])
@@ -39,7 +39,7 @@ def main() -> None:
             reaper.adopt_orphans()
             left = reaper.leave_network()
             if not (refuse_sockets() or left):
-                print("the code that is tested keeps the network: this machine knows no way out of it", file=sys.stderr)
+                print("the tested code keeps its network: this machine supports no way to block it", file=sys.stderr)
             reaper.hide()
         die_with_parent(keeper_id)
         lifeline.close()
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _limit(memory: int) -> None:
-    # RLIMIT_DATA counts private writable memory, not the address space that libraries reserve and never touch.
+    # RLIMIT_DATA counts private writable memory, not address space that libraries reserve and never use.
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -104,7 +104,7 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scorer, bool]:
-    """The reward, and whether it is awaited for many groups at once. Imports only what the kind needs."""
+    """The reward, and whether to await it for many groups at once. Imports only what the kind needs."""
     if kind == "python":
         from rlhfless_functions.rewards.callables import trl_scorer, verl_scorer
 

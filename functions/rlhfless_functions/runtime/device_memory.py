@@ -1,4 +1,4 @@
-"""The device's memory that is not needed any more, given back to the device."""
+"""Release device memory that is no longer needed."""
 
 import ctypes
 import gc
@@ -7,26 +7,26 @@ import torch
 from torch import nn
 
 _WORTH_A_COLLECTION = 64 * 2**20
-"""Bytes on a GPU that somebody still holds: kernels' own workspaces take less."""
+"""Allocated bytes on a GPU that are worth a collection; kernels' own workspaces take less."""
 
 
 def empty(module: nn.Module) -> None:
-    """Free the memory of a module's tensors at once, whoever still refers to the module. It is of no use any more.
+    """Free the memory of a module's tensors immediately, even if references to the module remain. It is unusable then.
 
-    Models refer to themselves (an adapter's layers do), so that without this their memory would wait for a collection,
-    which takes a fifth of a second where transformers has been imported.
+    Models refer to themselves (an adapter's layers do). Without this, their memory would wait for a garbage collection,
+    which takes a fifth of a second once transformers is imported.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
 
 def give_back() -> None:
-    """Return what torch and the C library keep for later use, so that another process can have it."""
+    """Return the memory that torch and the C library cache, for other processes."""
     if torch.cuda.is_available():
         if torch.cuda.memory_allocated() > _WORTH_A_COLLECTION:
             gc.collect()
         torch.cuda.empty_cache()
-    # Without it glibc keeps what tensors on a CPU leave: all of it, from the second time on.
+    # Without it, glibc keeps the memory of freed CPU tensors: all of it, from the second time on.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error, with job, step, stage and attempt in a task's lines."""
+"""Structured logs: one JSON object per line on standard error; a task's lines have job, step, stage and attempt."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ import time
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; `extra={"fields": {...}}` adds its items."""
+    """One JSON object per line; `extra={"fields": {...}}` adds its items."""
 
     def __init__(self, **constant: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(**constant: str) -> None:
-    """Send all logs to standard error as JSON; `constant` items stand in every line."""
+    """Send all logs to standard error as JSON; every line has the `constant` items."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(**constant))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

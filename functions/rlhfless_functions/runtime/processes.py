@@ -1,4 +1,4 @@
-"""What a function's processes ask of the Linux kernel: to die with their parent, and to be known by their name."""
+"""Linux process settings of functions: die with the parent, and show a name."""
 
 import ctypes
 import os
@@ -10,9 +10,9 @@ _PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit at once if it has died already.
+    """Ask the kernel to kill this process when its parent dies; exit immediately if it is dead already.
 
-    A fork clears the request, so every child asks for itself. Elsewhere than on Linux this does nothing.
+    A fork clears the request, so every child must call this itself. It does nothing on systems other than Linux.
 
     Args:
         parent: process id of the parent.
@@ -25,6 +25,6 @@ def die_with_parent(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Show this process under `name` (its first 15 bytes) in `ps` and `top`, where forks would all look alike."""
+    """Show this process under `name` (its first 15 bytes) in `ps` and `top`. Otherwise all forks have the same name."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())

@@ -1,7 +1,7 @@
-"""The store's errors as a task's. No torch here.
+"""Convert the store's errors to a task's. This module does not import torch.
 
-Errors come in two steps, so that the store may be used where there is no task: the control plane does. What a file
-system raises becomes an `ArtifactError` inside `artifacts`, which says why; whoever works for a task makes that its own
+There are two steps, because the control plane uses the store without a task. First, `artifacts` converts an error of a
+file system to an `ArtifactError`, which says why. Then code that works for a task converts that to the task's error
 with `store_errors`.
 """
 
@@ -17,7 +17,7 @@ def store_errors() -> Iterator[None]:
     """Turn the store's errors into the task's.
 
     Raises:
-        TaskError: with the reason of an `ArtifactError` that is raised within the block, and as retryable as it is.
+        TaskError: the block raised an `ArtifactError`; it has the same reason and is as retryable.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""One task as a stage's code sees it: a request, a way to say what happens, and a way to be told to stop."""
+"""One task from the view of a stage's code: a request, a way to send events, and a signal to stop."""
 
 import threading
 from collections.abc import Callable
@@ -11,11 +11,11 @@ StopReason = Literal["cut", "drain"]
 
 
 class TaskError(Exception):
-    """The task cannot be done; becomes the stream's `failed` record.
+    """The task can't be done. It becomes the stream's `failed` record.
 
     Args:
         reason: one of the contract's failure reasons.
-        message: one sentence that names what is wrong and the remedy.
+        message: what is wrong, where, and the remedy.
         retryable: whether another instance may succeed.
     """
 
@@ -27,25 +27,25 @@ class TaskError(Exception):
 
 @dataclass
 class TaskContext:
-    """The task's line to its caller. Stage code runs in one worker thread; the server reads from another."""
+    """The task's connection to its caller. Stage code runs in one worker thread; the server reads from another."""
 
     emit: Callable[[Event], None]
     """Send an event; thread-safe, never blocks, and does nothing once the caller is gone."""
     instance: str = "local"
     """Name of this instance."""
     asleep: bool = False
-    """Whether the instance gave its device's memory back before this task, and has not taken it again."""
+    """Whether the instance released its device's memory before this task, and has not taken it again."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _reason: StopReason | None = None
 
     def awake(self) -> None:
-        """Tell, once and only where the instance slept, that the device's memory is taken again and work begins."""
+        """If the instance slept, report once that it has its device's memory again and begins to work."""
         if self.asleep:
             self.asleep = False
             self.emit(Awake())
 
     def stop(self, reason: StopReason) -> None:
-        """Ask the task to publish what it has and return; called by the server."""
+        """Ask the task to publish its partial results and return; called by the server."""
         self._reason = self._reason or reason
         self._stop.set()
 

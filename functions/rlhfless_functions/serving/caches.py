@@ -1,4 +1,4 @@
-"""Where an instance keeps what it downloads and compiles: a folder that outlasts it and that instances may share."""
+"""The folder for an instance's downloads and compiled code. It outlives the instance, and instances may share it."""
 
 import logging
 import os
@@ -16,17 +16,17 @@ FOLDERS = {
     "CUDA_CACHE_PATH": "cuda",
     "XDG_CACHE_HOME": "other",
 }
-"""By the variable that says it: the folder of the hub's models, of vLLM's compiled code, and so on. vLLM, torch, Triton
-and the hub's library lock their files or replace them whole. So instances may share them."""
+"""Folders by environment variable: for the hub's models, vLLM's compiled code, and so on. Instances may share them:
+vLLM, torch, Triton and the hub's library lock their files or replace them whole."""
 
 
 def keep_caches(folder: str, environment: MutableMapping[str, str]) -> None:
-    """Have all that is imported from now on keep its cache in this folder, unless the environment says otherwise.
+    """Make libraries that are imported later keep their caches in this folder, unless the environment sets another.
 
-    Where the folder can't be written to, caches stay where they were: an instance without them starts more slowly.
+    If the folder is not writable, caches stay where they were, and instances start more slowly.
 
     Args:
-        folder: an absolute path; made if it is not there.
+        folder: an absolute path; created if missing.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def keep_caches(folder: str, environment: MutableMapping[str, str]) -> None:
             raise PermissionError(f"user {os.geteuid()} may not write to it")
     except OSError as error:
         logger.warning(
-            "RLHFLESS_CACHE: nothing is kept in %s (%s): each start downloads and compiles anew. Give this user"
+            "RLHFLESS_CACHE: %s can't be used (%s), and each start downloads and compiles again; give this user"
             " permission to write to it, or name another folder",
             folder,
             error,

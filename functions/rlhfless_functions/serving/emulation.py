@@ -1,7 +1,7 @@
-"""The three functions on an emulated GPU: they take the time that the work would, and train nothing. No torch here.
+"""The three functions on an emulated GPU: they take the time of the work, and train nothing. Without torch.
 
-Generation is the real stage around an engine that replays a trace. Preparation and learning wait and answer. Data, made
-up to fit the trace, and rollouts are really written; weights, checkpoints and models are not.
+Generation is the real stage with an engine that replays a trace. Preparation and learning wait and answer. Rollouts,
+and data that fit the trace, are really written; weights, checkpoints and models are not.
 """
 
 import time
@@ -40,7 +40,7 @@ def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: fl
     """A stage's code on an emulated GPU.
 
     Args:
-        listens_at: when the instance has started, monotonic seconds.
+        listens_at: time when the instance has started, in monotonic seconds.
     """
     if stage == "generation":
         return Generator(ReplayEngine(emulation, listens_at))
@@ -56,7 +56,7 @@ class _Emulated:
         """Nothing is held."""
 
     def sleep(self) -> None:
-        """Nothing takes time to give back."""
+        """Nothing to release, so it takes no time."""
 
     def _trace(self) -> TraceLengths:
         self._lengths = self._lengths or read_lengths(self._emulation)
@@ -101,7 +101,7 @@ class EmulatedPreparer(_Emulated):
     def run(
         self, request: MaterializeRequest | PrepareRequest, context: TaskContext
     ) -> MaterializeResult | PrepareResult:
-        """Make data up, or take as long as the preparation of a chunk does."""
+        """Create data, or take as long as the preparation of a chunk."""
         if isinstance(request, MaterializeRequest):
             return self._materialize(request)
         tokens = self._tokens(request.key.step, request.samples, request.sampling.max_response_tokens)
@@ -109,7 +109,7 @@ class EmulatedPreparer(_Emulated):
             self._wait(self._emulation.preparation_load_seconds, context)
             self._loaded = True
         self._take(tokens * self._emulation.preparation_token_seconds, context)
-        # Every group counts as one that teaches something, so that dynamic sampling draws no other.
+        # Every group counts as one to learn from, so dynamic sampling draws no other.
         prompts = dict.fromkeys(sample.prompt for sample in request.samples)
         groups = [GroupResult(prompt=prompt, reward=None, spread=1.0) for prompt in prompts]
         return PrepareResult(part=request.sink, groups=groups, metrics={})
@@ -120,7 +120,7 @@ class EmulatedPreparer(_Emulated):
             raise TaskError(
                 "data_invalid",
                 f"the trace has a prompt of {max(lengths)} tokens, more than sampling.maxPromptTokens"
-                f" ({request.sampling.max_prompt_tokens}): raise it to {max(lengths)}",
+                f" ({request.sampling.max_prompt_tokens}); raise it to {max(lengths)}",
             )
         prompts = [Prompt(row, [row % 97 + 2] * max(1, tokens), "") for row, tokens in enumerate(lengths)]
         with store_errors():
@@ -134,14 +134,14 @@ class EmulatedLearner(_Emulated):
     def __init__(self, emulation: EmulationSettings) -> None:
         super().__init__(emulation)
         self._begun: tuple[str, int, int] | None = None
-        """The step that was let go, and how many pieces and samples of it are done."""
+        """The interrupted step, and the number of its finished pieces and samples."""
 
     def sleep(self) -> None:
-        """Take as long as moving the state to the host's memory does."""
+        """Take as long as moving the state to the host's memory."""
         time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
 
     def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
-        """Take as long as a training step does."""
+        """Take as long as a training step."""
         if isinstance(request, ExportRequest):
             return ExportResult(uri=request.destination)
         emulation, waited, begun = self._emulation, 0.0, time.monotonic()
@@ -170,7 +170,7 @@ class EmulatedLearner(_Emulated):
         return tokens
 
     def _follow(self, request: LearnRequest, folder: str, context: TaskContext) -> tuple[int, float]:
-        """Learn from each piece that the journal names; tokens of them, and seconds in which there was none."""
+        """Learn from each piece of the journal. Returns their tokens, and the seconds without a piece."""
         journal = FollowedJournal(request.batch, folder, context)
         begun, self._begun = self._begun, None
         pieces, samples = begun[1:] if begun is not None and begun[0] == folder else (0, 0)

@@ -1,4 +1,4 @@
-"""A stage's function and the one worker thread that it runs in, whatever asks it over HTTP."""
+"""A stage's function and its single worker thread, independent of HTTP."""
 
 import asyncio
 import logging
@@ -42,15 +42,15 @@ class Function(Protocol):
         """Do one task."""
 
     def sleep(self) -> None:
-        """Give the device's memory back. It was a cache: the next request, or preload, has it again as it was.
+        """Release the device's memory. It is a cache: the next request, or preload, restores it.
 
         Raises:
-            Exception: the memory is not given back, and the function is of no use any more.
+            Exception: the memory is not released, and the function can't be used any more.
         """
 
 
 class Instance:
-    """A function and its one worker thread: at most one task at a time, and none after a drain."""
+    """A function and its single worker thread: at most one task at a time, and none after a drain."""
 
     def __init__(self, stage: Stage, function: Function, *, name: str, started_at: float) -> None:
         self.stage = stage
@@ -58,12 +58,12 @@ class Instance:
         self.ready = False
         self.draining = False
         self.lost = False
-        """Whether the function said that it can do nothing more here."""
+        """Whether the function reported that it can't continue in this process."""
         self._function = function
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task")
         self._current: TaskContext | None = None
         self._asleep = False
-        """Whether the device's memory was given back after the last task."""
+        """Whether the device's memory was released after the last task."""
         self._idle = threading.Event()
         self._idle.set()
         self._started_at = started_at
@@ -74,20 +74,20 @@ class Instance:
         self._tasks = Counter("rlhfless_tasks", "Tasks by outcome", ["task", "outcome"], registry=self.registry)
         self._seconds = Counter("rlhfless_task_seconds", "Seconds spent in tasks", ["task"], registry=self.registry)
         self._sleeps = Summary(
-            "rlhfless_sleep_seconds", "Seconds spent giving the device's memory back", registry=self.registry
+            "rlhfless_sleep_seconds", "Seconds spent releasing the device's memory", registry=self.registry
         )
 
     def listening(self) -> None:
-        """The server has its socket: the process part of the cold start is over."""
+        """Record that the server has its socket, which ends the process part of the cold start."""
         self._process_seconds = max(0.0, time.time() - self._started_at)
         if self._cold_start is not None:  # There was nothing to load.
             self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
 
     async def start(self, model: ModelSettings | None, weights: WeightsReference | None) -> None:
-        """Load what the instance was started for, in the worker thread, and become ready.
+        """Load the instance's model in the worker thread, and become ready.
 
-        Where that fails the instance is ready without it: a request that needs it meets the fault too, and names it,
-        while a process that ended would be started again for ever.
+        If that fails, the instance becomes ready anyway: a request that needs the model fails with the same error,
+        while a process that ended would restart forever.
         """
         loaded_from = time.monotonic()
         if model is not None and weights is not None:
@@ -102,7 +102,7 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether a task runs, one that was cut is still publishing, or the device's memory is being given back."""
+        """Whether a task runs, a cut one still publishes, or the device's memory is being released."""
         return not self._idle.is_set()
 
     def drain(self) -> None:
@@ -132,7 +132,7 @@ class Instance:
         )
         working = False
         try:
-            # On its way before there is work that would keep it waiting for the interpreter's lock.
+            # Send it before the work begins, which would hold the interpreter's lock.
             yield dump_event(started)
             self._cold_start = None
             working, self._asleep = True, False
@@ -151,13 +151,13 @@ class Instance:
                 self._ends()
 
     async def sleep(self) -> float:
-        """Give the device's memory back, in the worker thread; how many seconds it took.
+        """Release the device's memory in the worker thread. Returns the seconds that it took.
 
-        The caller has checked that the instance is not busy. It is until this is over: a task that waited its turn
-        instead would run on what a failed sleep left behind.
+        The caller has checked that the instance is not busy. It is busy until this ends: otherwise a waiting task could
+        run with the remains of a failed sleep.
 
         Raises:
-            Exception: the function's own; the instance is then lost.
+            Exception: raised by the function; the instance is then lost.
         """
         self._idle.clear()
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._sleep)
@@ -167,7 +167,7 @@ class Instance:
         try:
             self._function.sleep()
         except BaseException:
-            logger.exception("the device's memory could not be given back")
+            logger.exception("the device's memory could not be released")
             self.draining = self.lost = True
             raise
         finally:

@@ -42,5 +42,5 @@ def read_pointer(uri: str) -> PreloadPointer | None:
     except artifacts.ArtifactMissingError:
         return None
     except (artifacts.ArtifactError, ValidationError, OSError) as error:
-        logger.warning("what to load could not be read from %s: %s", uri, error)
+        logger.warning("the name of the model to load could not be read from %s: %s", uri, error)
         return None

@@ -55,9 +55,9 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
 
     def occupied() -> Response | None:
         if instance.draining:
-            return _refusal(503, "drained", "the instance is going away", retryable=True)
+            return _refusal(503, "drained", "the instance is terminating", retryable=True)
         if instance.busy:
-            return _refusal(409, "busy", "the instance does one thing at a time, and is at work", retryable=True)
+            return _refusal(409, "busy", "the instance is busy, and runs one task at a time", retryable=True)
         return None
 
     @app.post("/v1/run")
@@ -74,7 +74,7 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         except UnsupportedProtocolError as error:
             return _refusal(400, "bad_request", str(error))
         except ValueError as error:
-            return _refusal(422, "bad_request", f"not a request of this contract: {error}")
+            return _refusal(422, "bad_request", f"the body is not a request of this contract: {error}")
         if request.key.stage != instance.stage:
             message = f"this is a {instance.stage} instance; the request is for {request.key.stage}"
             return _refusal(422, "bad_request", message)
@@ -87,9 +87,7 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         try:
             seconds = await instance.sleep()
         except Exception as error:
-            message = (
-                f"the device's memory could not be given back ({type(error).__name__}: {error}): the instance ends"
-            )
+            message = f"the device's memory could not be released ({type(error).__name__}: {error}); the instance ends"
             return _refusal(500, "engine_lost", message, retryable=True)
         return JSONResponse({"seconds": seconds})
 

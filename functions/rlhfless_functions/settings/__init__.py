@@ -1,4 +1,4 @@
-"""What a job says about the work, shared by the control plane and the functions. No torch here."""
+"""The settings of a job that the control plane and the functions share. This package does not import torch."""
 
 from rlhfless_functions.settings.algorithm import (
     AlgorithmName,

@@ -1,4 +1,4 @@
-"""The algorithm: a name that fills in a composition of five choices, each of which a job may override.
+"""The algorithm: a name that sets five choices. A job may override each of them.
 
 advantage (and its normalisation) → ratio level → clipping → aggregation → KL (where, and which estimator)
 """
@@ -16,7 +16,7 @@ AlgorithmName = Literal[
 
 
 def check_range(low: float | None, high: float) -> None:
-    """Raise ValueError unless a lower bound, where there is one, is less than the upper bound."""
+    """Raise ValueError unless the lower bound, if there is one, is less than the upper bound."""
     if low is not None and low >= high:
         raise ValueError(f"low: {low:g} is not less than high, {high:g}; lower it, or raise high")
 
@@ -27,11 +27,11 @@ class KlSettings(Settings):
     coefficient: float = Field(default=0.0, ge=0)
     """Weight of the penalty (beta, kl_loss_coef, init_kl_coef); at 0 no reference model is loaded."""
     placement: Literal["loss", "reward"] = "loss"
-    """Subtracted from the reward (token by token, or summed over the response with a group's baseline), or added to
-    the loss."""
+    """Whether the penalty is subtracted from the reward (token by token, or summed over the response if the baseline is
+    the group's), or added to the loss."""
     estimator: Literal["k1", "k2", "k3"] | None = None
-    """Schulman's estimators; k1 in the reward and k3 in the loss if left out. The others are refused where their
-    gradient is not that of the KL: k1 in the loss, k2 and k3 in the reward."""
+    """Schulman's estimators; by default k1 in the reward and k3 in the loss. An estimator is refused if its gradient is
+    not that of the KL: k1 in the loss, k2 and k3 in the reward."""
 
     @model_validator(mode="after")
     def _gradient_is_that_of_the_kl(self) -> Self:
@@ -43,13 +43,13 @@ class KlSettings(Settings):
             )
         if self.placement == "reward" and self.estimator != "k1":
             raise ValueError(
-                f"estimator: {self.estimator} in the reward has another gradient than the KL;"
+                f"estimator: {self.estimator} in the reward has a different gradient from the KL's;"
                 " use k1, or placement: loss"
             )
         return self
 
     def resolved(self) -> "KlSettings":
-        """The same settings with the estimator that their placement asks for."""
+        """A copy with the default estimator of its placement filled in."""
         if self.estimator is not None:
             return self
         return self.model_copy(update={"estimator": "k1" if self.placement == "reward" else "k3"})
@@ -61,22 +61,22 @@ class CriticSettings(Settings):
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate of the critic; it follows the policy's schedule."""
     value_clip: float | None = Field(default=0.2, gt=0)
-    """New values are kept within this distance of the old ones in the loss (cliprange_value)."""
+    """The loss clips new values to within this distance of the old ones (cliprange_value)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First training steps in which only the critic learns."""
+    """Number of training steps at the start in which only the critic learns."""
 
 
 class RejectionSettings(Settings):
-    """What is left out of the policy's loss because the policy has moved too far from what sampled it. What is left out
-    still counts in the loss's mean."""
+    """Rejects samples from the policy's loss if the policy has moved too far from the one that sampled them. Rejected
+    samples still count in the denominator of the loss's mean."""
 
     level: Literal["token", "sequence_product", "geometric_mean"] = "geometric_mean"
-    """Leave out each token by its own ratio, or a whole response by the product or the geometric mean of its tokens'
-    ratios. The length of a response does not change its geometric mean."""
+    """Reject each token by its own ratio, or a whole response by the product or the geometric mean of its tokens'
+    ratios. A geometric mean does not depend on the response's length."""
     low: float | None = Field(default=None, gt=0)
-    """Ratios below this are left out; none if left out."""
+    """Reject ratios below this; by default there is no lower bound."""
     high: float = Field(gt=0)
-    """Ratios above this are left out. For geometric means verl uses 1.001, and SkyRL 1.01."""
+    """Reject ratios above this. For geometric means verl uses 1.001, and SkyRL 1.01."""
 
     @model_validator(mode="after")
     def _bounds_are_a_range(self) -> Self:
@@ -89,21 +89,22 @@ class ImportanceSamplingSettings(Settings):
     is multiplied by an importance weight, exp(trainer − sampler)."""
 
     mode: Literal["truncate", "mask", "none"] = "truncate"
-    """What becomes of a weight that is out of bounds: the bound (TIS), 0 (IcePop, MIS), or no weights at all."""
+    """`truncate` sets a weight out of bounds to the bound (TIS), `mask` sets it to 0 (IcePop, MIS), and `none` uses no
+    weights."""
     level: Literal["token", "sequence_product", "geometric_mean"] = "token"
     """Weigh each token by its own ratio, or by that of its response: the product of its tokens' ratios, or their
     geometric mean (whose bounds lie much closer to 1, such as 0.99 and 1.01)."""
     low: float | None = Field(default=None, gt=0)
-    """Lower bound of a weight; none if left out. IcePop masks tokens below 0.5."""
+    """Lower bound of a weight; by default there is none. IcePop masks tokens below 0.5."""
     high: float = Field(default=2.0, gt=0)
     """Upper bound of a weight. IcePop masks tokens above 5, TRL responses above 3."""
     rejection: RejectionSettings | None = None
-    """Leave tokens or responses out by a ratio of their own, whatever `mode` makes of the weights of the others. With
-    `mode: truncate` by token and a geometric mean here this is NeMo-RL's seq-mask-tis, and verl's `rollout_rs`."""
+    """Reject tokens or responses by a separate ratio, independently of `mode`. `mode: truncate` by token with a
+    geometric mean here is NeMo-RL's seq-mask-tis, and verl's `rollout_rs`."""
 
     @property
     def corrects_when_told(self) -> bool:
-        """Whether a job asks for a correction of its own, not for the one that all have."""
+        """Whether a job asks for a correction other than the default one."""
         return self.rejection is not None or (self.mode != "none" and self != ImportanceSamplingSettings())
 
     @model_validator(mode="after")
@@ -113,36 +114,40 @@ class ImportanceSamplingSettings(Settings):
 
 
 class AlgorithmSettings(Settings):
-    """The algorithm and all of its numbers. Whatever is left out is what `name` stands for."""
+    """The algorithm and all of its hyperparameters. `name` sets the default of every field that you omit."""
 
     name: AlgorithmName = "grpo"
-    """The published algorithm whose composition is taken."""
+    """The published algorithm that sets the defaults."""
     advantage: Literal["gae", "group", "leave_one_out", "discounted"] | None = None
-    """Baseline: a critic (gae), the group's mean, the mean of the group's others, or none (discounted returns)."""
+    """Baseline: a critic (gae), the group's mean, the mean of the group's other samples, or none (discounted
+    returns)."""
     advantage_normalization: Literal["group", "group_per_reward", "batch", "none"] | None = None
-    """Divide by the group's standard deviation, whiten over the batch's tokens, or neither (scale_rewards);
-    `group_per_reward`: each reward by its own in the group, then weighted, summed and whitened (GDPO)."""
+    """Divide by the group's standard deviation, whiten over the batch's tokens, or neither (scale_rewards).
+    `group_per_reward` divides each reward by its own standard deviation in the group, then weights, sums and whitens
+    (GDPO)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's λ (lam)."""
     ratio_level: Literal["token", "sequence", "sequence_product"] | None = None
-    """Importance ratio of each token, or the sequence's: their geometric mean (GSPO) or their product (RLOO)."""
+    """Importance ratio of each token, or of the sequence: the geometric mean of its tokens' ratios (GSPO) or their
+    product (RLOO)."""
     clip: Literal["ppo", "cispo", "gmpo", "sapo"] | None = None
-    """Clip the objective (ppo), the detached weight of the log-probability's gradient (cispo), each token's ratio
-    before their geometric mean is taken (gmpo), or nothing, and let a soft gate fade far ratios out (sapo)."""
+    """Clip the objective (ppo), the detached weight of the log-probability's gradient (cispo), or each token's ratio
+    before the geometric mean (gmpo). `sapo` clips nothing: a soft gate fades out ratios far from 1."""
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """Ratios are clipped below 1 − this (epsilon, clip_ratio_low)."""
     clip_high: float | None = Field(default=None, ge=0)
     """Ratios are clipped above 1 + this (epsilon_high, clip_ratio_high)."""
     sapo_temperature_positive: float = Field(default=1.0, gt=0)
-    """How fast SAPO's gate closes where the advantage is positive (sapo_temperature_pos, tau_pos)."""
+    """How fast SAPO's gate closes for positive advantages (sapo_temperature_pos, tau_pos)."""
     sapo_temperature_negative: float = Field(default=1.05, gt=0)
-    """The same where it is not (sapo_temperature_neg, tau_neg)."""
+    """How fast SAPO's gate closes for other advantages (sapo_temperature_neg, tau_neg)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """With a negative advantage the objective is bounded at this multiple of it (clip_ratio_c, delta)."""
+    """For a negative advantage, bound the objective at this multiple of it (clip_ratio_c, delta)."""
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None = None
-    """Mean over all tokens, mean of sequence means, or sequence sums over the longest response (loss_agg_mode)."""
+    """Mean over all tokens, mean of sequence means, or sums of sequences divided by the longest response's length
+    (loss_agg_mode)."""
     kl: KlSettings | None = None
     """The penalty on the distance to the reference policy."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
@@ -150,32 +155,32 @@ class AlgorithmSettings(Settings):
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's batch (ppo_epochs, num_iterations)."""
     proximal_policy: Literal["learner", "sampler"] = "learner"
-    """What the ratio is taken against. `learner`: the learner's policy as the step began, while `importanceSampling`
-    corrects for what sampled the tokens (decoupled PPO). `sampler`: what sampled the tokens (plain PPO; verl's
-    bypass_mode)."""
+    """Policy in the ratio's denominator. `learner` is the learner's policy at the beginning of the step, and
+    `importanceSampling` corrects for the policy that sampled the tokens (decoupled PPO). `sampler` is the policy that
+    sampled the tokens (plain PPO; verl's bypass_mode)."""
     importance_sampling: ImportanceSamplingSettings = ImportanceSamplingSettings()
     """Correction for the difference between sampler and trainer."""
     critic: CriticSettings | None = None
     """The value model; only with `advantage: gae`."""
     dynamic_sampling_rounds: int | None = Field(default=None, ge=0, le=16)
-    """How often groups with equal rewards are replaced by fresh prompts in a step (DAPO); 0 keeps them. Once the rounds
-    or the prompts are used up they fill the batch."""
+    """Most rounds in a step that replace groups with equal rewards by fresh prompts (DAPO); 0 keeps such groups. Once
+    the rounds or the prompts are used up, such groups fill the batch."""
     mask_truncated: bool = False
-    """Leave samples that hit the longest response out of the loss (mask_truncated_completions)."""
+    """Exclude samples that reached the longest response from the loss (mask_truncated_completions)."""
 
     @property
     def normalizes_batch(self) -> bool:
-        """Whether advantages are normalised over a whole step; of resolved settings."""
+        """Whether advantages are normalised over a whole step. Call it on resolved settings."""
         return self.advantage_normalization in ("batch", "group_per_reward")
 
     def resolved(self) -> "AlgorithmSettings":
-        """The same settings with every choice that was left out filled in from the algorithm's name."""
+        """A copy in which the algorithm's name has filled in every omitted choice."""
         given: dict[str, Any] = {
             field: value for field in type(self).model_fields if (value := getattr(self, field)) is not None
         }
         whole = {**_COMMON, **_COMPOSITIONS[self.name], **given}
         whole["kl"] = whole["kl"].resolved()
-        # A critic comes and goes with the advantage, which a job may have changed.
+        # Whether there is a critic depends on the advantage, which a job may have changed.
         whole["critic"] = (self.critic or CriticSettings()) if whole["advantage"] == "gae" else None
         if whole["clip"] == "sapo":
             whole |= {"clip_low": None, "clip_high": None}
@@ -187,13 +192,13 @@ class AlgorithmSettings(Settings):
         if self.critic is not None and whole.advantage != "gae":
             raise ValueError(f"critic: {self.name} has no critic; remove it, or set advantage: gae")
         if self.dual_clip is not None and whole.clip == "cispo":
-            raise ValueError("dualClip: cispo bounds the ratio's weight on both sides already; remove it")
+            raise ValueError("dualClip: cispo already bounds the ratio's weight on both sides; remove it")
         if self.dual_clip is not None and whole.clip != "ppo":
             raise ValueError(f"dualClip: it bounds the objective of clip: ppo, not of {whole.clip}; remove it")
         if whole.clip == "sapo" and (self.clip_low is not None or self.clip_high is not None):
             name = "clipLow" if self.clip_low is not None else "clipHigh"
             raise ValueError(
-                f"{name}: sapo has a gate instead of bounds; use sapoTemperaturePositive and sapoTemperatureNegative"
+                f"{name}: sapo uses a gate instead of bounds; set sapoTemperaturePositive and sapoTemperatureNegative"
             )
         for name in ("sapo_temperature_positive", "sapo_temperature_negative"):
             if whole.clip != "sapo" and getattr(self, name) != type(self).model_fields[name].default:
@@ -201,14 +206,14 @@ class AlgorithmSettings(Settings):
         if whole.clip == "gmpo" and whole.ratio_level != "sequence":
             raise ValueError("ratioLevel: gmpo is a geometric mean over the sequence; remove it, or set sequence")
         if whole.clip == "gmpo" and whole.advantage not in ("group", "leave_one_out"):
-            raise ValueError("clip: gmpo needs one advantage a sample; use advantage: group or leave_one_out")
+            raise ValueError("clip: gmpo needs one advantage per sample; use advantage: group or leave_one_out")
         if self.proximal_policy == "sampler" and self.importance_sampling.corrects_when_told:
             raise ValueError(
-                "proximalPolicy: the ratio against the sampler is the correction already;"
+                "proximalPolicy: the ratio against the sampler already corrects stale samples;"
                 " remove importanceSampling, or set proximalPolicy: learner"
             )
         if self.gamma != 1 and whole.advantage not in ("gae", "discounted"):
-            raise ValueError(f"gamma: {whole.advantage} advantages know no discount; remove it, or set advantage: gae")
+            raise ValueError(f"gamma: {whole.advantage} advantages have no discount; remove it, or set advantage: gae")
         if self.gae_lambda != 1 and whole.advantage != "gae":
             raise ValueError(f"gaeLambda: {whole.advantage} advantages have no λ; remove it, or set advantage: gae")
         if whole.advantage_normalization == "group" and whole.advantage not in ("group", "leave_one_out"):
@@ -225,7 +230,7 @@ def _check_per_reward(whole: AlgorithmSettings) -> None:
         raise ValueError(f"advantageNormalization: group_per_reward needs advantage: group, not {whole.advantage}")
     if whole.kl is not None and whole.kl.coefficient > 0 and whole.kl.placement == "reward":
         raise ValueError(
-            "kl.placement: reward is no reward of its own to normalise; with advantageNormalization: group_per_reward"
+            "kl.placement: advantageNormalization: group_per_reward can't normalise a penalty in the reward;"
             " set placement: loss"
         )
 

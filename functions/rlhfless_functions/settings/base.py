@@ -1,7 +1,7 @@
 """The base of every settings model, and the field types that carry a unit in their name.
 
-Settings are written in camelCase in a job document and in a custom resource, and in snake_case in Python and on
-the wire. They are frozen and strict: an unknown field, or `"1"` where a number is meant, is an error.
+Settings are in camelCase in a job document and in a custom resource, and in snake_case in Python and on the wire. They
+are frozen and strict: an unknown field is an error, and so is `"1"` in place of a number.
 """
 
 import re
@@ -37,9 +37,9 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_an_integer_of_64_bits(cls, value: Any) -> Any:
-        """An API server has no larger ones."""
+        """API servers have no larger integers."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(f"{value} is no integer of 64 bits; write one from {-(2**63)} to {2**63 - 1}")
+            raise ValueError(f"{value} is not a 64-bit integer; write one from {-(2**63)} to {2**63 - 1}")
         return value
 
 
@@ -65,12 +65,12 @@ def parse_duration(value: Any) -> Any:
     """Turn `"1h30m"` or `"500ms"` into seconds; numbers pass through.
 
     Raises:
-        ValueError: for a string that is no duration.
+        ValueError: the string is not a duration.
     """
     if not isinstance(value, str):
         return value
     if not _DURATION.fullmatch(value):
-        raise ValueError(f"{value!r} is no duration: write a number with its unit, such as 30s, 15m or 1h30m")
+        raise ValueError(f"{value!r} is not a duration: write a number with its unit, such as 30s, 15m or 1h30m")
     return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(value))
 
 
@@ -90,16 +90,16 @@ def parse_bytes(value: Any) -> Any:
     """Turn `"16Gi"` into bytes; whole numbers pass through.
 
     Raises:
-        ValueError: for a string that is no amount of memory.
+        ValueError: the string is not an amount of memory.
     """
     if not isinstance(value, str):
         return value
     match = _BYTES.fullmatch(value)
     if match is None:
-        raise ValueError(f"{value!r} is no amount of memory: write a number with its unit, such as 512Mi or 16Gi")
+        raise ValueError(f"{value!r} is not an amount of memory: write a number with its unit, such as 512Mi or 16Gi")
     count = Decimal(match[1]) * _BYTE_UNITS[match[2]]
     if count >= 2**63:
-        raise ValueError(f"{value[:30]!r} is more memory than there is: write an amount such as 512Mi or 16Gi")
+        raise ValueError(f"{value[:30]!r} is too much memory: write an amount such as 512Mi or 16Gi")
     return int(count)
 
 
@@ -112,16 +112,16 @@ def format_bytes(count: int) -> str:
 
 
 def parse_money(value: Any) -> Any:
-    """Turn `"2.50"` into an exact decimal; YAML's numbers are accepted as they are written.
+    """Turn `"2.50"` into an exact decimal. YAML numbers are accepted as written.
 
     Raises:
-        ValueError: for anything that is no amount of money.
+        ValueError: the value is not an amount of money.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     text = str(value)
     if not _MONEY.fullmatch(text):
-        raise ValueError(f'{text!r} is no price: write a decimal number such as "2.50"')
+        raise ValueError(f'{text!r} is not a price: write a decimal number such as "2.50"')
     return Decimal(text)
 
 
@@ -138,7 +138,7 @@ def _positive(seconds: float) -> float:
 
 def _more_than_nothing(amount: Decimal) -> Decimal:
     if amount <= 0:
-        raise ValueError('it is nothing; write more than "0"')
+        raise ValueError('the amount must be positive; write more than "0"')
     return amount
 
 
@@ -183,4 +183,4 @@ PositiveMoney = Annotated[
     PlainSerializer(format_money),
     WithJsonSchema({**_MONEY_SCHEMA, "allOf": [{"pattern": "[1-9]"}]}),
 ]
-"""The same, and more than nothing."""
+"""An exact, positive amount of money, written as a string such as `"2.50"`."""

@@ -1,4 +1,4 @@
-"""What an emulated GPU is like: an instance that has one computes nothing, and takes the time that a real one would."""
+"""Settings of an emulated GPU. Its instance computes nothing and takes the time that a real one would take."""
 
 from pydantic import Field
 
@@ -6,14 +6,14 @@ from rlhfless_functions.settings.base import Settings
 
 
 class EmulationSettings(Settings):
-    """An emulated instance. All durations are a real instance's; `time_scale` says how long they take here."""
+    """An emulated instance. All durations are those of a real instance; `time_scale` shortens them."""
 
     trace: str = Field(min_length=1)
-    """URI of the trace whose lengths the responses have: a Parquet file, or a folder of them."""
+    """URI of the trace with the lengths of the responses: a Parquet file, or a folder of them."""
     prompts_per_step: int = Field(ge=1)
-    """Prompts of a training step, which tell the epoch of a step where the trace has epochs but no steps."""
+    """Prompts of a training step. If the trace has epochs but no steps, they determine the epoch of a step."""
     step_seconds: float = Field(ge=0)
-    """Seconds of a decode step whatever its batch."""
+    """Seconds of a decode step that do not depend on its batch."""
     sequence_seconds: float = Field(ge=0)
     """Seconds that each sequence adds to a decode step."""
     context_seconds: float = Field(ge=0)
@@ -23,30 +23,30 @@ class EmulationSettings(Settings):
     draft_seconds: float = Field(default=0.0, ge=0)
     """Seconds that each drafted token adds to a decode step."""
     draft_coverage: float = Field(default=0.0, ge=0, le=1)
-    """Share of a sequence's decode steps for which there is something to draft."""
+    """Share of a sequence's decode steps that have something to draft."""
     draft_acceptance: float = Field(default=0.0, ge=0, le=1)
-    """Chance that a drafted token is right if all before it were."""
+    """Probability that a drafted token is right if all before it were."""
     longest_draft: int = Field(default=16, ge=1)
-    """Tokens drafted for a sequence in a step, at most."""
+    """Most tokens drafted for a sequence in a step."""
     kv_tokens: int = Field(ge=1)
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     max_batch: int = Field(default=256, ge=1)
     """Most sequences in a decode step."""
     prefix_cache: bool = True
-    """Whether keys and values are kept from one request to the next, as with an engine that caches prefixes."""
+    """Whether keys and values are kept between requests, as in an engine that caches prefixes."""
     startup_seconds: float = Field(default=0.0, ge=0)
-    """From asking for an instance to its listening."""
+    """Seconds from requesting an instance until it listens."""
     weight_load_seconds: float = Field(default=0.0, ge=0)
-    """Loading a weights version into a generation instance."""
+    """Seconds to load a weights version into a generation instance."""
     preparation_token_seconds: float = Field(default=0.0, ge=0)
     """Seconds of preparation for each token of a sample, its prompt included."""
     learning_token_seconds: float = Field(default=0.0, ge=0)
     """Seconds of learning for each token of a sample, its prompt included."""
     preparation_load_seconds: float = Field(default=0.0, ge=0)
-    """Reading the models that preparation asks, before its first task and after each sleep."""
+    """Seconds to read the models of preparation, before its first task and after each sleep."""
     learning_move_seconds: float = Field(default=0.0, ge=0)
-    """Moving the learner's state between its GPUs and the host's memory, one way: when it falls asleep and wakes."""
+    """Seconds to move the learner's state between its GPUs and the host's memory, one way: to sleep or to wake."""
     update_seconds: float = Field(default=0.0, ge=0)
-    """The optimizer's step and the publication of the weights."""
+    """Seconds for the optimizer's step and for publishing the weights."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Seconds here for each emulated second: 0.1 is ten times as fast as the real thing."""
+    """Real seconds for each emulated second: 0.1 is ten times as fast as real GPUs."""

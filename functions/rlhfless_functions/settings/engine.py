@@ -1,4 +1,4 @@
-"""What generates, and the numbers that users of vLLM tune. No torch here."""
+"""The inference engine, and the settings of vLLM. This module does not import torch."""
 
 from typing import Any, Literal
 
@@ -10,38 +10,38 @@ EngineName = Literal["vllm", "transformers"]
 
 
 class VllmSettings(Settings):
-    """vLLM's own settings, under its names; they count where vLLM generates."""
+    """vLLM's own settings, by vLLM's names. They apply if vLLM generates."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs of an instance that hold the model's layers in slices."""
+    """Number of GPUs that an instance splits the model's layers over."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory for weights, activations and KV cache; on a CPU the cache is sized otherwise."""
+    """Share of a GPU's memory for weights, activations and KV cache. On a CPU the cache is sized differently."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, prompt and response together; the job's longest prompt and response if left out."""
+    """Longest sequence, prompt and response together; by default the job's longest prompt plus its longest response."""
     quantization: str | None = Field(default=None, min_length=1)
-    """How vLLM quantizes the weights as it loads them, such as `fp8`; the trainer's stay as they are."""
+    """How vLLM quantizes the weights when it loads them, such as `fp8`. The trainer's weights do not change."""
     enforce_eager: bool | None = None
-    """Whether to do without CUDA graphs and compilation; true on a CPU and false on a GPU if left out."""
+    """Whether to disable CUDA graphs and compilation; by default true on a CPU and false on a GPU."""
     kv_cache_dtype: str = Field(default="auto", min_length=1)
-    """Number format of keys and values, such as `fp8`; the model's own with `auto`."""
+    """Number format of keys and values, such as `fp8`; `auto` uses the model's."""
     extra_args: dict[str, Any] = Field(default={})
-    """Any other arguments of vLLM's engine by their names, such as `max_num_seqs: 128`."""
+    """Other arguments of vLLM's engine by name, such as `max_num_seqs: 128`."""
 
 
 class EngineSettings(Settings):
-    """Everything that an engine is made from, besides the model."""
+    """All settings of an engine, besides the model."""
 
     name: Literal["auto", "vllm", "transformers"] = "auto"
-    """What generates."""
+    """Inference engine."""
     vllm: VllmSettings = VllmSettings()
     """Settings of vLLM."""
     sequence_tokens: int | None = Field(default=None, ge=1)
-    """Longest sequence that will be asked for, prompt and response together; the model's longest if left out."""
+    """Longest sequence of a request, prompt and response together; by default the model's longest."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the KV cache holds; from the free memory if left out."""
+    """Capacity of the KV cache in tokens; by default as many as the free memory holds."""
     share_prefixes: bool = False
-    """Whether keys and values of shared prefixes may be read from other instances, where vLLM generates."""
+    """Whether vLLM may read the keys and values of shared prefixes from other instances."""
     drafting: Literal["auto", "never"] = "never"
-    """Whether tokens may be drafted, for which vLLM has to start as such."""
+    """Whether tokens may be drafted. vLLM needs this setting at its start."""
     sleeps: bool = False
-    """Whether the instance gives its GPU's memory back between requests, so that vLLM starts with what that takes."""
+    """Whether the instance releases its GPU's memory between requests. vLLM needs this setting at its start."""

@@ -1,4 +1,4 @@
-"""The optimizer, its schedule and the batch that it steps on."""
+"""The optimizer, its schedule and the batch of an update."""
 
 from typing import Literal, Self
 
@@ -21,31 +21,31 @@ class OptimizerSettings(Settings):
     epsilon: float = Field(default=1e-8, gt=0)
     """Added to AdamW's denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay; norms, biases and embeddings are left out of it."""
+    """Decoupled weight decay; it does not apply to norms, biases and embeddings."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over the job's steps."""
+    """Shape of the learning rate after the warm-up, over the job's steps."""
     warmup_steps: int = Field(default=0, ge=0)
     """Training steps over which the learning rate rises linearly from zero."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Share of the peak learning rate that a linear or cosine schedule ends at."""
+    """Share of the peak learning rate at the end of a linear or cosine schedule."""
     offload: bool = False
-    """Keep the optimizer's state and a copy of the weights in the host's memory and take the steps there, for an
-    accelerator that has no room for them."""
+    """Keep the optimizer's state and a copy of the weights in host memory, and update them there, for an accelerator
+    that is too small for them."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
+    """Largest global norm of the gradients; larger ones are scaled down to it."""
 
 
 class BatchSettings(Settings):
-    """How many samples a step has and how they are cut up for learning."""
+    """The number of samples of a step, and how they are divided for learning."""
 
     prompts_per_step: int = Field(default=64, ge=1)
     """Prompts drawn for each training step (train_batch_size, rollout_batch_size)."""
     samples_per_prompt: int = Field(default=8, ge=1)
     """Responses sampled for each prompt: the size of a group (rollout.n, num_generations, n_samples_per_prompt)."""
     minibatch_samples: int | None = Field(default=None, ge=1)
-    """Samples per optimizer update (ppo_mini_batch_size × n); all of the step's if left out."""
+    """Samples per optimizer update (ppo_mini_batch_size × n); by default all samples of the step."""
     microbatch_tokens: int = Field(default=16384, ge=1)
-    """Tokens, padding included, of one forward and backward pass; a longer sample is passed alone."""
+    """Most tokens, padding included, of one forward and backward pass; a longer sample gets a pass of its own."""
 
     @model_validator(mode="after")
     def _minibatch_divides(self) -> Self:

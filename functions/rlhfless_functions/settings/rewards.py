@@ -1,4 +1,4 @@
-"""Rewards: several, weighted, each of exactly one kind."""
+"""Weighted rewards, each of exactly one kind."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -13,7 +13,7 @@ def _compiles(pattern: str) -> str:
         re.compile(pattern, re.DOTALL)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"{pattern!r:.80} is no regular expression ({error}); correct it, in single quotes, where YAML keeps"
+            f"{pattern!r:.80} is not a regular expression ({error}); correct it, in single quotes, in which YAML keeps"
             " backslashes"
         ) from error
     return pattern
@@ -24,7 +24,7 @@ RegularExpression = Annotated[str, AfterValidator(_compiles)]
 
 
 class PythonReward(Settings):
-    """A function of the user's own."""
+    """A Python function of yours."""
 
     file: str = Field(min_length=1)
     """Path (relative to the job file) or fsspec URI of the Python file."""
@@ -50,32 +50,33 @@ class ModelReward(Settings):
 
 
 class ExactMatchReward(Settings):
-    """1 where the answer equals `ground_truth`, else 0."""
+    """1 if the answer equals `ground_truth`, else 0."""
 
     pattern: RegularExpression | None = None
-    """Regular expression whose last match's first group is the answer; the whole response, stripped, if left out."""
+    """Regular expression. The first group of its last match is the answer; by default the whole stripped response
+    is."""
     require_end: bool = False
     """Score 0 where the response did not end by itself (it was truncated)."""
     timeout: Duration = 1.0
-    """Processor time of the pattern's search in one response; past it the response scores 0 and is counted."""
+    """Most CPU time to search one response; above it the response scores 0 and is counted."""
 
 
 class MathReward(Settings):
-    """1 where the response's last mathematical expression equals `ground_truth` (math-verify), else 0."""
+    """1 if the response's last mathematical expression equals `ground_truth` (math-verify), else 0."""
 
     require_end: bool = False
     """Score 0 where the response did not end by itself (it was truncated)."""
     timeout: Duration = 5.0
-    """Processor time of one response's verification; past it the response scores 0 and is counted."""
+    """Most CPU time to verify one response; above it the response scores 0 and is counted."""
 
 
 class FormatReward(Settings):
-    """1 where the whole response matches a regular expression, else 0."""
+    """1 if the whole response matches a regular expression, else 0."""
 
     pattern: RegularExpression = Field(min_length=1)
     """Regular expression that the whole response must match; `.` matches newlines too."""
     timeout: Duration = 1.0
-    """Processor time of one response's match; past it the response scores 0 and is counted."""
+    """Most CPU time to match one response; above it the response scores 0 and is counted."""
 
 
 class LengthReward(Settings):
@@ -91,7 +92,7 @@ class CodeReward(Settings):
     tests_column: str = Field(default="tests", min_length=1)
     """Column with a list of assert statements, or of {input, output} for programs that read standard input."""
     timeout: Duration = 10.0
-    """Time limit of one test; past it that test has failed."""
+    """Time limit of one test; a test that exceeds it fails."""
 
 
 RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code"]
@@ -105,12 +106,12 @@ class RewardSettings(Settings):
     weight: float = 1.0
     """Factor of this term in the sum."""
     timeout: Duration = 60.0
-    """Time limit of one call (a group); past it the worker is killed and the call counted as failed."""
+    """Time limit of one call (a group). A call that exceeds it fails, and its worker is killed."""
     memory: Bytes = 4 * 2**30
     """Memory limit of a reward worker."""
     on_error: Literal["fail", "unscorable"] = "fail"
-    """A call that raises, hangs, exits or answers wrongly ends the job, or leaves its samples without any reward, even
-    if other rewards scored them; they are counted."""
+    """What a call that raises, hangs, exits or returns a wrong value does: end the job, or leave its samples without
+    any reward, even if other rewards scored them. Such samples are counted."""
     python: PythonReward | None = None
     """A function of the user's own."""
     http: HttpReward | None = None
@@ -130,7 +131,7 @@ class RewardSettings(Settings):
 
     @property
     def kind(self) -> RewardKind:
-        """Which of the kinds is set."""
+        """The kind that is set."""
         return next(kind for kind in RewardKind.__args__ if getattr(self, kind) is not None)  # type: ignore[attr-defined]
 
     @model_validator(mode="after")

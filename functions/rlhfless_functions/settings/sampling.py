@@ -8,10 +8,10 @@ from rlhfless_functions.settings.base import Settings
 
 
 class EngineSampling(Settings):
-    """How an engine is asked to sample: as in training, or greedily, which nothing can be learnt from."""
+    """Sampling settings of an engine's request. Temperature 0 is greedy; only evaluations use it."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Divides the logits; 0 takes the likeliest token each time, and reports its log-probability at 1."""
+    """Divides the logits; 0 always takes the likeliest token, and reports its log-probability at temperature 1."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt in tokens, chat template included (max_prompt_length)."""
     max_response_tokens: int = Field(default=1024, ge=1)
@@ -21,7 +21,7 @@ class EngineSampling(Settings):
 
 
 class SamplingSettings(EngineSampling):
-    """How responses are sampled. Without nucleus and top-k sampling, which the log-probabilities would not honour."""
+    """How responses are sampled. Nucleus and top-k sampling are missing, because log-probabilities would not match."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Divides the logits, when sampling and when learning alike."""
+    """Divides the logits, in sampling and in learning alike."""

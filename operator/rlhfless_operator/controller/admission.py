@@ -1,9 +1,9 @@
-"""What function pods are changed in when they are made: the answers of a mutating webhook. They go quickly, and are
-placed near each other (`platforms/affinity.py`).
+"""The mutating webhook that changes new function pods: they terminate quickly, and are placed near each other
+(`platforms/affinity.py`).
 
-Knative lets 30 s pass before the function is told to end (its container's preStop hook), and gives the pod as long to
-end as a request may last. Neither can be changed once the pod is there. Without the hook, the function ends at once,
-and the pod when its grace period is over: Knative's sidecar waits for 30 s by itself.
+Knative delays the function's SIGTERM by 30 s (its container's preStop hook), and sets the pod's grace period to the
+longest request. Neither can be changed once the pod exists. Without the hook, the function terminates immediately, and
+the pod after its grace period, because Knative's sidecar always waits for 30 s.
 """
 
 import base64
@@ -18,16 +18,16 @@ _GRACE = "terminationGracePeriodSeconds"
 
 
 def review(body: Any, grace_seconds: int | None, topology_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """The answer to an AdmissionReview. Everything is allowed, and nothing is changed but new function pods.
+    """Answer an AdmissionReview. It allows every request, and changes only new function pods.
 
     Args:
         body: a review of `admission.k8s.io/v1` with its request.
-        grace_seconds: the longest grace period of a function pod; it goes as Knative has it without one.
-        topology_keys: labels of nodes that say where they are, the nearest domain first; pods are placed as Kubernetes
-            does without any.
+        grace_seconds: the longest grace period of a function pod; None keeps Knative's.
+        topology_keys: node labels with the node's location, the nearest domain first; empty leaves the placement to
+            Kubernetes.
 
     Raises:
-        ValueError: this is no such review.
+        ValueError: `body` is not such a review.
     """
     request = question_of(body)
     pod = _function_pod(request)
@@ -41,7 +41,7 @@ def question_of(body: Any) -> Mapping[str, Any]:
     """The request of an AdmissionReview.
 
     Raises:
-        ValueError: this is no such review.
+        ValueError: `body` is not such a review.
     """
     request = body.get("request") if isinstance(body, Mapping) and body.get("kind") == "AdmissionReview" else None
     if not isinstance(request, Mapping) or "uid" not in request:
@@ -60,7 +60,7 @@ def answer_to(request: Mapping[str, Any], patch: Sequence[Mapping[str, Any]], re
 
 
 def _function_pod(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The pod that a request would make; None for all that is no function pod."""
+    """The function pod that a request creates; None for any other request."""
     kind = request.get("kind") or {}
     if (kind.get("group"), kind.get("kind"), request.get("operation")) != ("", "Pod", "CREATE"):
         return None
@@ -71,12 +71,12 @@ def _function_pod(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _quick_release(spec: Mapping[str, Any], grace_seconds: int) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) by which a pod goes quickly."""
+    """The JSON patch (RFC 6902) that makes a pod terminate quickly."""
     patch: list[dict[str, Any]] = []
     position = [container.get("name") for container in spec["containers"]].index(CONTAINER)
     if "preStop" in (spec["containers"][position].get("lifecycle") or {}):
         patch.append({"op": "remove", "path": f"/spec/containers/{position}/lifecycle/preStop"})
     if spec.get(_GRACE) is None or spec[_GRACE] > grace_seconds:
-        # To add a member that is there replaces it.
+        # "add" replaces an existing member.
         patch.append({"op": "add", "path": f"/spec/{_GRACE}", "value": grace_seconds})
     return patch

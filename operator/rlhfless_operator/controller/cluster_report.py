@@ -1,5 +1,4 @@
-"""What a job's user should know of the cluster, as conditions: what the preflight finds, and what keeps pods from
-working."""
+"""Conditions that tell a job's user about the cluster: the findings of the preflight, and problems of pods."""
 
 import asyncio
 import logging
@@ -16,75 +15,81 @@ from rlhfless_operator.preflight.findings import Finding
 _logger = logging.getLogger(__name__)
 
 _WAITING_SECONDS = 5.0
-"""For the preflight, where what it looks at keeps a job from beginning."""
+"""Time for the preflight when the cluster keeps a job from starting, in seconds."""
 _REMEDIES = (
     (
         "device class .* does not exist",
-        "install the driver of these GPUs, or mend deviceClass of the pool in the chart: kubectl get deviceclasses",
+        "install the driver of these GPUs, or correct the pool's deviceClass in the chart: kubectl get deviceclasses",
     ),
     (
         "cannot allocate all claims",
-        "wait for GPUs that others have, add nodes with GPUs, or give the pool no more gpus than its driver offers:"
+        "wait for GPUs in use, add nodes with GPUs, or lower the pool's gpus to what its driver offers:"
         " kubectl get resourceslices",
     ),
     (
         "resourceclaim not available on the node",
-        "its GPU is on a certain node: make room there, or ask for less in spec.pods.resources",
+        "its GPU is on one node: free resources there, or lower spec.pods.resources",
     ),
     ("must have at most 256 items", "256 pods share its GPU: lower generation.instances.max, or end other jobs"),
     (
         "failed calling webhook .*slots.rlhfless.io",
-        "see that the operator's pods run, and that API servers reach their port (quickRelease.port of the chart)",
+        "check that the operator's pods run and the API server reaches their port (quickRelease.port of the chart)",
     ),
     (
         "has no slots|slots.rlhfless.io.* denied the request",
-        "see that the pool's claims are there (kubectl get resourceclaims), and that the chart's"
+        "check that the pool's claims exist (kubectl get resourceclaims), and that the chart's"
         " MutatingWebhookConfiguration has slots.rlhfless.io",
     ),
     (
         "ResourceClaims that are not there",
-        "the operator makes those of its pools again within seconds; if they stay away, delete the pod: the next one"
-        " gets others",
+        "the operator creates its pools' claims again within seconds; if they stay missing, delete the pod: the next"
+        " one gets others",
     ),
     (
         "ResourceClaims (that )?are being deleted",
-        "a claim goes with its last pod, and is made again: kubectl describe resourceclaim says which pods it has",
+        "a claim is deleted with its last pod and created again: kubectl describe resourceclaim lists its pods",
     ),
     (
         "FailedPrepareDynamicResources",
-        "see that the DRA driver of its GPUs runs on the pod's node; the pod starts once it does",
+        "check that the DRA driver of its GPUs runs on the pod's node; the pod starts once it does",
     ),
-    ("FailedMount|FailedAttachVolume", "see that the volume it names is there, and can be mounted on its node"),
+    ("FailedMount|FailedAttachVolume", "check that the volume exists and can be mounted on its node"),
     (
         "its node has not prepared it",
-        "read why: kubectl describe pod POD; its GPUs' driver may not run on the node, or a volume can't be mounted",
+        "see kubectl describe pod POD; its GPUs' driver may not run on the node, or a volume can't be mounted",
     ),
-    ("the scheduler has not looked at it", "see that kube-scheduler runs: kubectl get pods --namespace kube-system"),
-    ('cannot \\w+ resource "resourceclaims"', "grant it, as the chart does with rbac.create: true"),
+    ("the scheduler has not looked at it", "check that kube-scheduler runs: kubectl get pods --namespace kube-system"),
+    ('cannot \\w+ resource "resourceclaims"', "grant the permission, as the chart does with rbac.create: true"),
     (
         "Insufficient memory",
-        "wait for what is in use, add memory or nodes, or lower spec.pods.resources.requests.memory; of pods without"
-        " a task on the same slots the operator ends one at a time, when a task waits for this one",
+        "wait until memory is free, add memory or nodes, or lower spec.pods.resources.requests.memory; when a task"
+        " waits for this pod, the operator ends idle pods on the same slots, one at a time",
     ),
-    ("Insufficient", "wait for what is in use, add nodes, or lower generation.instances.max"),
+    ("Insufficient", "wait until resources are free, add nodes, or lower generation.instances.max"),
     ("untolerated taint", "tolerate the taint in spec.pods.tolerations"),
-    ("didn't match Pod's node affinity", "mend spec.pods.nodeSelector or spec.pods.affinity: no node is like that"),
-    ("unbound immediate PersistentVolumeClaims|persistentvolumeclaim .* not found", "make the claim in this namespace"),
-    ("ImagePull|InvalidImageName", "mend spec.pods.image, or name its registry's Secret in spec.pods.imagePullSecrets"),
-    ("CreateContainerConfigError", "make what it names in this namespace"),
+    ("didn't match Pod's node affinity", "correct spec.pods.nodeSelector or spec.pods.affinity: no node matches"),
+    (
+        "unbound immediate PersistentVolumeClaims|persistentvolumeclaim .* not found",
+        "create the claim in this namespace",
+    ),
+    (
+        "ImagePull|InvalidImageName",
+        "correct spec.pods.image, or name its registry's Secret in spec.pods.imagePullSecrets",
+    ),
+    ("CreateContainerConfigError", "create the missing object in this namespace"),
     ("OOMKilled", "raise spec.pods.resources.limits.memory, or lower batch sizes"),
     ("exceeded quota", "raise the quota, or end other jobs"),
-    ("CrashLoopBackOff|exit code", "read why: kubectl logs --previous --container function POD"),
+    ("CrashLoopBackOff|exit code", "see kubectl logs --previous --container function POD"),
 )
-"""What to do, by words of Kubernetes; the first that fits."""
+"""Remedies, by patterns of Kubernetes' messages; the first match counts."""
 _OTHERWISE = "see `kubectl describe pods --selector rlhfless.io/job=JOB`"
 
 
 class PodsReport:
     """Keeps the condition `PodsHealthy` of one job.
 
-    A stage has a problem from the moment that one is told until a pod of it has become ready, and none that the problem
-    names is starting still. Slots have one until they are told to have none.
+    A stage's problem lasts until one of its pods becomes ready and no pod that the problem names is still starting. A
+    problem of slots lasts until `trouble` reports that it is over.
 
     Args:
         tell: sets conditions.
@@ -97,7 +102,7 @@ class PodsReport:
         self._told: str | None = None
 
     def trouble(self, problem: str) -> None:
-        """What keeps pods from working, after the stage's name, or `slots`, and a colon; nothing is over."""
+        """Report a problem as `STAGE: text` or `slots: text`; an empty text ends it."""
         about, _, message = problem.partition(": ")
         if message:
             self._problems[about] = message
@@ -106,7 +111,7 @@ class PodsReport:
         self._publish()
 
     def changed(self, change: StateChange) -> None:
-        """An instance has entered a state."""
+        """Handle an instance's change of state."""
         if change.state == "starting":
             self._starting.add(change.instance)
         elif change.instance in self._starting:
@@ -127,12 +132,12 @@ class PodsReport:
 
 
 def remedy_of(problem: str) -> str:
-    """What to do about a pod's problem, in Kubernetes' words."""
+    """The remedy for a pod's problem, which is in Kubernetes' words."""
     return next((remedy for words, remedy in _REMEDIES if re.search(words, problem)), _OTHERWISE)
 
 
 def tell_findings(findings: Sequence[Finding], tell: Tell) -> None:
-    """Make the condition `ClusterReady` of what a preflight found. What could not be looked at is not in it."""
+    """Set the condition `ClusterReady` from the findings of a preflight, without those that it could not check."""
     errors = [finding for finding in findings if finding.verdict == "error"]
     warnings = [finding for finding in findings if finding.verdict == "warning"]
     lines = [
@@ -144,11 +149,11 @@ def tell_findings(findings: Sequence[Finding], tell: Tell) -> None:
 
 
 class ObservedPlatform:
-    """Looks at the cluster while another platform opens.
+    """Runs the preflight while another platform opens.
 
     Args:
-        platform: which.
-        look: the preflight for its job.
+        platform: the other platform.
+        look: runs the preflight for its job.
         tell: sets conditions of the job.
     """
 
@@ -159,7 +164,7 @@ class ObservedPlatform:
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """As the platform does. Where it fails, what the preflight found is told first."""
+        """Open the platform. If it fails, set the condition with the preflight's findings first."""
         self._looking = asyncio.create_task(self._look_around())
         try:
             await self._platform.open()
@@ -190,5 +195,5 @@ class ObservedPlatform:
         try:
             tell_findings(await self._look(), self._tell)
         except Exception:
-            # A job goes on whatever the preflight comes to.
+            # A failing preflight must not stop the job.
             _logger.exception("the preflight failed")

@@ -1,7 +1,7 @@
-"""What is so with a job: every condition's type and reason, and pure functions that keep them.
+"""The conditions of a job: their types and reasons, and pure functions that update them.
 
-A job that was never looked at has no conditions. `Accepted` comes first; `Complete` and `Failed` appear once they are
-true, `StepsTeach` once it is false. What each reason asks of the reader stands beside it.
+A new job has no conditions. `Accepted` comes first. `Complete` and `Failed` appear once they are true, `StepsTeach`
+once it is false. The docstring of each reason says what the reader should do.
 """
 
 from collections.abc import Sequence
@@ -12,115 +12,116 @@ from rlhfless_operator.job.resource_status import Condition, ConditionType, Reso
 from rlhfless_operator.records.status import Phase
 
 ACCEPTED: ConditionType = "Accepted"
-"""The document is a job that can run."""
+"""The document is a valid job."""
 SERVICES_READY: ConditionType = "ServicesReady"
 """The functions' Services can take requests, or start pods for them."""
 CLUSTER_READY: ConditionType = "ClusterReady"
-"""The cluster's settings, quotas and permissions are what the job needs, as far as the preflight sees."""
+"""The preflight found that the cluster's settings, quotas and permissions are enough for the job."""
 PODS_HEALTHY: ConditionType = "PodsHealthy"
-"""Nothing keeps the functions' pods from working."""
+"""The functions' pods have no problems."""
 PROGRESSING: ConditionType = "Progressing"
-"""A driver takes the job through its steps now."""
+"""A driver is running the job's steps."""
 STEPS_TEACH: ConditionType = "StepsTeach"
-"""There is something to learn from in the steps; false after three in a row without, while the job goes on."""
+"""The steps contain something to learn from; false after three in a row without, while the job continues."""
 SUSPENDED: ConditionType = "Suspended"
-"""`spec.suspend` or `spec.budget` has let go of everything; the work so far is kept."""
+"""`spec.suspend` or `spec.budget` has released everything; the work so far is kept."""
 COMPLETE: ConditionType = "Complete"
 """All steps are done and the model is published."""
 FAILED: ConditionType = "Failed"
-"""The job has given up; the message says why and what to do."""
+"""The job has failed; the message says why and what to do."""
 
 
 class Reason(StrEnum):
     """Every reason of a condition."""
 
     VALID = "Valid"
-    """Accepted: nothing is wrong with the document."""
+    """Accepted: the document is valid."""
     INVALID_SPEC = "InvalidSpec"
-    """Accepted, Failed: the document is no job; the message names each field with its remedy. Mend it and apply it
+    """Accepted, Failed: the document is invalid; the message names each field with its remedy. Correct it and apply it
     again."""
     SPEC_CHANGED = "SpecChanged"
-    """Accepted, Failed: a part that is fixed once a step is done was changed. Undo the change, or make another job."""
+    """Accepted, Failed: a section changed that can't change once a step is done. Undo the change, or create a new
+    job."""
     SERVICES_CREATED = "ServicesCreated"
-    """ServicesReady: the functions' Services are there."""
+    """ServicesReady: the functions' Services exist."""
     SERVICES_FAILED = "ServicesFailed"
-    """ServicesReady: the Services can't be had now; it is tried again by itself."""
+    """ServicesReady: the Services can't be created now; the operator retries."""
     PREFLIGHT_PASSED = "PreflightPassed"
-    """ClusterReady: the preflight has found nothing wrong."""
+    """ClusterReady: the preflight found no problem."""
     PREFLIGHT_WARNED = "PreflightWarned"
-    """ClusterReady: the job can run, but worse or not always; the message says how to set what is missing."""
+    """ClusterReady: the job can run, but worse or not always; the message says how to fix it."""
     PREFLIGHT_FAILED = "PreflightFailed"
-    """ClusterReady: something keeps the job from running; the message says how to set what is missing."""
+    """ClusterReady: a problem keeps the job from running; the message says how to fix it."""
     PODS_WORK = "PodsWork"
     """PodsHealthy: pods become ready."""
     PODS_FAIL = "PodsFail"
-    """PodsHealthy: pods don't start, or end; the message has Kubernetes' own reason and what to do."""
+    """PodsHealthy: pods don't start, or crash; the message has Kubernetes' own reason and what to do."""
     TRAINING = "Training"
     """Progressing: a driver runs."""
     QUEUED = "Queued"
-    """Progressing: Kueue has not admitted the job yet, or has evicted it; the message is Kueue's. What is done so far
-    is kept."""
+    """Progressing: Kueue has not admitted the job yet, or has evicted it; the message is Kueue's. The work so far is
+    kept."""
     WAITING_FOR_TURN = "WaitingForTurn"
-    """Progressing: other jobs have the pool's GPUs, as the message says; the job goes on by itself when its turn comes.
-    A higher `spec.priority` goes first."""
+    """Progressing: other jobs use the pool's GPUs, which the message lists. The job continues when its turn comes. A
+    higher `spec.priority` goes first."""
     WAITING_FOR_LEASE = "WaitingForLease"
-    """Progressing: another driver, perhaps one that was killed, has the job; its lease expires soon."""
+    """Progressing: another driver, perhaps a killed one, holds the job; its lease expires soon."""
     SUPERSEDED = "Superseded"
-    """Progressing: another driver has taken the job over in mid-run."""
+    """Progressing: another driver has taken the job over while it ran."""
     STORE_UNAVAILABLE = "StoreUnavailable"
-    """Progressing: the artifact store does not answer. The job goes on from where it was once it does."""
+    """Progressing: the artifact store does not answer. The job resumes once it does."""
     RESTARTING = "Restarting"
     """Progressing: an internal failure ended the driver; another starts after a pause that doubles each time."""
     OPERATOR_STOPPED = "OperatorStopped"
-    """Progressing: the operator was stopped; the next one goes on."""
+    """Progressing: the operator was stopped; the next one resumes the job."""
     SOMETHING_TO_LEARN = "SomethingToLearn"
-    """StepsTeach: the last step taught something again."""
+    """StepsTeach: the last step contained something to learn from again."""
     NOTHING_TO_LEARN = "NothingToLearn"
-    """StepsTeach: several steps in a row taught nothing, since rewards were equal or no sample was in the loss; the
-    message says which, and what to do."""
+    """StepsTeach: several steps in a row contained nothing to learn from, because rewards were equal or no sample was
+    in the loss. The message says which, and what to do."""
     SUSPENDED = "Suspended"
-    """Suspended, Progressing: `spec.suspend` is true. Set it to false to go on."""
+    """Suspended, Progressing: `spec.suspend` is true. Set it to false to continue."""
     BUDGET_EXHAUSTED = "BudgetExhausted"
-    """Suspended, Progressing: the next step would take the job past `spec.budget`. Raise it to go on."""
+    """Suspended, Progressing: the next step would exceed `spec.budget`. Raise it to continue."""
     NOT_SUSPENDED = "NotSuspended"
-    """Suspended: `spec.suspend` is false, and the budget allows for another step."""
+    """Suspended: `spec.suspend` is false, and the budget allows another step."""
     SUCCEEDED = "Succeeded"
     """Complete, Progressing: all steps are done."""
     FAILED = "Failed"
     """Progressing: the job has failed; see the condition Failed."""
     TRAINING_FAILED = "TrainingFailed"
-    """Failed: a stage can't be done, as the message says."""
+    """Failed: a stage can't be completed; the message says why."""
     UNSCORABLE = "Unscorable"
-    """Failed: the rewards scored too few samples, as the message says; `spec.limits.unscorable` is the limit."""
+    """Failed: the rewards scored too few samples; the message says how many. `spec.limits.unscorable` is the limit."""
     FOLDER_TAKEN = "FolderTaken"
     """Failed: the job's folder holds the work of another resource, or of `rlhfless run`. Choose another name or folder,
-    or take the work over with the annotation `rlhfless.io/adopt: "true"`."""
+    or adopt the work with the annotation `rlhfless.io/adopt: "true"`."""
     DEADLINE_EXCEEDED = "DeadlineExceeded"
-    """Failed: `spec.activeDeadline` has passed. Raise it to go on."""
+    """Failed: `spec.activeDeadline` has passed. Raise it to continue."""
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
-    """Failed: internal failures ended the driver more often in a row than `spec.backoffLimit` allows. Suspend and
-    resume the job to try again."""
+    """Failed: more consecutive internal failures ended the driver than `spec.backoffLimit` allows. Suspend and resume
+    the job to try again."""
     RUNNING = "Running"
     """Complete, Failed: the job was started again."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """What a turn of events makes of a job's phase and conditions."""
+    """A change of a job's phase and conditions."""
 
     phase: Phase
     changes: tuple[tuple[ConditionType, bool, Reason], ...]
-    """Conditions that it sets, the one that tells it best first."""
+    """Conditions that it sets, the most important first."""
     message: str
 
     @property
     def reason(self) -> Reason:
-        """The reason that tells it best."""
+        """The most important reason."""
         return self.changes[0][2]
 
     @property
     def good(self) -> bool:
-        """Whether it is nothing to worry about."""
+        """Whether it is part of normal operation."""
         return self.phase != "Failed" and self.reason not in (
             Reason.RESTARTING,
             Reason.SERVICES_FAILED,
@@ -130,7 +131,7 @@ class Transition:
 
 
 def started(message: str) -> Transition:
-    """A driver has the job."""
+    """A driver holds the job."""
     return Transition(
         "Running",
         (
@@ -143,12 +144,12 @@ def started(message: str) -> Transition:
 
 
 def waiting(phase: Phase, reason: Reason, message: str) -> Transition:
-    """The job is to run, and can't yet."""
+    """The job should run, but can't yet."""
     return Transition(phase, ((PROGRESSING, False, reason), (ACCEPTED, True, Reason.VALID)), message)
 
 
 def without_services(phase: Phase, message: str) -> Transition:
-    """The functions' Services can't be had now."""
+    """The functions' Services can't be created now."""
     changes = (
         (SERVICES_READY, False, Reason.SERVICES_FAILED),
         (PROGRESSING, False, Reason.SERVICES_FAILED),
@@ -158,13 +159,13 @@ def without_services(phase: Phase, message: str) -> Transition:
 
 
 def suspended() -> Transition:
-    """Everything is let go of."""
+    """The job has released everything."""
     changes = ((SUSPENDED, True, Reason.SUSPENDED), (PROGRESSING, False, Reason.SUSPENDED))
-    return Transition("Suspended", changes, "set spec.suspend to false to go on")
+    return Transition("Suspended", changes, "set spec.suspend to false to continue")
 
 
 def out_of_budget(message: str) -> Transition:
-    """Everything is let go of, since the budget does not allow for another step."""
+    """The job has released everything, because the budget does not allow another step."""
     changes = (
         (SUSPENDED, True, Reason.BUDGET_EXHAUSTED),
         (PROGRESSING, False, Reason.BUDGET_EXHAUSTED),
@@ -184,7 +185,7 @@ def succeeded(message: str) -> Transition:
 
 
 def failed(reason: Reason, message: str) -> Transition:
-    """The job gives up."""
+    """The job has failed."""
     refused = reason in (Reason.INVALID_SPEC, Reason.SPEC_CHANGED)
     acceptance = (ACCEPTED, not refused, reason if refused else Reason.VALID)
     return Transition("Failed", ((FAILED, True, reason), (PROGRESSING, False, Reason.FAILED), acceptance), message)
@@ -194,7 +195,7 @@ def apply(status: ResourceStatus, transition: Transition, *, generation: int, no
     """The status after a transition.
 
     Args:
-        generation: of the job that the transition was made from.
+        generation: generation of the resource that the transition is based on.
         now: RFC 3339.
     """
     conditions: Sequence[Condition] = status.conditions
@@ -229,7 +230,7 @@ def set_condition(
     generation: int,
     now: str,
 ) -> list[Condition]:
-    """The conditions with one of them set. Its transition time stays where its status stays."""
+    """Set one condition. Its transition time changes only if its status does."""
     before = next((condition for condition in conditions if condition.type == kind), None)
     status = "True" if true else "False"
     condition = Condition(

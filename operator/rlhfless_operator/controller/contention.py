@@ -1,4 +1,4 @@
-"""Who shares a pool with a job, and how many of its GPUs the others want."""
+"""The jobs that share a pool, and how many of its GPUs each wants."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -15,7 +15,7 @@ from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage
 
 @dataclass(eq=False)
 class PoolMember:
-    """A job whose driver works.
+    """A job with a running driver.
 
     Args:
         clock: monotonic seconds.
@@ -33,7 +33,7 @@ class PoolMember:
 
     @contextmanager
     def wanting(self, stage: Stage) -> Iterator[None]:
-        """A task of a stage works or waits for GPUs, for as long as the context lasts."""
+        """Count a task of a stage that uses or waits for GPUs, as long as the context lasts."""
         gpus = self.gpus.get(stage, 0)
         self.demand.change(gpus, self.clock())
         try:
@@ -46,7 +46,7 @@ class PoolMembers:
     """The jobs of all pools.
 
     Args:
-        settings: with the pools.
+        settings: the operator's settings, with the pools.
         clock: monotonic seconds.
     """
 
@@ -57,7 +57,7 @@ class PoolMembers:
 
     @contextmanager
     def joined(self, job: RLHFJob, namespace: str) -> Iterator[PoolMember]:
-        """A job's place in its pool, for as long as the context lasts."""
+        """Make a job a member of its pool, as long as the context lasts."""
         name = job.spec.pool or DEFAULT_POOL
         pool = self._settings.pools.get(name)
         gpus = {} if pool is None else gpus_by_stage(job, self._settings.pods, pool)
@@ -70,7 +70,7 @@ class PoolMembers:
             members.remove(member)
 
     def contention(self, member: PoolMember) -> Contention:
-        """What other jobs leave of its pool, or of what its namespace may have of it: the less of the two."""
+        """What other jobs leave of its pool, or of its namespace's quota in the pool, if that is less."""
         pool = self._settings.pools.get(member.pool)
         if pool is None:
             return ALONE
@@ -85,7 +85,7 @@ class PoolMembers:
 
 
 class WantingPlatform:
-    """Passes everything on to another platform, and tells a job's place in its pool of every task."""
+    """Forwards everything to another platform, and counts the job's tasks in its pool."""
 
     def __init__(self, platform: Platform, member: PoolMember) -> None:
         self._platform = platform

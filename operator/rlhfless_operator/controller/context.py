@@ -1,4 +1,4 @@
-"""What all supervisors of an operator share."""
+"""The context that all supervisors of an operator share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,68 +18,68 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 
 class ClusterPlatform(Platform, Protocol):
-    """Where the functions of a job on a cluster run."""
+    """The platform of a job on a cluster."""
 
     async def open(self) -> None:
-        """Make what the functions need. Called once, before anything else.
+        """Create what the functions need. Called once, before anything else.
 
         Raises:
-            PlatformUnavailableError: the cluster can't give it now.
+            PlatformUnavailableError: the cluster can't provide it now.
         """
 
     async def remove(self) -> None:
-        """Remove what `open` made. Called after `close`, once the job has ended or is suspended.
+        """Remove what `open` created. Called after `close`, once the job has ended or is suspended.
 
         Raises:
-            PlatformUnavailableError: the cluster can't be asked now.
+            PlatformUnavailableError: the cluster does not answer now.
         """
 
 
 Tell = Callable[[ConditionType, bool, Reason, str], None]
-"""Sets a condition of a job: whether it is so, why, and the same in a sentence with the remedy."""
+"""Sets a condition of a job: its type, status, reason, and a message with the remedy."""
 
 
 class MakePlatform(Protocol):
-    """Says where the functions of a job run."""
+    """Creates the platform of a job."""
 
     def __call__(
         self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
     ) -> ClusterPlatform:
-        """A platform that is not open yet.
+        """Create a platform that is not open yet.
 
         Args:
-            job: with resolved paths.
+            job: the job, with resolved paths.
             root: URI of the job's folder.
-            on_state: told of every change of an instance.
-            tell: what the job's user should know of the cluster.
+            on_state: called with every change of an instance.
+            tell: sets conditions about the cluster.
         """
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """How long the controller waits for what, in seconds."""
+    """The controller's waiting times, in seconds."""
 
     tick: float = 5.0
     """Between two heartbeats."""
     lease: float = 5.0
-    """Before a job that another driver has is tried again."""
+    """Until the retry of a job that another driver holds."""
     first_restart: float = 10.0
-    """Before the first restart after an internal failure; doubled with each in a row."""
+    """Until the first restart after an internal failure; doubles with each consecutive one."""
     longest_restart: float = 360.0
     """Before any restart."""
     queue: float = 5.0
-    """Between two looks at the Workload of a job that waits in a queue of Kueue, or was let in from it."""
+    """Between polls of the Workload of a job that waits in a Kueue queue or was admitted."""
     services: float = 10.0
-    """Before a job whose Services can't be had is tried again."""
+    """Until the retry of a job whose Services can't be created."""
     closing: float = 25.0
-    """For a driver to let go of everything; then it is abandoned."""
+    """For a driver to release everything; after it, the driver is abandoned."""
     farewell: float = 3.0
-    """For the last status when the operator stops."""
+    """For the last write of the status when the operator stops."""
 
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """What all supervisors of an operator share."""
+    """The context that all supervisors of an operator share."""
 
     api: JobsApi
     make_platform: MakePlatform
@@ -87,15 +87,15 @@ class OperatorContext:
     identity: str
     """This operator's process."""
     files: str
-    """Folder in the functions' pods that relative paths of a job are taken from."""
+    """Folder in the functions' pods that relative paths of a job are relative to."""
     artifacts: str
-    """What a relative `spec.artifacts.uri` is taken from."""
+    """URI or folder that a relative `spec.artifacts.uri` is relative to."""
     queues: Queues
-    """Of Kueue, for jobs that wait in one."""
+    """Kueue's queues, for jobs that wait in one."""
     settings: ClusterSettings
     """The operator's."""
     room: Room
-    """For jobs that don't say how many generation instances they may use."""
+    """Finds how many generation instances a job may use."""
     members: PoolMembers
-    """For plans that know how many GPUs other jobs want."""
+    """Members of the pools, for plans that consider the GPUs that other jobs want."""
     pacing: Pacing = Pacing()

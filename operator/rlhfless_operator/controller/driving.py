@@ -1,4 +1,4 @@
-"""The driver of a job on a cluster: the one that `rlhfless run` has, with what it tells mirrored into the resource."""
+"""The driver of a job on a cluster: that of `rlhfless run`, with its status mirrored into the resource."""
 
 import asyncio
 import logging
@@ -44,17 +44,17 @@ async def run_driver(
     budget: Callable[[], BudgetSpec | None],
     on_finished: Callable[[], Awaitable[None]],
 ) -> None:
-    """Drive a job to its end, and leave a report.
+    """Drive a job to its end, and write a report.
 
     Args:
-        actors: how many generation instances a step may use.
-        on_platform: told where its functions run, before anything is made there.
-        budget: what the job may spend, asked before each step.
-        on_finished: awaited once the job has succeeded, before its last pods are gone. Knative lets the last pod of a
-            Service go 6 s after its last request, and that of none at once.
+        actors: number of generation instances that a step may use.
+        on_platform: called with the job's platform before anything is created on it.
+        budget: returns what the job may spend; called before each step.
+        on_finished: awaited once the job has succeeded, before its last pods are gone. Knative ends the last pod of a
+            Service 6 s after its last request; if the Service is deleted, the pod ends immediately.
 
     Raises:
-        Exception: whatever `drive` raises.
+        Exception: any exception of `drive`.
     """
     pooled: PooledPlatform | None = None
 

@@ -1,6 +1,6 @@
 """The operator's own HTTP endpoints: metrics for Prometheus, liveness for the kubelet, a webhook for the API server.
 
-They are the operator's rather than kopf's, because a replica that does not lead is alive too.
+The operator serves them instead of kopf, because a replica that does not lead is also alive.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettingsError, v
 logger = logging.getLogger(__name__)
 
 ADMISSION_PATH = "/pods"
-"""Where the webhook is that makes pods go quickly, and places them near each other."""
+"""Path of the webhook that makes pods terminate quickly and places them near each other."""
 SLOTS_PATH = "/slots"
-"""Where the webhook is that gives pods their slots."""
+"""Path of the webhook that gives pods their slots."""
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_REVIEW = 8 * 2**20
-"""An API server takes requests of up to 3 MB, and a review may have an object twice."""
+"""Largest request. An API server accepts requests of up to 3 MB, and a review may contain an object twice."""
 _RENEWAL_SECONDS = 60.0
-"""Between two looks at the certificate's files."""
+"""Seconds between checks of the certificate's files."""
 
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -70,16 +70,16 @@ async def serve_admission(
     """Serve the webhooks on all addresses, by TLS; yields the port.
 
     Args:
-        port: where it is served; nothing is without one.
-        certificate: folder with `tls.crt` and `tls.key`, which are read anew when they have changed.
-        grace_seconds: the longest grace period of a function pod; pods go as Knative has it without one.
-        slots: gives pods their slots, where they use GPUs in turns.
-        topology_keys: labels of nodes that say where they are, the nearest domain first; pods are placed as Kubernetes
-            does without any.
-        renewal_seconds: between two looks at the certificate.
+        port: port to serve on; None serves nothing.
+        certificate: folder with `tls.crt` and `tls.key`, which are reloaded when they change.
+        grace_seconds: the longest grace period of a function pod; None keeps Knative's.
+        slots: gives slots to pods that use GPUs in turns.
+        topology_keys: node labels with the node's location, the nearest domain first; empty leaves the placement to
+            Kubernetes.
+        renewal_seconds: seconds between checks of the certificate.
 
     Raises:
-        ClusterSettingsError: there is no certificate that can be used.
+        ClusterSettingsError: there is no valid certificate.
     """
     if port is None:
         yield None
@@ -90,7 +90,7 @@ async def serve_admission(
             try:
                 return web.json_response(await review(await request.json()))
             except ValueError as error:
-                # The webhook's failure policy says what becomes of the pod.
+                # The webhook's failure policy decides what happens to the pod.
                 return web.json_response({"error": str(error)}, status=400)
 
         return answer
@@ -106,7 +106,7 @@ async def serve_admission(
         context = _context(certificate)
     except OSError as error:
         raise ClusterSettingsError(
-            f"{variable_of('admission_certificate')}: {certificate} has no certificate that can be used ({error}); "
+            f"{variable_of('admission_certificate')}: {certificate} has no valid certificate ({error}); "
             "mount a Secret of type kubernetes.io/tls there"
         ) from error
     renewal = asyncio.create_task(_renew(context, certificate, files, renewal_seconds))
@@ -137,13 +137,13 @@ async def _renew(context: ssl.SSLContext, folder: Path, files: tuple[bytes, byte
         try:
             found = _certificate(folder)
             if found != files:
-                # In a context of its own first: the one in use would be left with half of a pair that does not match.
+                # Load into a new context first: if the pair does not match, the context in use would keep half of it.
                 _context(folder)
                 context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
                 files = found
-                logger.info("the webhook has a new certificate")
+                logger.info("the webhook uses a new certificate")
         except OSError as error:
-            logger.warning("the webhook keeps its certificate, as that in %s can't be used: %s", folder, error)
+            logger.warning("the webhook keeps its certificate, because the one in %s is not valid: %s", folder, error)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What the metrics show, as pure functions of a run's records."""
+"""The figures for the metrics: pure functions of a run's records."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ _TRAINING = {
     "mismatch": ("mismatch/mean_exp_abs",),
     "tokens_per_pass": ("generation/tokens_per_pass",),
 }
-"""Names in `metrics.jsonl`, the first that is there."""
+"""Names in `metrics.jsonl`; the first that exists counts."""
 _CLIPPED = ("policy/clip_fraction_low", "policy/clip_fraction_high")
 
 
 def training_figures(record: StepRecord) -> dict[str, float]:
-    """Numbers of what was learnt and sampled, by the names that dashboards use; those that the step has."""
+    """A step's figures of learning and sampling, by the names that dashboards use."""
     figures = {}
     for name, sources in _TRAINING.items():
         found = next((record.metrics[source] for source in sources if source in record.metrics), None)
@@ -35,10 +35,10 @@ def training_figures(record: StepRecord) -> dict[str, float]:
 
 
 def planned_money(record: StepRecord, instance_hour: Decimal) -> dict[str, float]:
-    """Money that generation was planned to cost: by the chosen plan, the cheapest one, and the lower bound.
+    """Planned cost of generation: of the chosen plan, the cheapest plan, and the lower bound.
 
     Args:
-        instance_hour: price of an instance of generation for an hour.
+        instance_hour: price of a generation instance for an hour.
     """
     plan = record.plan or {}
     names = {

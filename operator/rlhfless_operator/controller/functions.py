@@ -1,4 +1,4 @@
-"""Where the functions of the operator's jobs run: Knative Services, watched by one watch."""
+"""The platforms of the operator's jobs: Knative Services, watched by one watch."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -30,15 +30,15 @@ FIELD_MANAGER = "rlhfless"
 
 @asynccontextmanager
 async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-    """What makes a job's platform, for as long as the context lasts.
+    """The factory of jobs' platforms, valid as long as the context lasts.
 
     Args:
-        api: of the cluster; whoever makes it closes it.
+        api: client of the cluster; the caller closes it.
     """
     client = KnativeClient(api, field_manager=FIELD_MANAGER)
     look = ClusterLook(api, settings)
     pools = SlotPools(client, settings)
-    # A role in some namespaces allows to list no nodes.
+    # A role in some namespaces can't allow listing nodes.
     places = NodePlaces(client, settings.topology_keys or TOPOLOGY_KEYS, allowed=not settings.namespaces)
     async with PodWatch(client, settings.namespaces) as watch:
 
@@ -54,7 +54,7 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 report.changed(change)
 
             async def look_around() -> list[Finding]:
-                # A role in some namespaces allows to list no nodes and devices, and to read no definition.
+                # A role in some namespaces can't allow listing nodes and devices, or reading the CRD.
                 everywhere = not settings.namespaces
                 installed = await look.at_installation(definition=everywhere)
                 stages = stages_of(settings, job, resource.namespace)
@@ -84,13 +84,13 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
 def functions_of(
     identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings, environment: Mapping[str, str]
 ) -> Mapping[Stage, StageFunction]:
-    """The stages of a job, each with its pods: what the stage says over what the job says over the cluster's defaults.
+    """The stages of a job with their pods: the stage's settings over the job's over the cluster's defaults.
 
     Args:
-        environment: the operator's own, which names the stores that the functions use too.
+        environment: the operator's own variables, which name the stores that the functions use too.
 
     Raises:
-        ValueError: a rehearsal's model is not known or fits no such GPU.
+        ValueError: a rehearsal's model is unknown, or does not fit on the GPU.
     """
     emulation = emulation_of(job)
     env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}

@@ -1,4 +1,4 @@
-"""What kopf calls: thin handlers that hand each job to its supervisor."""
+"""The handlers that kopf calls. They pass each job to its supervisor."""
 
 import asyncio
 import time
@@ -16,16 +16,16 @@ from rlhfless_operator.job.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.job.resource_status import read_resource_status
 
 FINALIZER = "rlhfless.io/driver"
-"""Holds a job's deletion up until its driver has let go of everything."""
+"""Delays a job's deletion until its driver has released everything."""
 STALE_SECONDS = 120.0
-"""A supervisor that was silent for longer is stuck."""
+"""A supervisor that is silent for longer is stuck, in seconds."""
 
 
 class Handlers:
     """The handlers of one operator.
 
     Args:
-        context: what its supervisors share.
+        context: the context that its supervisors share.
     """
 
     def __init__(self, context: OperatorContext) -> None:
@@ -33,7 +33,7 @@ class Handlers:
         self._supervisors: dict[str, Supervisor] = {}
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Have kopf call them."""
+        """Register the handlers with kopf."""
         kopf.on.event(GROUP, VERSION, PLURAL, id=NOTICE, registry=registry)(self._on_event)
         kopf.daemon(
             GROUP,
@@ -43,7 +43,7 @@ class Handlers:
             registry=registry,
             when=_wants_attention,
             cancellation_timeout=60.0,
-            # What a supervisor lets out is a fault in it: log it, and begin anew.
+            # An exception from a supervisor is a bug in it: log it, and start again.
             backoff=30.0,
         )(self._supervise)
         kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_service_account)
@@ -75,7 +75,7 @@ class Handlers:
                 del self._supervisors[uid]
 
     async def _on_event(self, event: Mapping[str, Any], body: kopf.Body, **_: Any) -> None:
-        # kopf keeps every job's last document. Nobody reads this part, which is a third of it.
+        # kopf keeps every job's last document. This part is a third of it and is never read.
         event["object"]["metadata"].pop("managedFields", None)
         metadata = body["metadata"]
         if event.get("type") == "DELETED":

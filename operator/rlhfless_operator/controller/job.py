@@ -1,7 +1,7 @@
-"""One job's supervisor: from its resource's creation until nothing is left to do, whatever happens to it on the way.
+"""The supervisor of one job, from its resource's creation until nothing is left to do.
 
-It runs the very driver that `rlhfless run` runs. The truth of the training is in the job's folder; here the resource's
-status is kept in step with it, and the user's wishes (suspend, delete, another document) are carried to the driver.
+It runs the same driver as `rlhfless run`. The job's folder holds the state of training. The supervisor keeps the
+resource's status up to date with it, and passes the user's changes (suspend, delete, a new document) to the driver.
 """
 
 import asyncio
@@ -46,20 +46,20 @@ _logger = logging.getLogger(__name__)
 
 
 class Stopped(Protocol):
-    """What says that the supervisor is to end."""
+    """Tells whether the supervisor must end."""
 
     def is_set(self) -> bool:
-        """Whether it is to end."""
+        """Whether it must end."""
 
 
 class Supervisor:
-    """Takes care of one job.
+    """Supervises one job.
 
     Args:
-        context: shared by all jobs.
-        body: the resource; a view that the watch keeps up to date.
-        stopped: set when the supervisor is to end.
-        post: makes an event of a transition.
+        context: the context that all jobs share.
+        body: the resource; a view that the watch updates.
+        stopped: set when the supervisor must end.
+        post: posts an event for a transition.
     """
 
     def __init__(self, context: OperatorContext, body: Mapping[str, Any], stopped: Stopped, post: Post) -> None:
@@ -75,25 +75,25 @@ class Supervisor:
         self._queued = False
         self._asked_queue = 0.0
         self.heartbeat = time.monotonic()
-        """When it last showed that it lives, in monotonic seconds."""
+        """Time of its last sign of life, in monotonic seconds."""
 
     @property
     def resource(self) -> JobResource:
-        """The resource as it was seen last."""
+        """The resource as last seen."""
         return JobResource.of(self._body)
 
     @property
     def status(self) -> ResourceStatus:
-        """The job's status, published or about to be."""
+        """The job's newest status, even if it is not published yet."""
         return self._publisher.status
 
     def notice(self) -> None:
-        """The resource has changed, or the supervisor is to stop."""
+        """Tell the supervisor that the resource has changed, or that it must stop."""
         self._publisher.writer.seen(self.resource, dict(self._body.get("status") or {}))
         self._changed.set()
 
     async def run(self) -> None:
-        """Take care of the job until stopped."""
+        """Supervise the job until stopped."""
         while not self._stopped.is_set():
             writing = asyncio.create_task(ending_of(self._publisher.writer.run()))
             try:
@@ -161,7 +161,7 @@ class Supervisor:
             await self._follow(outcome_of(error), resource)
 
     def _look_at_folder(self, folder: JobFolder, resource: JobResource, job: RLHFJob) -> Transition | None:
-        """Claim the folder; a transition where there is nothing to drive."""
+        """Claim the folder. Returns a transition if there is nothing to drive."""
         claim(folder, resource)
         status = read_status(folder)
         if status is None:
@@ -187,7 +187,7 @@ class Supervisor:
         """Run a driver until it ends, or until the user or the cluster wants something else.
 
         Returns:
-            What the driver ended with; None if it did its work, or was stopped.
+            The exception that ended the driver; None if it finished or was stopped.
         """
         driving = asyncio.create_task(ending_of(self._run_driver(resource, job, folder, actors)))
         try:
@@ -236,12 +236,14 @@ class Supervisor:
         driving.cancel()
         await asyncio.wait({driving}, timeout=self._context.pacing.closing)
         if not driving.done():
-            _logger.error("a driver did not let go within %g s, and is abandoned", self._context.pacing.closing)
+            _logger.error(
+                "a driver did not release its instances within %g s and is abandoned", self._context.pacing.closing
+            )
         elif not driving.cancelled() and (error := driving.result()) is not None:
             _logger.warning("a driver that was stopped ended with %s: %s", type(error).__name__, error)
 
     def _wants_other(self, resource: JobResource) -> bool:
-        """Whether a driver that was started for `resource` has to end."""
+        """Whether a driver that was started for `resource` must end."""
         now = self.resource
         other = now.driven_spec != resource.driven_spec or now.queue != resource.queue
         return self._stopped.is_set() or now.deleted or now.suspended or other
@@ -265,7 +267,7 @@ class Supervisor:
     async def _restart(self, outcome: Outcome, resource: JobResource) -> None:
         limit, pacing = self.resource.backoff_limit, self._context.pacing
         if self.status.restarts >= limit:
-            message = f"{outcome.message}; given up after {self.status.restarts} restarts (spec.backoffLimit)"
+            message = f"{outcome.message}; failed after {self.status.restarts} restarts (spec.backoffLimit)"
             await self._enter(conditions.failed(Reason.BACKOFF_LIMIT_EXCEEDED, message), resource)
             return
         restarts = self._publisher.restarting()
@@ -277,7 +279,7 @@ class Supervisor:
     # --- phases ---
 
     async def _enter(self, transition: Transition, resource: JobResource) -> None:
-        """Begin a phase, and see to it that the server knows."""
+        """Begin a phase, and publish it."""
         if transition.phase in ("Succeeded", "Failed", "Suspended"):
             await self._remove_services()
             if resource.queue is not None:
@@ -298,10 +300,12 @@ class Supervisor:
             try:
                 await platform.remove()
             except PlatformUnavailableError as error:
-                _logger.warning("Services stay without pods until their job is deleted: %s", error)
+                _logger.warning(
+                    "Services could not be removed; they stay without pods until the job is deleted: %s", error
+                )
 
     async def _say_farewell(self) -> None:
-        message = "the operator was stopped; the next one goes on from here"
+        message = "the operator was stopped; the next one resumes the job"
         farewell = conditions.waiting("Interrupted", Reason.OPERATOR_STOPPED, message)
         with contextlib.suppress(TimeoutError, SupersededError, ResourceGoneError):
             async with asyncio.timeout(self._context.pacing.farewell):
@@ -323,7 +327,7 @@ class Supervisor:
     # --- waiting ---
 
     async def _wait(self, *tasks: asyncio.Task[Any], seconds: float | None = None) -> None:
-        """Wait for a change, for a task's end, or for a while, at most a heartbeat long."""
+        """Wait for a change, a task's end, or some seconds; at most for one heartbeat."""
         self.heartbeat = time.monotonic()
         tick = self._context.pacing.tick
         changed = asyncio.create_task(self._changed.wait())
@@ -337,7 +341,7 @@ class Supervisor:
             changed.cancel()
 
     async def _pause(self, resource: JobResource, seconds: float) -> None:
-        """Wait, unless something else is wanted."""
+        """Wait, unless the user or the cluster wants something else."""
         until = time.monotonic() + seconds
         while not self._wants_other(resource) and (left := until - time.monotonic()) > 0:
             self._changed.clear()
@@ -345,9 +349,9 @@ class Supervisor:
 
 
 async def ending_of(work: Awaitable[None]) -> Exception | None:
-    """What some work of a supervisor ends with; None if it was done.
+    """The exception that ends a supervisor's work; None if the work was completed.
 
-    A task must not raise it. While the operator stops, kopf raises what any task of the process does as the operator's.
+    A task must not raise it: while the operator stops, kopf treats an exception of any task as the operator's.
     """
     try:
         await work
@@ -357,5 +361,7 @@ async def ending_of(work: Awaitable[None]) -> Exception | None:
 
 
 def _succeeded(status: RLHFJobStatus, folder: JobFolder, since: Sequence[Change] = ()) -> Transition:
-    remark = f"; since then {named(since)}: nothing was trained with that, make a new job for it" if since else ""
+    remark = (
+        f"; since then {named(since)}, which has no effect on a finished job; create a new job for it" if since else ""
+    )
     return conditions.succeeded(f"all {status.step} steps are done; the model is in {folder.export}{remark}")

@@ -1,4 +1,4 @@
-"""The requests that the controller itself makes for its jobs: all of them in one place, and counted."""
+"""The controller's own requests for its jobs, all in one place and counted."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -16,19 +16,19 @@ class ResourceGoneError(Exception):
 
 
 class ConflictError(Exception):
-    """The resource is not at the version that the request was made for."""
+    """The resource is no longer at the version that the request names."""
 
 
 class ApiError(Exception):
-    """The API server did not answer, or refuses the request; trying again later may help."""
+    """The API server did not answer, or refused the request; a later retry may succeed."""
 
 
 class JobsApi:
     """RLHFJobs on the API server.
 
     Args:
-        client: whoever makes it closes it.
-        on_request: told of every request by its verb.
+        client: client of the cluster; the caller closes it.
+        on_request: called with the verb of every request.
     """
 
     def __init__(self, client: ApiClient, on_request: Callable[[str], None] = lambda verb: None) -> None:
@@ -50,7 +50,7 @@ class JobsApi:
         )
 
     async def get(self, namespace: str, name: str) -> dict[str, Any]:
-        """The resource as it is.
+        """Get the resource.
 
         Raises:
             ResourceGoneError, ApiError
@@ -63,7 +63,7 @@ class JobsApi:
         )
 
     async def delete(self, namespace: str, name: str, uid: str) -> None:
-        """Delete the resource, and nothing else that has its name by now.
+        """Delete the resource, but not a newer one with the same name.
 
         Raises:
             ResourceGoneError, ConflictError, ApiError

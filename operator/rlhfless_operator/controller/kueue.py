@@ -1,9 +1,8 @@
-"""Kueue's Workload of a job, and what its status asks of the job: pure functions of documents.
+"""Kueue's Workload of a job, and what its status demands of the job: pure functions of documents.
 
-A job with the label `kueue.x-k8s.io/queue-name` runs while its Workload is admitted. The operator makes the Workload
-and does what Kueue leaves to whoever integrates a kind of job: it stops the job on an eviction, gives the quota back
-once its pods are gone, and says when the job has finished (kubernetes-sigs/kueue,
-pkg/controller/jobframework/reconciler.go).
+A job with the label `kueue.x-k8s.io/queue-name` runs while its Workload is admitted. The operator creates the Workload
+and does what Kueue expects from an integration: it stops the job on an eviction, returns the quota once its pods are
+gone, and reports when the job has finished (kubernetes-sigs/kueue, pkg/controller/jobframework/reconciler.go).
 """
 
 import hashlib
@@ -16,10 +15,10 @@ from rlhfless_operator.job.spec import API_VERSION, KIND
 GROUP = "kueue.x-k8s.io"
 PLURAL = "workloads"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Names the LocalQueue of a job, which must lie in the job's namespace."""
+"""Label with the LocalQueue of a job, which must be in the job's namespace."""
 _UID_LABEL = "kueue.x-k8s.io/job-uid"
 _REQUEUED_AFTER = ("Preempted", "NodeFailures")
-"""Evictions after which a Workload is queued again at once; after others it waits, or for its user."""
+"""Evictions after which a Workload is queued again immediately. After others it waits, some for the user."""
 
 Document = dict[str, Any]
 State = Literal["waiting", "admitted", "evicted"]
@@ -27,30 +26,30 @@ State = Literal["waiting", "admitted", "evicted"]
 
 @dataclass(frozen=True)
 class PodSet:
-    """Pods of one stage, as Kueue reckons with them."""
+    """Pods of one stage, as Kueue counts them."""
 
     stage: str
     count: int
-    """The most that the job uses at a time."""
+    """Most pods that the job uses at a time."""
     least: int
-    """The fewest that it can do with."""
+    """Fewest pods that it can work with."""
     template: Mapping[str, Any]
-    """The pod template, of which Kueue reads resources, tolerations, node selectors and the like."""
+    """The pod template. Kueue reads its resources, tolerations, node selectors and similar fields."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What Kueue says of a Workload."""
+    """Kueue's decision about a Workload."""
 
     state: State
-    """`waiting`: the job may not run. `admitted`: it may. `evicted`: it must stop, and give its quota back."""
+    """`waiting`: the job may not run. `admitted`: it may. `evicted`: it must stop and return its quota."""
     message: str
     counts: Mapping[str, int]
-    """Pods that are admitted, by stage; fewer than were asked for where partial admission allows it."""
+    """Number of admitted pods by stage; partial admission may admit fewer than requested."""
 
 
 def workload_name(job: str, uid: str) -> str:
-    """Name of a job's Workload, which tells two jobs of one name apart."""
+    """Name of a job's Workload, which differs for two jobs with the same name."""
     return f"{KIND.lower()}-{job}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
 
 
@@ -64,10 +63,10 @@ def workload(
     priority: int,
     pod_sets: Sequence[PodSet],
 ) -> Document:
-    """The Workload of a job, to be applied.
+    """The manifest of a job's Workload.
 
     Args:
-        version: of Kueue's API that the cluster serves, such as `v1beta2`.
+        version: version of Kueue's API that the cluster serves, such as `v1beta2`.
     """
     return {
         "apiVersion": f"{GROUP}/{version}",
@@ -94,7 +93,7 @@ def workload(
                 {
                     "name": pod_set.stage,
                     "count": pod_set.count,
-                    # Kueue allows a least count for one pod set only.
+                    # Kueue allows a minimum count for one pod set only.
                     **({"minCount": pod_set.least} if pod_set.least < pod_set.count else {}),
                     "template": dict(pod_set.template),
                 }
@@ -105,7 +104,7 @@ def workload(
 
 
 def admission_of(document: Mapping[str, Any]) -> Admission:
-    """What a Workload's status says."""
+    """Kueue's decision from a Workload's status."""
     status = document.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
     admission = status.get("admission") or {}
@@ -124,7 +123,7 @@ def admission_of(document: Mapping[str, Any]) -> Admission:
 
 
 def quota_released(document: Mapping[str, Any], *, now: str) -> Document | None:
-    """The status of an evicted Workload whose pods are gone; None where there is nothing to give back.
+    """The status of an evicted Workload whose pods are gone; None if there is no quota to return.
 
     Args:
         now: RFC 3339.
@@ -144,7 +143,7 @@ def quota_released(document: Mapping[str, Any], *, now: str) -> Document | None:
 
 
 def finished(document: Mapping[str, Any], *, succeeded: bool, message: str, now: str) -> Document | None:
-    """The status of a Workload whose job has come to its end; None where it says so already."""
+    """The status of a Workload whose job has ended; None if it already says so."""
     conditions = (document.get("status") or {}).get("conditions") or []
     if _is_true({condition["type"]: condition for condition in conditions}, "Finished"):
         return None
@@ -169,7 +168,7 @@ def _condition(kind: str, true: bool, reason: str, message: str, generation: int
 
 
 def _with(conditions: Sequence[Mapping[str, Any]], changed: Sequence[Document]) -> list[Document]:
-    """The conditions with some of them set; a merge patch replaces the whole list."""
+    """All conditions, including the changed ones. A merge patch replaces the whole list."""
     replaced = {condition["type"]: condition for condition in changed}
     kept = []
     for condition in conditions:

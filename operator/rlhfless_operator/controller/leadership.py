@@ -1,4 +1,4 @@
-"""Of several operators one leads: a Lease of the cluster says which."""
+"""Leader election: a Lease of the cluster decides which of several operators leads."""
 
 import asyncio
 import contextlib
@@ -17,21 +17,21 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class LeadershipLostError(Exception):
-    """The Lease could not be renewed in time; another operator may lead by now."""
+    """The Lease could not be renewed in time; another operator may lead now."""
 
 
 @dataclass(frozen=True)
 class Election:
-    """Which Lease, and how fast, in seconds."""
+    """The Lease and its timing, in seconds."""
 
     namespace: str
     name: str = "rlhfless-operator"
     duration: int = 15
-    """A Lease that was not renewed for so long is free."""
+    """Time without a renewal after which the Lease is free."""
     renewal: int = 10
-    """A leader that can't renew for so long stops leading."""
+    """Time without a successful renewal after which a leader stops leading."""
     retry: int = 2
-    """Between two tries, and between two renewals."""
+    """Time between attempts, and between renewals."""
 
 
 async def lead(
@@ -41,14 +41,14 @@ async def lead(
     operate: Callable[[asyncio.Event], Awaitable[None]],
     ended: asyncio.Event,
 ) -> None:
-    """Wait until this operator leads, and operate until told to end; then let the next one in at once.
+    """Wait until this operator leads, and operate until told to end. Then release the Lease for the next one.
 
     Args:
-        operate: given an event, at which it has to end.
-        ended: ends the wait; it is up to `operate` to heed it afterwards.
+        operate: runs the operator; it must end when the given event is set.
+        ended: ends the wait; afterwards `operate` must observe it.
 
     Raises:
-        LeadershipLostError: after `operate` has ended because the Lease was lost.
+        LeadershipLostError: the Lease was lost, and `operate` has ended because of it.
     """
     lock = _Lock(election.name, election.namespace, identity, client)
     elector = LeaderElection(
@@ -84,12 +84,12 @@ async def lead(
 
 
 def own_namespace() -> str | None:
-    """The namespace of the pod that this process is in; None outside a cluster."""
+    """The namespace of the pod that this process runs in; None outside a cluster."""
     return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else None
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Work until it is done or the event is set; whether it is done."""
+    """Work until the work is done or the event is set. Returns whether the work is done."""
     working, ending = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,11 +104,11 @@ async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, object]) -> bo
 
 
 async def _nothing() -> None:
-    """This module looks itself at what the election comes to."""
+    """Do nothing: this module checks the election's outcome itself."""
 
 
 class _Lock(LeaseLock):
-    """A Lease whose failures to be reached are tried again, and which can be given back."""
+    """A Lease that retries failed requests and can be released."""
 
     async def get(self, name: str, namespace: str) -> Any:
         try:
@@ -117,7 +117,7 @@ class _Lock(LeaseLock):
             return False, ApiException(status=0, reason=str(error))
 
     async def create(self, name: str, namespace: str, election_record: Any) -> bool:
-        # The parent's own gives the API a parameter of a type that the API refuses.
+        # The parent's method passes a parameter of a type that the API refuses.
         lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
             await self.api_instance.create_namespaced_lease(namespace, lease)
@@ -132,7 +132,7 @@ class _Lock(LeaseLock):
             return False
 
     async def release(self) -> None:
-        """Give the Lease back, if it is this operator's still."""
+        """Release the Lease, if this operator still holds it."""
         with contextlib.suppress(ApiException, aiohttp.ClientError, OSError):
             lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
             if lease.spec is not None and lease.spec.holder_identity == self.identity:

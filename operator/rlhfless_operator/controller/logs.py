@@ -1,4 +1,4 @@
-"""The operator's log: one line an occurrence, as JSON for a log collector or as text for people."""
+"""The operator's log: one line per event, as JSON for a log collector or as text for people."""
 
 import logging
 from typing import Literal
@@ -12,10 +12,10 @@ NOTICE = "notice"
 
 
 def configure_logs(log_format: LogFormat, *, verbose: bool = False) -> None:
-    """Log to standard error from now on.
+    """Log to standard error.
 
     Args:
-        verbose: also say what helps to find a fault in the operator itself.
+        verbose: also log details for debugging the operator.
     """
     kopf.configure(
         verbose=verbose,
@@ -27,5 +27,5 @@ def configure_logs(log_format: LogFormat, *, verbose: bool = False) -> None:
 
 
 def _says_something(record: logging.LogRecord) -> bool:
-    """kopf says of every single event that its handler succeeded."""
+    """Drop kopf's message that a handler succeeded, which it logs for every event."""
     return record.levelno > logging.INFO or f"'{NOTICE}' succeeded" not in record.getMessage()

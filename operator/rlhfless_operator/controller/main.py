@@ -1,4 +1,4 @@
-"""The operator: wires settings, clients, handlers, metrics and leadership together, and nothing else."""
+"""The operator: connects settings, clients, handlers, metrics and leader election."""
 
 import asyncio
 import os
@@ -32,16 +32,16 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 _DOMAIN = "rlhfless.io"
 _THREADS = 32
-"""For the artifact store, whose calls block."""
+"""Threads for the artifact store, whose calls block."""
 _CONNECTIONS = 20
-"""To the API server."""
+"""Connections to the API server."""
 _CLOSING_SECONDS = 30.0
-"""A little more than a driver may take to let go of everything."""
+"""A little longer than a driver may take to release everything, in seconds."""
 _OUTAGE_SECONDS = (1, 1, 2, 3, 5, 8, 13, 21, *[30] * 20)
-"""Pauses while the API server does not answer: ten minutes in all, then the operator ends and is started anew."""
+"""Pauses while the API server does not answer: ten minutes in total, then the operator ends and is restarted."""
 
 OpenPlatforms = Callable[[ApiClient, ClusterSettings], AbstractAsyncContextManager[MakePlatform]]
-"""Opens what the platforms of all jobs share."""
+"""Opens the resources that the platforms of all jobs share."""
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Operator:
     """One operator process.
 
     Attributes:
-        metrics_port: where its metrics are, once it runs.
-        liveness_port: where its liveness probe is, once it runs.
-        admission_port: where its webhook is, once it runs; None if it serves none.
+        metrics_port: port of its metrics, once it runs.
+        liveness_port: port of its liveness probe, once it runs.
+        admission_port: port of its webhooks, once it runs; None if it serves none.
     """
 
     settings: ClusterSettings
@@ -66,7 +66,7 @@ class Operator:
         """Operate until SIGTERM or SIGINT, or until `stop` is set."""
         stop = stop or asyncio.Event()
         if threading.current_thread() is threading.main_thread():
-            # Whoever waits to lead is the first process of its container, which no signal ends that it does not handle.
+            # PID 1 of a container ignores signals that it does not handle, also while it waits to lead.
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         identity = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -96,7 +96,7 @@ class Operator:
                     SlotAdmission(knative) if self.settings.has_slots else None,
                     topology_keys=self.settings.topology_keys,
                 ) as self.admission_port,
-                # Afterwards: a replica that has metrics is ready.
+                # Serve metrics last: a replica with metrics counts as ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,
                 serve_liveness(handlers.stuck, self.settings.liveness_port) as self.liveness_port,
             ):
@@ -127,7 +127,7 @@ class Operator:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """How kopf is to behave."""
+    """The settings of kopf."""
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_DOMAIN)
@@ -135,7 +135,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.reporting_component = "rlhfless"
     settings.posting.reporting_instance = socket.gethostname()
     settings.posting.event_name_prefix = "rlhfless-"
-    # It reads neither CustomResourceDefinitions nor Namespaces, so that it needs no permission to.
+    # It reads neither CustomResourceDefinitions nor Namespaces, and needs no permission for them.
     settings.scanning.disabled = True
     settings.background.instant_exit_timeout = _CLOSING_SECONDS
     settings.networking.error_backoffs = _OUTAGE_SECONDS
@@ -144,7 +144,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @asynccontextmanager
 async def connect() -> AsyncIterator[ApiClient]:
-    """A client of the cluster that KUBECONFIG names, or else of the one that this process runs in."""
+    """A client of the cluster in KUBECONFIG, or else of the one that this process runs in."""
     configuration = Configuration()
     kubeconfig = os.environ.get("KUBECONFIG")
     if kubeconfig or not Path(config.incluster_config.SERVICE_TOKEN_FILENAME).exists():

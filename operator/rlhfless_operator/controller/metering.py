@@ -1,4 +1,4 @@
-"""A platform that is opened when it is first needed, and measured."""
+"""A platform that opens another platform when it is first needed, and measures it."""
 
 import asyncio
 import time
@@ -12,12 +12,12 @@ from rlhfless_operator.platforms.base import Preload
 
 
 class MeteredPlatform:
-    """Passes everything on to another platform.
+    """Forwards everything to another platform.
 
     Args:
-        platform: which.
-        meter: told of what happens.
-        on_ready: told once the platform is open.
+        platform: the other platform.
+        meter: records what happens.
+        on_ready: called once the platform is open.
     """
 
     def __init__(self, platform: ClusterPlatform, meter: JobMeter, on_ready: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ class MeteredPlatform:
                 self._on_ready()
 
     def _begins(self, stage: Stage) -> float | None:
-        """Count a request in; for the first one after another stage, when that had ended."""
+        """Count a new request. For the first one after another stage, return the time when that stage ended."""
         first = self._running == 0 and self._last is not None and self._last[0] != stage
         self._running += 1
         return self._last[1] if first and self._last is not None else None

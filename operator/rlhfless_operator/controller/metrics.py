@@ -1,6 +1,6 @@
-"""The operator's Prometheus metrics. Numbers are taken from the runs when they are scraped; nothing polls.
+"""The operator's Prometheus metrics. A scrape reads the numbers from the runs; nothing polls.
 
-Counters begin at 0 with the operator's process, as Prometheus expects. No metric has a label a step.
+Counters begin at 0 with the operator's process, as Prometheus expects. No metric has a label per step.
 """
 
 import time
@@ -30,12 +30,12 @@ from rlhfless_operator.training.step_journal import StepJournal
 _JOB = ("namespace", "job")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
-"""Few: each is a series of every job and stage."""
+"""Few buckets, because each is a series for every job and stage."""
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class OperatorMetrics:
-    """Everything that is measured, in a registry of its own."""
+    """All metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -53,19 +53,19 @@ class OperatorMetrics:
             return Histogram(f"rlhfless_{name}", text, labels, buckets=buckets, registry=self.registry)
 
         self.gpu_seconds = counter(
-            "gpu_seconds_total", "Instance-seconds by what the instance did.", *_JOB, "stage", "state"
+            "gpu_seconds_total", "Instance-seconds by the state of the instance.", *_JOB, "stage", "state"
         )
         self.cost = counter("cost_total", "What instances cost, in the job's currency.", *_JOB, "stage")
-        self.steps = counter("steps_total", "Training steps that were finished.", *_JOB)
+        self.steps = counter("steps_total", "Finished training steps.", *_JOB)
         self.job_steps = gauge("job_steps", "Training steps of the whole job.", *_JOB)
         self.stage_duration = histogram(
-            "stage_duration_seconds", "Time in which a stage alone held a step up.", _LONG, *_JOB, "stage"
+            "stage_duration_seconds", "Time in which only this stage delayed a step.", _LONG, *_JOB, "stage"
         )
         self.cold_start = histogram(
-            "cold_start_seconds", "Time from asking for an instance until it was ready.", _LONG, *_JOB, "stage"
+            "cold_start_seconds", "Time from requesting an instance until it is ready.", _LONG, *_JOB, "stage"
         )
         self.reassignments = counter(
-            "reassignments_total", "Shares that went on elsewhere: an instance was lost, or cut by choice.",
+            "reassignments_total", "Shares that moved to another instance: one was lost, or the driver moved them.",
             *_JOB, "reason",
         )  # fmt: skip
         self.weights_read = counter(
@@ -76,41 +76,43 @@ class OperatorMetrics:
         )
         self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
         self.asleep = gauge("instances_asleep", "Instances that are kept without a GPU.", *_JOB, "stage")
-        self.forecast = gauge("cost_forecast_total", "Forecast of the whole job's cost at its end.", *_JOB)
+        self.forecast = gauge("cost_forecast_total", "Forecast of the job's total cost.", *_JOB)
         self.budget = gauge("budget_used_ratio", "Share of the job's budget that is spent.", *_JOB)
         self.cost_plan = counter(
-            "cost_plan_total", "Planned cost of generation: of the chosen plan, the cheapest, and the lower bound.",
+            "cost_plan_total", "Planned cost of generation: the chosen plan, the cheapest plan, and the lower bound.",
             *_JOB, "kind",
         )  # fmt: skip
         self.reward = gauge("reward", "Mean reward of the last step.", *_JOB)
         self.accuracy = gauge("evaluation_accuracy", "Mean reward of the last evaluation.", *_JOB)
         self.response_tokens = gauge("response_tokens", "Response tokens in the last step.", *_JOB, "statistic")
-        self.training = gauge("training", "What the learner reported of the last step.", *_JOB, "metric")
-        self.phase = gauge("job_phase", "1 for the phase that a job is in, 0 for the others.", *_JOB, "phase")
+        self.training = gauge("training", "Metrics of the learner in the last step.", *_JOB, "metric")
+        self.phase = gauge("job_phase", "1 for the job's current phase, 0 for the others.", *_JOB, "phase")
         self.last_progress = gauge(
-            "job_last_progress_timestamp_seconds", "Unix time at which the job last got on.", *_JOB
+            "job_last_progress_timestamp_seconds", "Unix time of the job's last progress.", *_JOB
         )
         self.status_writes = counter("operator_status_writes_total", "Requests that wrote a job's status.")
-        self.api_requests = counter("operator_api_requests_total", "Requests for jobs, by verb.", "verb")
-        self.jobs = gauge("operator_jobs", "Jobs that the operator knows.")
+        self.api_requests = counter(
+            "operator_api_requests_total", "The controller's requests for jobs, by verb.", "verb"
+        )
+        self.jobs = gauge("operator_jobs", "Jobs that the operator manages.")
         self.control = histogram(
             "control_seconds",
-            "Time from the end of a stage until a running instance has taken the first request of the next.",
+            "Time from the end of a stage until a running instance takes the first request of the next stage.",
             _SHORT,
         )
 
     def requested(self, verb: str) -> None:
-        """The controller asked the API server for something."""
+        """Count a request of the controller to the API server."""
         self.api_requests.labels(verb).inc()
         if verb == "patch":
             self.status_writes.inc()
 
     def job(self, namespace: str, name: str) -> "JobMeter":
-        """The meter of a job, through all of its drivers."""
+        """The meter of a job, for all of its drivers."""
         return self._jobs.setdefault((namespace, name), JobMeter(self, namespace, name))
 
     def show_phase(self, namespace: str, name: str, phase: Phase) -> None:
-        """A job is in a phase."""
+        """Show a job's phase."""
         if self._phases.get((namespace, name)) != phase:
             self._phases[namespace, name] = phase
             for other in _PHASES:
@@ -118,7 +120,7 @@ class OperatorMetrics:
         self.jobs.set(len(self._phases))
 
     def forget(self, namespace: str, name: str) -> None:
-        """A job is gone: its numbers go too."""
+        """Remove the series of a deleted job."""
         self._jobs.pop((namespace, name), None)
         self._phases.pop((namespace, name), None)
         self.jobs.set(len(self._phases))
@@ -126,7 +128,7 @@ class OperatorMetrics:
             metric.remove_by_labels({"namespace": namespace, "job": name})
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         now = time.monotonic()
         for meter in list(self._jobs.values()):
             meter.update(now)
@@ -151,17 +153,17 @@ class JobMeter:
     ledger: Ledger = field(default_factory=Ledger)
     """Every instance of the job since this operator began; never closed."""
     lengths: dict[int, list[int]] = field(default_factory=dict)
-    """Response tokens of the samples so far of each step that is not counted yet."""
+    """Response tokens of the samples so far, for each step that is not counted yet."""
     _driven: tuple[TrainingRun, StepJournal] | None = None
     _prices: Mapping[Stage, Decimal] = field(default_factory=lambda: dict.fromkeys(STAGES, Decimal(0)))
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
 
     def attach(self, run: TrainingRun, journal: StepJournal) -> None:
-        """A driver has the job; what it finishes from now on is counted."""
+        """Count what a new driver of the job finishes."""
         self._driven, self._counted_step = (run, journal), journal.status.step
         self._prices = run.spec.instance_prices
-        # From 0 on: what a series begins with, Prometheus takes for no increase.
+        # Start at 0: Prometheus does not count the first value of a series as an increase.
         for stage in STAGES:
             self.metrics.stage_duration.labels(self.namespace, self.job, stage)
             self.metrics.cold_start.labels(self.namespace, self.job, stage)
@@ -169,30 +171,30 @@ class JobMeter:
             self.metrics.weights_read.labels(self.namespace, self.job, far)
 
     def detach(self) -> None:
-        """The driver has ended."""
+        """Stop counting for a driver that has ended."""
         self.update(time.monotonic())
         self._driven = None
         self.metrics.actors.labels(self.namespace, self.job, "wanted").set(0)
 
     def observe(self, change: StateChange) -> None:
-        """An instance changed its state."""
+        """Record an instance's change of state."""
         self.ledger.observe(change)
         for span in self.ledger.take_spans():
             if span.state == "starting":
                 self.metrics.cold_start.labels(self.namespace, self.job, span.stage).observe(span.end - span.start)
 
     def moved(self) -> None:
-        """The job got on."""
+        """Record progress of the job."""
         self.metrics.last_progress.labels(self.namespace, self.job).set(time.time())
 
     def update(self, now: float) -> None:
-        """Bring counters and gauges up to date.
+        """Update counters and gauges.
 
         Args:
             now: monotonic seconds.
         """
         metrics, labels = self.metrics, (self.namespace, self.job)
-        # Pods that are still terminating cost something after their driver has ended.
+        # Terminating pods still cost money after their driver has ended.
         total = self.ledger.running(now)
         for stage in STAGES:
             for state in CHARGED_STATES:
@@ -229,7 +231,7 @@ class JobMeter:
             metrics.reassignments.labels(*labels, reason).inc(record.metrics.get(name, 0.0))
         for far in DISTANCES:
             metrics.weights_read.labels(*labels, far).inc(record.metrics.get(f"weights/bytes_{far}", 0.0))
-        # A driver that finds the step's batch made by an earlier one has not seen its samples.
+        # A driver that resumes with an earlier driver's batch has not seen its samples.
         if lengths := self.lengths.pop(record.step, []):
             for statistic, tokens in zip(RESPONSE_TOKENS, response_tokens(lengths), strict=True):
                 metrics.response_tokens.labels(*labels, statistic).set(tokens)
@@ -249,7 +251,7 @@ class JobMeter:
             metrics.budget.labels(*labels).set(journal.status.budget_used)
 
     def _count(self, counter: Counter, labels: tuple[str, ...], total: float) -> None:
-        """Raise a counter to a total that only grows."""
+        """Raise a counter to a growing total."""
         key = (counter._name, *labels)
         if total > self._charged[key]:
             counter.labels(*labels).inc(total - self._charged[key])

@@ -1,4 +1,4 @@
-"""What the nodes of this process's cluster have, for commands that can do without a cluster."""
+"""The GPUs of the cluster's nodes, for commands that also work without a cluster."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from rlhfless_operator.preflight.nodes import gpu_products_of
 
 
 def products_of_nodes() -> list[str]:
-    """The GPUs' products, each once; nothing where there is no cluster, or it does not say."""
+    """The GPU products, each once; empty if there is no cluster, or if it does not tell."""
     places = [*(os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep), SERVICE_TOKEN_FILENAME]
     if not any(Path(place).expanduser().is_file() for place in places):
         return []

@@ -1,4 +1,4 @@
-"""What the end of a driver means for its job: a pure function of the exception that it ended with."""
+"""What a driver's end means for its job: a pure function of the exception that ended the driver."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,9 +19,9 @@ Kind = Literal["failed", "suspended", "wait", "no_services", "restart"]
 class Outcome:
     """What to do next.
 
-    `failed`: the job has failed. `suspended`: all is let go of until the job's document changes. `wait`: another driver
-    has it, or the store does not answer; try again later. `no_services`: the cluster can't give it what it needs now;
-    try again later. `restart`: an internal failure, which counts against the backoff limit.
+    `failed`: the job has failed. `suspended`: release everything until the job's document changes. `wait`: another
+    driver holds the job, or the store does not answer; retry later. `no_services`: the cluster can't provide what the
+    job needs now; retry later. `restart`: an internal failure, which counts against the backoff limit.
     """
 
     kind: Kind
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Classify the exception that a driver ended with."""
+    """Classify the exception that ended a driver."""
     match error:
         case LeaseHeldError():
             return Outcome("wait", Reason.WAITING_FOR_LEASE, str(error))
@@ -41,7 +41,7 @@ def outcome_of(error: BaseException) -> Outcome:
         case PlatformUnavailableError():
             return Outcome("no_services", Reason.SERVICES_FAILED, str(error))
         case JobChangedError():
-            message = f"{error.fields} can't be changed once a step is done; undo the change, or make a new job"
+            message = f"{error.fields} can't be changed once a step is done; undo the change, or create a new job"
             return Outcome("failed", Reason.SPEC_CHANGED, message)
         case DeadlineExceededError():
             return Outcome("failed", Reason.DEADLINE_EXCEEDED, str(error))
@@ -56,5 +56,5 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def pause_before_restart(restarts: int, first: float, longest: float) -> float:
-    """Seconds before the `restarts`-th restart in a row: they double each time."""
+    """Seconds before the `restarts`-th consecutive restart; they double each time."""
     return float(min(longest, first * 2 ** min(restarts - 1, 60)))

@@ -1,4 +1,4 @@
-"""Whose work is in a job's folder: one resource's, by its uid."""
+"""The owner of a job's folder: one resource, by its uid."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -8,15 +8,15 @@ from rlhfless_operator.records.folder import JobFolder
 
 _FILE = "owner.json"
 _BEGUN = ("job.yaml", "status.json")
-"""Files of a folder in which a driver has been."""
+"""Files that exist in a folder once a driver has used it."""
 
 
 class FolderTakenError(Exception):
-    """The folder holds somebody else's work; the message names whose, and the remedies."""
+    """The folder holds the work of another owner; the message names the owner and the remedies."""
 
 
 class Owner(BaseModel):
-    """The resource whose work is in a folder."""
+    """The resource that owns a folder."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -26,10 +26,10 @@ class Owner(BaseModel):
 
 
 def claim(folder: JobFolder, resource: JobResource) -> None:
-    """Make the resource the folder's owner, if nobody else is.
+    """Make the resource the folder's owner, unless it has another owner.
 
     Raises:
-        FolderTakenError: somebody else is, and the resource is not annotated to take over.
+        FolderTakenError: the folder has another owner, and the resource has no annotation to adopt it.
         ArtifactError: the folder can't be read or written.
     """
     uri = folder.file(_FILE)
@@ -41,8 +41,8 @@ def claim(folder: JobFolder, resource: JobResource) -> None:
     if begun and not resource.adopt:
         whose = f"the RLHFJob {owner.namespace}/{owner.name} (uid {owner.uid})" if owner else "`rlhfless run`"
         raise FolderTakenError(
-            f"{folder.root} holds the work of {whose}; choose another metadata.name or spec.artifacts.uri, or remove"
-            f' the folder and make the job anew, or go on from that work with the annotation {ADOPT}: "true"'
+            f"{folder.root} holds the work of {whose}; choose another metadata.name or spec.artifacts.uri, or delete"
+            f' the folder and create the job again, or adopt the work with the annotation {ADOPT}: "true"'
         )
     content = mine.model_dump_json().encode()
     if begun:

@@ -1,4 +1,4 @@
-"""A job's status as it changes: phases and conditions, what the driver wrote, and an event for each transition."""
+"""Updates of a job's status: phases and conditions, the driver's fields, and an event for each transition."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,10 +15,10 @@ from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import RLHFJobStatus
 
 _MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
-"""What the driver's status says is so. The phase is the controller's: a driver that ends does not end the job."""
+"""Fields that come from the driver's status. The phase does not: the end of a driver does not end the job."""
 
 Post = Callable[[Transition], None]
-"""Makes an event of a transition."""
+"""Posts an event for a transition."""
 
 
 class Publisher:
@@ -26,7 +26,7 @@ class Publisher:
 
     Args:
         resource: the job.
-        content: its status as the server has it.
+        content: its status on the server.
     """
 
     def __init__(self, context: OperatorContext, resource: JobResource, content: Mapping[str, Any], post: Post) -> None:
@@ -34,15 +34,15 @@ class Publisher:
         self._post = post
         status = read_resource_status(content)
         self.writer = StatusWriter(context.api, resource, content, status, context.identity)
-        """What carries it to the server."""
+        """Writes the status to the server."""
 
     @property
     def status(self) -> ResourceStatus:
-        """The job's status, published or about to be."""
+        """The job's newest status, even if it is not published yet."""
         return self.writer.status
 
     def begin(self, transition: Transition, resource: JobResource) -> None:
-        """Take a turn; soon the server knows."""
+        """Apply a transition; the write to the server follows soon."""
         before = self.status
         after = conditions.apply(before, transition, generation=resource.generation, now=_now())
         self.writer.update(after)
@@ -51,7 +51,7 @@ class Publisher:
             self._post(transition)
 
     def mirror(self, status: RLHFJobStatus) -> None:
-        """The driver has written a status into the job's folder."""
+        """Copy a status that the driver has written into the job's folder."""
         changes = {name: getattr(status, name) for name in _MIRRORED}
         if status.step > self.status.step:
             changes["restarts"] = 0
@@ -60,22 +60,22 @@ class Publisher:
         self._update(**changes)
 
     def driven_by(self, lease: int) -> None:
-        """This operator drives the job."""
+        """Record that this operator drives the job."""
         self._update(driver=DriverStatus(operator=self._context.identity, lease=lease))
 
     def found_services(self, generation: int) -> None:
-        """The functions' Services are there."""
+        """Record that the functions' Services exist."""
         self.tell(conditions.SERVICES_READY, True, Reason.SERVICES_CREATED, "", generation=generation)
 
     def tell(self, kind: ConditionType, true: bool, reason: Reason, message: str, *, generation: int) -> None:
-        """Set a condition beside the job's phase; it makes no event."""
+        """Set a condition without changing the job's phase or posting an event."""
         found = conditions.set_condition(
             self.status.conditions, kind, true, reason, message, generation=generation, now=_now()
         )
         self._update(conditions=found)
 
     def learnt_from(self, records: Sequence[StepRecord], *, generation: int) -> None:
-        """Say whether the last of the finished steps teach anything; while all do there is nothing to say."""
+        """Set `StepsTeach` from the last finished steps. The condition is absent as long as all of them teach."""
         kind = conditions.STEPS_TEACH
         before = next((each for each in self.status.conditions if each.type == kind), None)
         if warning := warning_now(records):
@@ -85,12 +85,12 @@ class Publisher:
             self.tell(kind, True, Reason.SOMETHING_TO_LEARN, "", generation=generation)
 
     def observed(self, generation: int) -> None:
-        """The job's driver goes by this generation."""
+        """Record the generation that the job's driver uses."""
         if self.status.observed_generation != generation:
             self._update(observed_generation=generation)
 
     def restarting(self) -> int:
-        """Count a restart; returns how many there were in a row."""
+        """Count a restart. Returns the number of consecutive restarts."""
         self._update(restarts=self.status.restarts + 1)
         return self.status.restarts
 

@@ -1,4 +1,4 @@
-"""Jobs in the queues of Kueue: makes their Workloads, and says whether they may run."""
+"""Jobs in Kueue's queues: create their Workloads, and find out whether they may run."""
 
 import contextlib
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.room import pods_by_stage
 
 _VERSIONS = ("v1beta2", "v1beta1")
-"""Of Kueue's API, the newest first; what is used of it is the same in both."""
+"""Versions of Kueue's API, the newest first; the used part is the same in both."""
 
 
 class Queues:
-    """Kueue, as the jobs of an operator meet it.
+    """Kueue's queues for the jobs of an operator.
 
     Args:
-        settings: with the defaults of function pods, whose resources Kueue reckons with.
+        settings: the operator's settings, with the defaults of function pods, whose resources Kueue counts.
     """
 
     def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
@@ -45,9 +45,9 @@ class Queues:
         self._client: ResourceClient[KubernetesObject] | None = None
 
     async def admit(self, resource: JobResource, job: RLHFJob, actors: ActorRange) -> Admission:
-        """Queue a job of which nothing runs now, and say whether it may run, and with how many of its actors.
+        """Queue a job without running pods. Returns whether it may run, and with how many of its actors.
 
-        The Workload is made where there is none. The quota of one that was evicted is given back: nothing of the job
+        Creates the Workload if there is none. Returns the quota of an evicted Workload, because none of the job's pods
         runs any more.
         """
         try:
@@ -59,16 +59,18 @@ class Queues:
                 self._client = client
                 return kueue.admission_of(document)
             return _waiting(
-                f"the label {kueue.QUEUE_LABEL} asks for Kueue, which this cluster does not have; remove the label,"
-                f" or have Kueue installed"
+                f"the label {kueue.QUEUE_LABEL} needs Kueue, which this cluster does not have; remove the label,"
+                f" or install Kueue"
             )
         except ForbiddenError as error:
-            return _waiting(f"the operator may not make Workloads: {error}; grant it that, or remove the queue's label")
+            return _waiting(
+                f"the operator may not create Workloads: {error}; grant it the permission, or remove the queue's label"
+            )
         except ApiError as error:
-            return _waiting(f"Kueue could not be asked: {error}")
+            return _waiting(f"Kueue's API does not answer: {error}")
 
     async def withdrawn(self, resource: JobResource) -> str | None:
-        """Why a running job has to stop; None if it may go on, also while the API server can't say."""
+        """Why a running job must stop; None if it may continue, also while the API server does not answer."""
         if self._client is None:
             return None
         name = kueue.workload_name(resource.name, resource.uid)
@@ -82,9 +84,9 @@ class Queues:
         return None if admission.state == "admitted" else admission.message
 
     async def leave(self, resource: JobResource) -> None:
-        """Take a job out of its queue, of which nothing runs any more: it has ended, or its user has suspended it.
+        """Take a job without running pods out of its queue, because it has ended or is suspended.
 
-        Where the API server can't be asked the Workload stays until the job is deleted.
+        If the API server does not answer, the Workload stays until the job is deleted.
         """
         name = kueue.workload_name(resource.name, resource.uid)
         for client in [self._client] if self._client else self._clients.values():
@@ -113,7 +115,7 @@ class Queues:
         try:
             applied = await client.apply(manifest)
         except InvalidError:
-            # A Workload with quota can't change, and this job has changed: it queues anew.
+            # A Workload with quota can't change. Since this job has changed, it must queue again.
             if not await client.delete(resource.namespace, name):
                 raise
             applied = await client.apply(manifest)
@@ -125,7 +127,7 @@ class Queues:
 
 
 def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
-    """The pods that a job holds at most, by stage."""
+    """The most pods that a job holds, by stage."""
     learners = job.spec.learning.instances.max
     ranges: dict[Stage, ActorRange] = {
         "generation": actors,
@@ -139,7 +141,7 @@ def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> lis
 
 
 def within(actors: ActorRange, admission: Admission) -> ActorRange:
-    """No more generation instances than were admitted, but for the fewest that the job can do with."""
+    """Limit generation instances to the admitted number, but not below the job's minimum."""
     count = admission.counts.get("generation")
     return actors if count is None else actors.within(max(count, actors.least))
 

@@ -1,4 +1,4 @@
-"""A job as the API server has it, and what is to be done about it now: pure functions of its document."""
+"""A job's resource on the API server, and what to do about it now: pure functions of its document."""
 
 import math
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
 from rlhfless_operator.job.validation import InvalidJobError, parse_content
 
 ADOPT = "rlhfless.io/adopt"
-"""Annotation that lets a job go on from work that another resource, or `rlhfless run`, has begun in its folder."""
+"""Annotation that lets a job adopt work that another resource, or `rlhfless run`, began in its folder."""
 
 NO_RESTART_FIELDS = ("suspend", "backoffLimit", "ttlAfterFinished", "budget")
-"""Parts of the spec that don't disturb a running driver when they change: it asks for the budget before each step, and
-does not read the others."""
+"""Fields of the spec that may change without restarting a driver: it reads the budget before each step, and does not
+read the others."""
 
 Action = Literal["drive", "suspend", "expire", "none"]
 
 
 @dataclass(frozen=True)
 class JobResource:
-    """The parts of a custom resource that the controller looks at."""
+    """The parts of a custom resource that the controller reads."""
 
     namespace: str
     name: str
@@ -41,9 +41,9 @@ class JobResource:
     """resourceVersion."""
     spec: Mapping[str, Any]
     queue: str | None
-    """The queue of Kueue that it waits in, by its label."""
+    """The Kueue queue that it waits in, from its label."""
     adopt: bool
-    """Whether it is annotated with `rlhfless.io/adopt: "true"`."""
+    """Whether it has the annotation `rlhfless.io/adopt: "true"`."""
     deleted: bool
     """Whether it is being deleted."""
 
@@ -71,14 +71,14 @@ class JobResource:
 
     @property
     def backoff_limit(self) -> int:
-        """Restarts in a row that it may take."""
+        """Most consecutive restarts."""
         limit = self.spec.get("backoffLimit")
         default: int = RLHFJobSpec.model_fields["backoff_limit"].default
         return limit if isinstance(limit, int) else default
 
     @property
     def time_to_live(self) -> float | None:
-        """Seconds from its end to its deletion; None for ever."""
+        """Seconds from the job's end to its deletion; None for never."""
         try:
             seconds = parse_duration(self.spec.get("ttlAfterFinished"))
         except ValueError:
@@ -89,7 +89,7 @@ class JobResource:
         """What the job may spend.
 
         Args:
-            otherwise: the answer where the document's can't be read.
+            otherwise: the result if the document's budget can't be read.
         """
         content = self.spec.get("budget")
         try:
@@ -99,14 +99,14 @@ class JobResource:
 
     @property
     def driven_spec(self) -> dict[str, Any]:
-        """What a driver has to be started anew for when it changes."""
+        """The part of the spec whose change needs a new driver."""
         return {name: value for name, value in self.spec.items() if name not in NO_RESTART_FIELDS}
 
     def job(self) -> RLHFJob:
-        """The job that it describes.
+        """The job that the resource describes.
 
         Raises:
-            InvalidJobError: with every fault of the document.
+            InvalidJobError: the document is invalid; it holds every fault.
         """
         metadata = {"name": self.name, "namespace": self.namespace}
         content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(self.spec)}
@@ -114,7 +114,7 @@ class JobResource:
 
 
 def next_action(resource: JobResource, status: ResourceStatus) -> Action:
-    """What is to be done about a job: drive it, let go of it, delete it once its time is over, or nothing."""
+    """What to do about a job: drive it, release its instances, delete it when its time to live is over, or nothing."""
     if resource.deleted:
         return "none"
     if resource.suspended and status.phase not in ("Suspended", "Succeeded"):
@@ -129,7 +129,7 @@ def next_action(resource: JobResource, status: ResourceStatus) -> Action:
 
 
 def expiry(resource: JobResource, status: ResourceStatus) -> datetime | None:
-    """When a finished job is deleted; None for never."""
+    """Time when a finished job is deleted; None for never."""
     if resource.time_to_live is None or status.completion_time is None:
         return None
     try:
@@ -139,17 +139,17 @@ def expiry(resource: JobResource, status: ResourceStatus) -> datetime | None:
 
 
 def resolved(job: RLHFJob, files: str) -> RLHFJob:
-    """The job with its relative paths taken from `files`, a folder in the functions' pods."""
+    """A copy whose relative paths are resolved against `files`, a folder in the functions' pods."""
     return job.resolve_paths(Path(files))
 
 
 def root_of(job: RLHFJob, base: str) -> str:
-    """URI of the job's folder: the very layout of `rlhfless run`, with relative paths taken from `base`."""
+    """URI of the job's folder, with the layout of `rlhfless run`; a relative path is resolved against `base`."""
     uri = job.spec.artifacts.uri
     absolute = is_uri(uri) or Path(uri).is_absolute()
     return artifacts.join(uri if absolute else artifacts.join(base, uri), job.metadata.name)
 
 
 def describe_faults(error: InvalidJobError) -> str:
-    """All faults of a document, as `rlhfless validate` words them."""
+    """All faults of a document, in the words of `rlhfless validate`."""
     return "\n".join(str(fault) for fault in error.faults)

@@ -1,4 +1,4 @@
-"""How many generation instances a step of a job may use on this cluster."""
+"""The number of generation instances that a step of a job may use on this cluster."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas
 
 
 class Room:
-    """Looks at what a job may have, where its document does not say.
+    """Finds how many instances a job may use if its document does not say.
 
     Args:
-        settings: with the pools, and the defaults of function pods.
+        settings: the operator's settings, with the pools and the defaults of function pods.
     """
 
     def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
@@ -23,10 +23,10 @@ class Room:
         self._settings = settings
 
     async def actors(self, resource: JobResource, job: RLHFJob) -> ActorRange:
-        """The instances that the job names, as far as its pool can have them at a time; or else those that its pool and
-        its namespace's quotas have room for.
+        """The job's range of instances, limited by its pool. Without one, as many as its pool and its namespace's
+        quotas have room for.
 
-        Quotas that the operator may not read count as none.
+        Quotas that the operator may not read do not count.
 
         Raises:
             PlatformUnavailableError: the API server does not answer.

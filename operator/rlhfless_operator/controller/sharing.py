@@ -17,7 +17,7 @@ from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatfor
 
 
 def sharing(make_platform: MakePlatform, settings: ClusterSettings) -> MakePlatform:
-    """The same platforms, with every job in its pool; they themselves where no pools are configured."""
+    """Wrap the platforms, and put every job in its pool. Without configured pools, return them unchanged."""
     if not settings.pools:
         return make_platform
     pools = {name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces)) for name, pool in settings.pools.items()}
@@ -36,15 +36,15 @@ def pool_of(job: RLHFJob) -> str:
 
 
 def takes_turns(job: RLHFJob, settings: ClusterSettings) -> bool:
-    """Whether pods of a job use GPUs in turns, and sleep between their tasks."""
+    """Whether a job's pods use GPUs in turns, and sleep between their tasks."""
     pool = settings.pools.get(pool_of(job))
     return pool is not None and pool.device_class is not None and any(gpus_by_stage(job, settings.pods, pool).values())
 
 
 class PooledPlatform:
-    """A job's platform in its pool, which it joins when it is opened and leaves when it is closed.
+    """A job's platform in its pool. It joins the pool when it opens and leaves it when it closes.
 
-    Where its pods take turns the slots of its namespace are its part of the pool, and they say whose turn it is.
+    If its pods take turns, the slots of its namespace are its part of the pool and decide whose turn it is.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PooledPlatform:
         if self._pool is None:
             known = ", ".join(self._settings.pools)
             raise PlatformUnavailableError(
-                f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or have it added"
+                f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or add it in the chart"
             )
         self._check_learners()
         refusal = why_not_ahead(self._job, self._settings, self._resource.namespace)

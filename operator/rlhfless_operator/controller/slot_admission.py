@@ -1,8 +1,8 @@
-"""Gives new pods their slots: what a mutating webhook answers that no such pod is made without.
+"""The mutating webhook that gives new pods their slots. No pod that takes turns is created without its answer.
 
-Knative has no field for ResourceClaims. So a pod that uses GPUs in turns is made with annotations that say from which
-pool and how many, and the webhook writes the claims into it. Every replica of the operator serves it. What there is, is
-asked of the API server each time; what was just given is remembered, as its pods are not listed yet.
+Knative has no field for ResourceClaims. So a pod that uses GPUs in turns is created with annotations that name its pool
+and its number of slots, and the webhook writes the claims into it. Every replica of the operator serves it. It asks the
+API server for the pods each time, and remembers the slots that it just gave, because their pods are not listed yet.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from rlhfless_operator.platforms.slot_claims import (
 )
 
 _MEMORY_SECONDS = 3.0
-"""How long it may take until a pod that was given slots is listed."""
+"""Longest time until a pod with slots is listed, in seconds."""
 
 
 class SlotAdmission:
-    """Answers questions about new pods that use GPUs in turns.
+    """Answers reviews of new pods that use GPUs in turns.
 
     Args:
-        client: of the cluster.
+        client: client of the cluster.
     """
 
     def __init__(self, client: KnativeClient) -> None:
@@ -44,10 +44,10 @@ class SlotAdmission:
         self._choosing = asyncio.Lock()
 
     async def review(self, body: Any) -> dict[str, Any]:
-        """The answer to an AdmissionReview of a new pod: it is refused where it can't have its slots.
+        """Answer an AdmissionReview of a new pod. It refuses a pod that can't have its slots.
 
         Raises:
-            ValueError: this is no such review.
+            ValueError: `body` is not such a review.
         """
         request = question_of(body)
         pod = request.get("object")
@@ -63,7 +63,7 @@ class SlotAdmission:
         """The JSON patch that gives a new pod its slots; empty for a pod that takes no turns.
 
         Raises:
-            ValueError: it can't have any; the message says why.
+            ValueError: the pod can't have slots; the message says why.
         """
         wanted = gpus_of(pod)
         if wanted is None:
@@ -76,7 +76,7 @@ class SlotAdmission:
                 claims = (await self._claims.list(namespace, label_selector=claim_selector(name))).items
                 pods = (await self._pods.list(namespace, label_selector=f"{TURNS_LABEL}=true")).items
             except ApiError as error:
-                raise ValueError(f"the slots of pool {name} can't be looked at: {error}") from error
+                raise ValueError(f"the slots of pool {name} can't be read: {error}") from error
             slots = slots_of(claims)
             residents = [*filter(None, map(resident_of, pods)), *self._just_given(namespace)]
             chosen = choose_slots(slots, residents, job, stage, gpus)

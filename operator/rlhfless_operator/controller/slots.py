@@ -1,4 +1,4 @@
-"""Which jobs of an operator use GPUs in turns, and on which slots."""
+"""The slots of the operator's jobs that use GPUs in turns."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
 
 
 def slots_wanted(job: RLHFJob, settings: ClusterSettings) -> Mapping[Stage, SlotsWanted]:
-    """What the pods of each stage use in turns: nothing where the job's pool has no DeviceClass, or they ask for no
-    GPU."""
+    """The slots that each stage's pods use in turns; empty if the job's pool has no DeviceClass, or if the pods request
+    no GPU."""
     name, pool = pool_of(job), settings.pools.get(pool_of(job))
     if pool is None or pool.device_class is None:
         return {}
@@ -27,8 +27,8 @@ class SlotPools:
     """The slots of all namespaces.
 
     Args:
-        client: of the cluster.
-        settings: the operator's.
+        client: client of the cluster.
+        settings: the operator's settings.
     """
 
     def __init__(self, client: KnativeClient, settings: ClusterSettings) -> None:
@@ -38,7 +38,7 @@ class SlotPools:
         self._divisions: dict[str, PoolDivision] = {}
 
     def share_of(self, job: RLHFJob, namespace: str) -> SlotShare | None:
-        """A job's part in the slots of its namespace; None for one that uses none."""
+        """A job's share in the slots of its namespace; None if the job uses none."""
         wanted = slots_wanted(job, self._settings)
         if not wanted:
             return None

@@ -1,8 +1,7 @@
-"""Publishes one job's status: few writes, none of them over another operator's.
+"""Publishes one job's status with few writes, and never overwrites another operator's.
 
-Every write names the version of the resource that it was made for. Where that is not the newest, the resource is read
-again: a change of the document is no obstacle, but another operator's name in `status.driver` is the end of this
-writer.
+Every write names the version of the resource that it is based on. If that is not the newest, the writer reads the
+resource again and retries after a change of the document. If `status.driver` names another operator, the writer ends.
 """
 
 import asyncio
@@ -17,9 +16,9 @@ from rlhfless_operator.job.resource_status import ResourceStatus, changes_of, du
 _logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.02
-"""Changes in such quick succession (a step's end and the next one's beginning) go into one write."""
+"""Changes within this many seconds, such as a step's end and the next one's beginning, go into one write."""
 INTERVAL_SECONDS = 0.25
-"""Least time between two writes that nobody waits for."""
+"""Shortest time between background writes, in seconds."""
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
@@ -31,9 +30,9 @@ class StatusWriter:
     """The status of one resource.
 
     Args:
-        resource: which.
-        content: its status as the server has it.
-        status: the same, read.
+        resource: the resource.
+        content: its status on the server.
+        status: the same status, parsed.
         identity: this operator's name in `status.driver`.
     """
 
@@ -41,7 +40,7 @@ class StatusWriter:
         self, api: JobsApi, resource: JobResource, content: Mapping[str, Any], status: ResourceStatus, identity: str
     ) -> None:
         self.status = status
-        """What is to be published; set it with `update`."""
+        """The status to publish; set it with `update`."""
         self._api = api
         self._namespace, self._name, self._uid = resource.namespace, resource.name, resource.uid
         self._identity = identity
@@ -52,13 +51,13 @@ class StatusWriter:
         self._writing = asyncio.Lock()
 
     def update(self, status: ResourceStatus) -> None:
-        """Have a status published soon."""
+        """Publish a status soon."""
         self.status = status
         self._changed.set()
 
     def seen(self, resource: JobResource, content: Mapping[str, Any]) -> None:
-        """The watch showed the resource; where it is newer than what is known here, the next write starts from it.
-        Where another operator drives it, there will be no next write."""
+        """Take over a newer version of the resource from the watch: the next write starts from it. If another operator
+        drives the job, nothing more is written."""
         if _newer(resource.version, self._version):
             if self._is_foreign(content):
                 self._superseded_by = str(content["driver"]["operator"])
@@ -67,7 +66,7 @@ class StatusWriter:
                 self._version, self._published = resource.version, dict(content)
 
     async def run(self) -> None:
-        """Publish whatever changes, until cancelled.
+        """Publish changes until cancelled.
 
         Raises:
             SupersededError, ResourceGoneError
@@ -79,10 +78,10 @@ class StatusWriter:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def flush(self) -> None:
-        """Publish now what has changed; while the API server does not answer, this waits for it.
+        """Publish changes now. If the API server does not answer, wait for it.
 
         Raises:
-            SupersededError: another operator has the job; nothing was written.
+            SupersededError: another operator runs the job; nothing was written.
             ResourceGoneError: the resource has been deleted.
         """
         pause = GATHER_SECONDS
@@ -125,5 +124,5 @@ class StatusWriter:
 
 
 def _newer(version: str, than: str) -> bool:
-    """Whether a resourceVersion is the later one; versions that are no numbers are not compared."""
+    """Whether a resourceVersion is newer. Versions that are not numbers are not compared."""
     return version.isdecimal() and than.isdecimal() and int(version) > int(than)

@@ -1,4 +1,4 @@
-"""How a table of a peer's fields, a row each, makes a job of its configuration: pure functions."""
+"""Convert a peer's configuration to a job, by a table with a row for each of its fields: pure functions."""
 
 import math
 import re
@@ -12,42 +12,42 @@ from rlhfless_operator.job.spec import API_VERSION, KIND
 
 @dataclass(frozen=True)
 class Written:
-    """A field of theirs that a job has."""
+    """A peer's field that a job has."""
 
     values: dict[str, Any]
     """Our fields, with dots, and what to write; from `spec` on, or from `metadata`."""
     note: str = ""
-    """How the value came about, or what differs."""
+    """How the value was computed, or what differs."""
 
 
 @dataclass(frozen=True)
 class Unneeded:
-    """A field of theirs that a job means the same without."""
+    """A peer's field that makes no difference to a job."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Left:
-    """A field of theirs that was not converted: somebody has to look."""
+    """A peer's field that was not converted and needs the user's attention."""
 
     reason: str
     values: dict[str, Any] = field(default_factory=dict)
-    """What is written in its place, to make the job a valid one."""
+    """Values to write instead, which make the job valid."""
 
 
 Outcome = Written | Unneeded | Left | None
-"""What becomes of a field; None where its value asks for nothing."""
+"""The result for a field; None if its value has no effect."""
 
 
 class Theirs:
-    """A peer's configuration, with its own defaults for what it leaves out.
+    """A peer's configuration, with the peer's defaults for omitted fields.
 
     Args:
-        given: what it says, by name.
-        defaults: by name.
-        processes: that it is run with.
-        name: of its file, without the ending.
+        given: fields of the configuration, by name.
+        defaults: defaults, by name.
+        processes: number of processes that it runs with.
+        name: name of its file, without the ending.
     """
 
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], processes: int, name: str) -> None:
@@ -60,16 +60,16 @@ class Theirs:
         return self.given[name] if name in self.given else self._defaults[name]
 
     def number(self, name: str) -> float:
-        """A field as a number; YAML of other tools may hold `1e-6`, which PyYAML takes for text.
+        """A field as a number. YAML files of other tools may hold `1e-6`, which PyYAML reads as text.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a number.
         """
         value = self[name]
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{name} is {value!r}, which is no number") from None
+            raise ValueError(f"{name} is {value!r}, which is not a number") from None
 
     def whole(self, name: str) -> int:
         """A field as a whole number.
@@ -79,31 +79,31 @@ class Theirs:
         """
         number = self.number(name)
         if number != int(number):
-            raise ValueError(f"{name} is {self[name]!r}, which is no whole number")
+            raise ValueError(f"{name} is {self[name]!r}, which is not a whole number")
         return int(number)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One field of a peer's."""
+    """One field of a peer."""
 
     default: Any
-    """Its value where a configuration leaves it out."""
+    """Its default value."""
     convert: Callable[[Any, Theirs], Outcome]
-    """What becomes of a value."""
+    """Converts a value."""
     also: tuple[str, ...] = ()
-    """Other fields that it is made of, which have rows of their own."""
+    """Other fields that the conversion uses, which have rows of their own."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one field: a line of the report."""
+    """The result for one field: a line of the report."""
 
     theirs: str
     value: Any
     outcome: Written | Unneeded | Left
     given: bool
-    """Whether the configuration has the field, rather than its peer a default."""
+    """Whether the configuration has the field; otherwise the peer's default was converted."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,17 @@ class Conversion:
     """A job from a peer's configuration."""
 
     peer: str
-    """Whose, with the release that the defaults are of."""
+    """Name of the peer, with the release of the defaults."""
     source: str
     """Name of the file."""
     document: dict[str, Any]
     origins: dict[str, str]
-    """Of which field of theirs each of ours is made."""
+    """The peer's field for each of our fields."""
     lines: list[Line]
 
     @property
     def left(self) -> list[Line]:
-        """What somebody has to look at."""
+        """The fields that need the user's attention."""
         return [line for line in self.lines if isinstance(line.outcome, Left)]
 
 
@@ -131,17 +131,17 @@ def convert_rows(
     """Convert a configuration by its peer's table.
 
     Args:
-        peer: whose it is.
+        peer: name of the peer.
         source: name of its file.
         rows: the table.
-        given: what the configuration says; names that the table lacks are left.
-        processes: that it is launched with, where its numbers are of a process.
+        given: fields of the configuration; names that the table lacks are left to the user.
+        processes: number of processes that it is launched with, if its numbers are per process.
     """
     theirs = Theirs(given, {name: row.default for name, row in rows.items()}, processes, PurePosixPath(source).stem)
     lines = [line for name, row in rows.items() if (line := _line(name, row, theirs)) is not None]
-    unknown = Left(f"{peer} knows no such field")
+    unknown = Left(f"{peer} has no such field")
     lines += [Line(name, value, unknown, True) for name, value in given.items() if name not in rows]
-    # What stands for another's row is not said to be a part of it.
+    # A field that replaces another one's row is not reported as a part of it.
     shown = {line.theirs for line in lines if not isinstance(line.outcome, Unneeded)}
     lines = [line for line in lines if not (isinstance(line.outcome, Unneeded) and line.theirs in shown)]
     document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {}, "spec": {}}
@@ -161,7 +161,7 @@ def _line(name: str, row: Row, theirs: Theirs) -> Line | None:
     except (ValueError, TypeError) as error:
         outcome = Left(str(error))
     if outcome is None and name in theirs.given:
-        outcome = Unneeded("it asks for nothing that a job does not do")
+        outcome = Unneeded("its value has no effect on a job")
     if outcome is None or (isinstance(outcome, Unneeded) and name not in theirs.given):
         return None
     shown = named[0] if named else name
@@ -187,7 +187,7 @@ def _put(document: dict[str, Any], path: str, value: Any) -> None:
 
 
 def to(*ours: str, kind: Callable[[Any], Any] | None = None) -> Callable[[Any, Theirs], Outcome]:
-    """The same value under our names; nothing where it is null."""
+    """The same value under our names; nothing if it is null."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if value is None:
@@ -198,20 +198,20 @@ def to(*ours: str, kind: Callable[[Any], Any] | None = None) -> Callable[[Any, T
 
 
 def number(value: Any) -> float:
-    """A number, also one such as `1e-6` that PyYAML took for text."""
+    """A number, even one such as `1e-6` that PyYAML read as text."""
     return float(value)
 
 
 def one_of(
     ours: str, meanings: Mapping[Any, Any], otherwise: str, instead: Any = None
 ) -> Callable[[Any, Theirs], Outcome]:
-    """A choice by its name there.
+    """A choice by its name in the peer.
 
     Args:
         ours: our field.
         meanings: our value for each of theirs.
-        otherwise: why other values have none.
-        instead: what is written in their place.
+        otherwise: why other values have no counterpart.
+        instead: the value to write in their place.
     """
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
@@ -223,12 +223,12 @@ def one_of(
 
 
 def unneeded(reason: str) -> Callable[[Any, Theirs], Outcome]:
-    """A field of theirs that changes nothing in a job, at any value."""
+    """A peer's field that has no effect on a job, at any value."""
     return lambda value, theirs: Unneeded(reason)
 
 
 def without(reason: str, *harmless: Any) -> Callable[[Any, Theirs], Outcome]:
-    """A field without a counterpart, unless its value asks for nothing: null, or one of `harmless`."""
+    """A field without a counterpart. It is harmless if its value is null or in `harmless`."""
     return lambda value, theirs: None if value is None or value in harmless else Left(reason)
 
 
@@ -243,13 +243,13 @@ def job_name(text: str) -> str:
 
 
 def share(whole: int, part: int, what: str) -> int:
-    """How often `part` goes into `whole`.
+    """Divide `whole` by `part`.
 
     Raises:
-        ValueError: it does not go into it evenly.
+        ValueError: the division has a remainder.
     """
     if part < 1 or whole % part:
-        raise ValueError(f"{what}: {whole} is no multiple of {part}")
+        raise ValueError(f"{what}: {whole} is not a multiple of {part}")
     return whole // part
 
 

@@ -1,4 +1,4 @@
-"""Reading a peer's configuration: YAML, or a shell script with verl's `key=value` overrides."""
+"""Read a peer's configuration: YAML, or a shell script with verl's `key=value` overrides."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 
 
 class UnreadableConfigurationError(ValueError):
-    """The file is no configuration of a peer."""
+    """The file is not a configuration of a peer."""
 
 
 def read_configuration(path: Path, peer: Peer | None = None) -> tuple[Peer, dict[str, Any]]:
@@ -25,13 +25,13 @@ def read_configuration(path: Path, peer: Peer | None = None) -> tuple[Peer, dict
 
     Args:
         path: YAML, or text with overrides such as `data.train_batch_size=1024`.
-        peer: whose it is; told by its names if None.
+        peer: the peer; None detects it by the names of fields.
 
     Returns:
-        Whose it is, and its fields; nested ones of verl's with dots between.
+        The peer, and the fields; dots separate verl's nested ones.
 
     Raises:
-        UnreadableConfigurationError: it is neither.
+        UnreadableConfigurationError: the file is neither.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -40,18 +40,18 @@ def read_configuration(path: Path, peer: Peer | None = None) -> tuple[Peer, dict
     overrides = None if path.suffix in (".yaml", ".yml") else _overrides(text)
     if overrides:
         if peer == "trl":
-            raise UnreadableConfigurationError(f"{path} holds verl's overrides; TRL's configuration is YAML")
+            raise UnreadableConfigurationError(f"{path} holds verl's overrides, not TRL's YAML; use --from verl")
         return "verl", overrides
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise UnreadableConfigurationError(f"{path} is no YAML ({problem}); check its indentation") from error
+        raise UnreadableConfigurationError(f"{path} is not YAML ({problem}); check its indentation") from error
     if not isinstance(content, dict) or not content:
-        raise UnreadableConfigurationError(f"{path} is no configuration: it holds no fields")
+        raise UnreadableConfigurationError(f"{path} is not a configuration: it has no fields")
     content = {str(name): value for name, value in content.items()}
     if content.get("kind") == "RLHFJob":
-        raise UnreadableConfigurationError(f"{path} is a job already; rlhfless validate {path} looks at it")
+        raise UnreadableConfigurationError(f"{path} is a job already; check it with rlhfless validate {path}")
     found: Peer = peer or ("verl" if _VERL_SECTIONS & content.keys() or _is_nested_data(content) else "trl")
     return found, dict(_flat(content)) if found == "verl" else content
 
@@ -70,7 +70,7 @@ def _flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _overrides(text: str) -> dict[str, Any]:
-    """Fields that a shell script gives on a command line, with the script's own variables filled in."""
+    """Fields on the command line in a shell script, with the script's own variables substituted."""
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     variables: dict[str, str] = {}
     for name, value in _ASSIGNMENT.findall(text):

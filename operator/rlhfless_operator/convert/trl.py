@@ -1,7 +1,7 @@
-"""TRL's configuration of GRPO, as `trl grpo --config` takes it: what each field is here.
+"""The table of TRL's configuration of GRPO, as for `trl grpo --config`.
 
 Fields, defaults and meanings are those of TRL 1.16 with transformers 5 (`GRPOConfig`, `ModelConfig`,
-`GRPOScriptArguments`); names that older releases had are there as well.
+`GRPOScriptArguments`). The table also has names from older releases.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def convert_trl(given: Mapping[str, Any], source: str, processes: int = 1) -> Co
     Args:
         given: its fields.
         source: name of its file.
-        processes: that it is launched with (`accelerate launch --num_processes`); `num_processes` in the
-            configuration counts first.
+        processes: number of processes that it is launched with (`accelerate launch --num_processes`); `num_processes`
+            in the configuration overrides it.
     """
     named = given.get("num_processes")
     launched = named if isinstance(named, int) else processes
@@ -131,4 +131,4 @@ ROWS: dict[str, Row] = {
     "report_to": Row("none", meanings.tracking),
     **OTHERS,
 }
-"""One row for each field: what it is if left out, and what it becomes."""
+"""One row for each field: its default, and its conversion."""

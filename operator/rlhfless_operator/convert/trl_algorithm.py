@@ -1,4 +1,4 @@
-"""What TRL's fields of GRPO's loss mean here. Each function is a row's of `trl.py`."""
+"""Conversions of TRL's fields of GRPO's loss. Each function belongs to a row of `trl.py`."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ CORRECTION = tuple(f"vllm_importance_sampling_{part}" for part in ("correction",
 
 
 UNBOUNDED = 1e9
-"""More than any ratio can be: their logarithms are kept within 20."""
+"""More than any possible ratio: their logarithms are bounded by 20."""
 
 MODES = {
     "token_truncate": ("truncate", "token"),

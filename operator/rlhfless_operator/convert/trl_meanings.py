@@ -1,4 +1,4 @@
-"""What TRL's fields of GRPO mean here, where that is more than another name. Each function is a row's of `trl.py`."""
+"""Conversions of TRL's fields of GRPO that differ in more than the name. Each function belongs to a row of `trl.py`."""
 
 from pathlib import PurePosixPath
 from typing import Any
@@ -32,7 +32,7 @@ def _generated_samples(theirs: Theirs) -> int:
 
 
 def _step_samples(theirs: Theirs) -> int:
-    """Samples between two generations with other weights: a step here."""
+    """Samples between generations with different weights: a step of a job."""
     generated, update = _generated_samples(theirs), _update_samples(theirs)
     if generated % update and update % generated:
         raise ValueError(f"an update of {update} samples and a generation of {generated} do not fit into each other")
@@ -132,7 +132,7 @@ def dtype(value: Any, theirs: Theirs) -> Outcome:
 
 
 def bf16(value: Any, theirs: Theirs) -> Outcome:
-    """TRL computes in bfloat16 unless it is told not to."""
+    """TRL computes in bfloat16 by default."""
     return Written({"spec.learning.autocast": bool(value) if value is not None else not theirs["fp16"]})
 
 
@@ -185,7 +185,7 @@ def rewards(value: Any, theirs: Theirs) -> Outcome:
 
 
 def _reward(function: str, theirs: Theirs) -> tuple[dict[str, Any], str]:
-    """A reward term, and what somebody has to look at."""
+    """A reward term, and what needs the user's attention."""
     if function == "accuracy_reward":
         return {"name": "accuracy", "math": {}}, ""
     if function == "think_format_reward":

@@ -1,4 +1,4 @@
-"""TRL's fields that are no field of a job: those it means the same without, those it can't do, and parts of others."""
+"""TRL's fields without a field in a job: those without effect, unsupported ones, and parts of others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ def _lacking(defaults: dict[str, Any], reason: str) -> Iterable[tuple[str, Row]]
     return ((name, Row(default, without(reason, default))) for name, default in defaults.items())
 
 
-_WHOLE = "responses are sampled from the whole distribution, which the log-probabilities are of"
+_WHOLE = "rlhfless samples from the full distribution, because log-probabilities refer to it"
 
 OTHERS: dict[str, Row] = dict(
     [
@@ -48,13 +48,13 @@ OTHERS: dict[str, Row] = dict(
         *_rows(
             "save_strategy save_only_model enable_jit_checkpoint resume_from_checkpoint ignore_data_skip"
             " restore_callback_states_from_checkpoint",
-            "a job goes on from its checkpoints by itself",
+            "a job resumes from its checkpoints automatically",
         ),
         *_rows(
             "gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode torch_empty_cache_steps use_cache"
             " use_liger_kernel liger_kernel_config attn_implementation tf32 use_cpu cache_implementation"
             " skip_memory_metrics debug auto_find_batch_size full_determinism",
-            "it concerns speed or memory alone: see spec.learning",
+            "it only affects speed or memory: see spec.learning",
         ),
         *_rows(
             "vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port"
@@ -111,7 +111,7 @@ OTHERS: dict[str, Row] = dict(
         *_lacking({"trust_remote_code": False}, "models with code of their own are refused"),
         *_lacking({"torch_compile": False}, "set learning.compile; the update is the same up to rounding"),
         *_lacking({"optim_args": None, "optim_target_modules": None}, "see spec.optimizer for what there is"),
-        *_lacking({"label_smoothing_factor": 0.0, "neftune_noise_alpha": None}, "it is for supervised training"),
+        *_lacking({"label_smoothing_factor": 0.0, "neftune_noise_alpha": None}, "it only affects supervised training"),
         *_lacking(
             {
                 "lora_target_parameters": None,

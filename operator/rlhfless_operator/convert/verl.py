@@ -1,7 +1,7 @@
-"""verl's configuration of its PPO trainer, as YAML or as overrides on a command line: what each field is here.
+"""The table of verl's configuration of its PPO trainer, as YAML or as overrides on a command line.
 
-Fields, defaults and meanings are those of verl 0.9 (`trainer/config/ppo_trainer.yaml`); names that older releases had
-are there as well.
+Fields, defaults and meanings are those of verl 0.9 (`trainer/config/ppo_trainer.yaml`). The table also has names from
+older releases.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def convert_verl(given: Mapping[str, Any], source: str) -> Conversion:
     """A job from verl's configuration.
 
     Args:
-        given: its fields, nested ones with dots between.
+        given: its fields; dots separate nested ones.
         source: name of its file.
     """
     others = {name: Row(None, unneeded(reason)) for name in given if (reason := reason_of_prefix(name)) is not None}
@@ -158,4 +158,4 @@ ROWS: dict[str, Row] = {
     "trainer.logger": Row(["console", "wandb"], meanings.logger),
     **OTHERS,
 }
-"""One row for each field: what it is if left out, and what it becomes."""
+"""One row for each field: its default, and its conversion."""

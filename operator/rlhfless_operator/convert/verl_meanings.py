@@ -1,4 +1,4 @@
-"""What verl's fields mean here, where that is more than another name. Each function is a row's of `verl.py`."""
+"""Conversions of verl's fields that differ in more than the name. Each function belongs to a row of `verl.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ _ESTIMATORS = {
     "rloo_vectorized": ("grpo", "leave_one_out"),
     "reinforce_plus_plus": ("reinforce_plus_plus", "discounted"),
 }
-"""Our name, which brings nothing that is not written beside it, and our advantage."""
+"""Our name of the algorithm, all of whose other defaults are overridden, and our advantage."""
 
 
 def advantage(value: Any, theirs: Theirs) -> Outcome:
@@ -42,7 +42,7 @@ def advantage(value: Any, theirs: Theirs) -> Outcome:
 
 
 def of_gae(*ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """A field that counts where there is a critic."""
+    """A field that only matters with a critic."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if theirs["algorithm.adv_estimator"] != "gae" or value is None:
@@ -66,7 +66,7 @@ def loss_mode(value: Any, theirs: Theirs) -> Outcome:
 
 
 def clip(field: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """verl takes clip_ratio for a side only where that side's own is null."""
+    """verl uses clip_ratio for a side only if that side's own field is null."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         name = f"{ACTOR}.{field}"
@@ -94,7 +94,7 @@ def aggregation(value: Any, theirs: Theirs) -> Outcome:
 
 
 def kl(value: Any, theirs: Theirs) -> Outcome:
-    """verl's two places of the penalty; both at once are left."""
+    """verl's two placements of the penalty. Both at once are left to the user."""
     estimators = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
     in_loss, in_reward = theirs[f"{ACTOR}.use_kl_loss"], theirs["algorithm.use_kl_in_reward"]
     if not in_loss and not in_reward:
@@ -127,7 +127,7 @@ def rounds(value: Any, theirs: Theirs) -> Outcome:
 
 
 def correction(value: Any, theirs: Theirs) -> Outcome:
-    """verl truncates at one bound, and masks outside two, which it writes as `low_high`."""
+    """verl truncates at one bound, and masks outside two bounds, written as `low_high`."""
     if value is None:
         none = {"spec.algorithm.importanceSampling.mode": "none"}
         return Written(none, "verl corrects nothing unless it is told to")
@@ -144,7 +144,7 @@ def correction(value: Any, theirs: Theirs) -> Outcome:
 
 
 def rejection(value: Any, theirs: Theirs) -> Outcome:
-    """verl writes the bounds of the inverse ratio, as `low_high`, or `high` alone with 1 / high below it."""
+    """verl gives the bounds of the inverse ratio as `low_high`, or as `high` with 1 / high as the lower bound."""
     if value is None:
         return None
     levels = {"token_k1": "token", "seq_sum_k1": "sequence_product", "seq_mean_k1": "geometric_mean"}
@@ -164,7 +164,7 @@ def rejection(value: Any, theirs: Theirs) -> Outcome:
 
 
 REWARDS = ("custom_reward_function.path", "reward.reward_model.enable", "reward_model.enable")
-"""Other places that verl's reward may be named in."""
+"""Other fields that may name verl's reward."""
 
 
 def rewards(value: Any, theirs: Theirs) -> Outcome:

@@ -1,9 +1,9 @@
-"""verl's fields that are no field of a job: those it means the same without, and those it can't do."""
+"""verl's fields without a field in a job: those without effect, and unsupported ones."""
 
 from rlhfless_operator.convert.conversion import Row, without
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_WHOLE = "responses are sampled from the whole distribution, which the log-probabilities are of"
+_WHOLE = "rlhfless samples from the full distribution, because log-probabilities refer to it"
 _EVALUATION = "evaluation samples as training does"
 
 OTHERS: dict[str, Row] = {
@@ -51,7 +51,7 @@ _PREFIXES = {
     "algorithm.rollout_correction": "part of algorithm.importanceSampling",
     "trainer.nnodes": "numbers are of a whole step, on any number of GPUs",
     "trainer.n_gpus_per_node": "numbers are of a whole step, on any number of GPUs",
-    "trainer.resume": "a job goes on from its checkpoints by itself",
+    "trainer.resume": "a job resumes from its checkpoints automatically",
     "trainer.default_local_dir": "see artifacts.uri",
     "trainer.log_val_generations": "responses of evaluations are in samples.jsonl and in the report",
     "trainer.rollout_data_dir": "rollouts are in the job's folder",
@@ -68,6 +68,6 @@ _PREFIXES = {
 
 
 def reason_of_prefix(name: str) -> str | None:
-    """Why a job means the same without a field, by the longest section of it that is known; None if none is."""
+    """Why a field has no effect on a job, by its longest known section; None if no section is known."""
     found = [prefix for prefix in _PREFIXES if name == prefix or name.startswith((f"{prefix}.", f"{prefix}_"))]
     return _PREFIXES[max(found, key=len)] if found else None

@@ -1,4 +1,4 @@
-"""A converted job as YAML with comments, and what became of each field as a table."""
+"""A converted job as YAML with comments, and a table with the result for each field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from rlhfless_operator.convert.conversion import Conversion, Left, Line, Unneede
 
 
 def job_yaml(conversion: Conversion) -> str:
-    """The job's document; each value says what it was made of, and the top says what was left."""
+    """The job's document. Comments give the source of each value, and the fields left to the user at the top."""
     lines = [f"# From {conversion.source}, by what its fields and its defaults mean in {conversion.peer}."]
     if conversion.left:
         lines.append("# Left to you:")
@@ -22,7 +22,7 @@ def job_yaml(conversion: Conversion) -> str:
 
 
 def table(conversion: Conversion) -> str:
-    """What became of each field of the configuration, a line each, and of the defaults that stand for others."""
+    """The result for each field of the configuration, one line each, and the defaults that were written."""
     shown = [line for line in conversion.lines if line.given or _note(line)]
     defaults = [line for line in conversion.lines if line not in shown and line.value is not None]
     rows = [(_theirs(line), _ours(line), _note(line)) for line in shown]
@@ -34,7 +34,7 @@ def table(conversion: Conversion) -> str:
 
 
 _WIDEST = 60
-"""Characters of a column, beyond which it is not aligned."""
+"""Most characters of a column that is aligned."""
 
 
 def _theirs(line: Line) -> str:
@@ -64,7 +64,7 @@ def _scalar(value: Any) -> str:
 
 
 def _written(value: Any, path: str, origins: dict[str, str], indent: str) -> Iterator[str]:
-    """The lines of one field; a comment says what it, or all of what is below it, was made of."""
+    """The lines of one field, with a comment on the source of its value, or of all values below it."""
     name = path.rpartition(".")[2]
     comment = f"  # {origins[path]}" if path in origins else ""
     if isinstance(value, dict) and value and path not in origins:

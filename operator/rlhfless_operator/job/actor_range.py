@@ -1,4 +1,4 @@
-"""How many generation instances a step may use, where the job runs: the one place that reads `generation.instances`."""
+"""The number of generation instances that a step may use. Only this module reads `generation.instances`."""
 
 from dataclasses import dataclass
 
@@ -7,30 +7,30 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 
 @dataclass(frozen=True)
 class ActorRange:
-    """How many generation instances a step of a job may use."""
+    """The fewest and the most generation instances that a step of a job may use."""
 
     least: int
     most: int
 
     def within(self, count: int) -> "ActorRange":
-        """The same with no more than `count` at a time."""
+        """This range, with both ends lowered to `count`."""
         return ActorRange(min(self.least, count), min(self.most, count))
 
     def at_most(self, count: int) -> "ActorRange":
-        """The same with no more than `count` at a time, where the least allows it."""
+        """This range, with its upper end lowered to `count`, but never below its lower end."""
         return ActorRange(self.least, max(self.least, min(self.most, count)))
 
 
 def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> ActorRange:
-    """What a job says of its instances, and what there is where it says nothing.
+    """The range that the job sets. Without `generation.instances.max`, its upper end is the room that there is.
 
-    A job without `generation.instances.max` has one instance where nothing tells how much of a machine or a cluster is
-    the job's. That is so on a machine without GPUs too: instances would share its cores, and each would hold the model,
-    where one computes all sequences of a batch together on all cores.
+    If neither gives a number, a job gets one instance. This includes machines without GPUs: several instances would
+    share the cores and each would hold the model, while one instance computes all sequences of a batch together on all
+    cores.
 
     Args:
-        there_is_room_for: instances that the machine's GPUs, the job's pool or its namespace's quota have room for;
-            None where none of these tells.
+        there_is_room_for: instances that fit on the machine's GPUs, or into the job's pool or its namespace's quota;
+            None if none of these sets a limit.
     """
     instances = spec.generation.instances
     most = instances.max if instances.max is not None else there_is_room_for or 1

@@ -15,5 +15,5 @@ class AsyncSpec(Settings):
     """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's
     generation waits until the learner is near enough, so the bound always holds."""
     new_weights: Literal["finish"] = "finish"
-    """What a response does when there are newer weights: it ends with those that began it. So do all groups of its
-    step."""
+    """What happens to a response when newer weights are published: `finish` completes it, and all groups of its step,
+    with the weights that began it."""

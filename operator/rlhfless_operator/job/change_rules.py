@@ -1,4 +1,4 @@
-"""What of a job may be changed once it exists, for Python and for the API server."""
+"""Rules for changing an existing job, for Python and for the API server."""
 
 from rlhfless_operator.job.rules import CelRule
 
@@ -13,10 +13,10 @@ CHANGE_RULES = (
         "epochs may only grow",
     ),
 )
-"""What may be changed in a job that exists."""
+"""Rules for changing an existing job."""
 
 FIXED_FIELDS = ("model", "algorithm", "data", "sampling", "batch", "seed", "optimizer.name", "async")
-"""Parts of a job that can't change once a step is done: the steps that are done would mean something else."""
+"""Sections that can't change once a step is done, because that would change the meaning of finished steps."""
 
 
 def _unchanged(name: str) -> str:
@@ -35,4 +35,4 @@ FIXED_RULES = tuple(
     for name in FIXED_FIELDS
     if name != "model"
 )
-"""The same for the API server, over the whole resource; the model is fixed from the beginning."""
+"""The same rules for the API server, over the whole resource. The model can never change."""

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from the job's own model."""
+"""The CustomResourceDefinition, generated from the job's pydantic model."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ _KEPT = frozenset(
     {"type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "allOf"}
     | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
 )
-"""Keywords that mean the same in pydantic's JSON Schema and in OpenAPI 3.0, and the server's own."""
+"""Keywords that mean the same in pydantic's JSON Schema and in OpenAPI 3.0, and the API server's own keywords."""
 
 
 def crd_yaml() -> str:
-    """The CRD as a YAML file, with a comment that says how it was made."""
+    """The CRD as a YAML file, with a comment that names the command which generates it."""
     header = "# Made by `rlhfless crd` from the job's model; do not edit.\n"
     text: str = yaml.safe_dump(crd(), sort_keys=False, width=120, allow_unicode=True)
     return header + text
@@ -93,19 +93,19 @@ def _resource() -> Schema:
                 "type": "object",
                 "properties": {"name": {key: name[key] for key in ("type", "pattern", "maxLength")}},
             },
-            "spec": {"description": "What to train, on what, how, and within which bounds.", **spec},
-            "status": {"description": "How far the job is; written by the operator.", **status},
+            "spec": {"description": "The model, the data, the algorithm and the limits of the training.", **spec},
+            "status": {"description": "The job's progress; the operator writes it.", **status},
         },
     }
 
 
 def structural_schema(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """A model as a structural schema: no references, no unions, OpenAPI 3.0's keywords.
+    """Convert a model to a structural schema: without references or unions, with OpenAPI 3.0's keywords.
 
-    None is left out wherever it is the default, because the API server drops it there by itself; a field is nullable
-    only where None means something other than leaving the field out.
+    The schema omits a default of None, because the API server drops it anyway. A field is nullable only if None means
+    something other than omitting the field.
     """
-    # Of the two modes only this one writes defaults as a document does (30s, not 30.0); they agree on all else.
+    # Only this mode writes defaults as a document does (30s, not 30.0). The two modes agree on everything else.
     whole = model.model_json_schema(by_alias=True, mode="serialization")
     rules = {section.__name__: _validations(cel) for section, cel in SECTION_RULES.items()}
     return _Converter(whole.get("$defs", {}), rules, defaults).convert(whole)

@@ -1,4 +1,4 @@
-"""Which columns a dataset's files have, as far as that can be told without reading them into memory."""
+"""Find the columns of a dataset's files without reading the files into memory."""
 
 import importlib.util
 import json
@@ -15,10 +15,10 @@ from rlhfless_functions.settings import DataSettings
 
 
 class UnreadableDataError(ValueError):
-    """The dataset can't be read as what it is.
+    """The dataset can't be read in its format.
 
     Args:
-        message: what is wrong, with the line where there is one.
+        message: what is wrong, with the line number if known.
         remedy: what to do about it.
     """
 
@@ -29,27 +29,27 @@ class UnreadableDataError(ValueError):
 
 @dataclass(frozen=True)
 class Columns:
-    """What columns a dataset has."""
+    """The columns of a dataset."""
 
     names: list[str]
-    """Of the outermost ones, in the order of their first appearance."""
+    """Names of the top-level columns, in the order of their first appearance."""
     held: frozenset[str]
-    """Which of the wanted ones some row has a value in."""
+    """The wanted columns in which at least one row has a value."""
 
 
 def read_columns(data: DataSettings, path: Path, wanted: Iterable[str]) -> Columns | None:
-    """The columns of a local dataset.
+    """Read the columns of a local dataset.
 
     Args:
-        data: how it is read.
-        path: where it is.
-        wanted: columns to look for; a dot leads into a nested one.
+        data: how to read it.
+        path: its path.
+        wanted: columns to look for; a dot separates a nested column from its parent.
 
     Returns:
-        None where nothing here can tell: Parquet without pyarrow, and files of an unknown kind.
+        None if the columns can't be found out: for Parquet without pyarrow, and for files of an unknown kind.
 
     Raises:
-        UnreadableDataError: it is damaged, or has no rows.
+        UnreadableDataError: the dataset is damaged, or has no rows.
     """
     match _format(data, path):
         case "jsonl":
@@ -101,7 +101,7 @@ def _of_shape(shape: dict[str, Any], wanted: Iterable[str]) -> Columns:
 
 
 def _parquet_shape(path: Path) -> dict[str, Any]:
-    """Names of columns, those of nested ones below them; only the file's footer is read."""
+    """Names of columns, nested columns below their parents. Reads only the file's footer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -111,12 +111,12 @@ def _parquet_shape(path: Path) -> dict[str, Any]:
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
-        raise UnreadableDataError(f"{path} is no readable Parquet file ({error})", "check the file") from error
+        raise UnreadableDataError(f"{path} is not a readable Parquet file ({error})", "check the file") from error
     return {field.name: below(field.type) for field in schema}
 
 
 def _saved_shape(folder: Path) -> dict[str, Any]:
-    """The same of a folder that `datasets` saved; of its split `train`, where it has several."""
+    """The same for a folder that `datasets` saved. If it has several splits, those of `train`."""
 
     def below(feature: Any) -> Any:
         is_struct = isinstance(feature, dict) and "_type" not in feature
@@ -129,6 +129,6 @@ def _saved_shape(folder: Path) -> dict[str, Any]:
         features = json.loads((folder / "dataset_info.json").read_bytes())["features"]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UnreadableDataError(
-            f"{folder} is no folder of a saved dataset", "name a .jsonl or .parquet file, or what save_to_disk wrote"
+            f"{folder} is not a folder written by save_to_disk", "name such a folder, or a .jsonl or .parquet file"
         ) from error
     return cast(dict[str, Any], below(features))

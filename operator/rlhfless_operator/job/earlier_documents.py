@@ -1,7 +1,7 @@
-"""What the document of a job that has begun means, also if an earlier version of rlhfless wrote it.
+"""Read the stored document of a job that has begun, even if an earlier version of rlhfless wrote it.
 
-A job's folder keeps the document whole, defaults included. A version that adds a field, or gives it another name,
-writes the same job otherwise; that must not be taken for a change of the job.
+A job's folder keeps the whole document, defaults included. A version that adds or renames a field writes the same job
+differently. Such a difference must not count as a change of the job.
 """
 
 import copy
@@ -13,10 +13,10 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 
 
 def meaning(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec as this version would write it, with what its algorithm's name stands for; unchanged if it is none now.
+    """A spec as this version would write it, with the defaults of its algorithm; unchanged if it is invalid now.
 
     Args:
-        spec: in camelCase, whole but for what is null.
+        spec: in camelCase, complete except for null values.
     """
     try:
         read = RLHFJobSpec.model_validate(_renamed(spec), by_alias=True, by_name=False)
@@ -27,7 +27,7 @@ def meaning(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(spec: dict[str, Any]) -> dict[str, Any]:
-    """The spec with the names that its fields have now, and the nulls that mean something, which folders don't keep."""
+    """The spec with current field names, and with the meaningful nulls that folders don't keep."""
     spec = copy.deepcopy(spec)
     algorithm = spec.get("algorithm", {})
     if algorithm.get("critic") is not None:

@@ -1,4 +1,4 @@
-"""Names that users bring from TRL, verl and OpenRLHF, and what they are called here."""
+"""Names of settings in TRL, verl and OpenRLHF, and their names in rlhfless."""
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "model.source": ("model_name_or_path", "model_path", "pretrain", "model_id", "base_model"),
@@ -181,20 +181,20 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "tracking.wandb": ("use_wandb",),
     "tracking.tensorboard": ("use_tensorboard", "tensorboard_dir", "logging_dir"),
 }
-"""Our field, below `spec`, and what others call it."""
+"""Fields below `spec`, and their names in other frameworks."""
 
 METADATA_NAMES = ("run_name", "experiment_name", "exp_name", "wandb_run_name")
-"""What others call `metadata.name`."""
+"""Names of `metadata.name` in other frameworks."""
 
 WITHOUT_COUNTERPART = {
-    "top_p": "responses are sampled from the whole distribution, which the log-probabilities are of",
-    "top_k": "responses are sampled from the whole distribution, which the log-probabilities are of",
-    "min_p": "responses are sampled from the whole distribution, which the log-probabilities are of",
-    "repetition_penalty": "responses are sampled from the whole distribution, which the log-probabilities are of",
+    "top_p": "rlhfless samples from the full distribution, because log-probabilities refer to it",
+    "top_k": "rlhfless samples from the full distribution, because log-probabilities refer to it",
+    "min_p": "rlhfless samples from the full distribution, because log-probabilities refer to it",
+    "repetition_penalty": "rlhfless samples from the full distribution, because log-probabilities refer to it",
     "use_vllm": "the engine belongs to the generation function, not to the job",
-    "actor_rollout_ref": "rlhfless convert makes a job of verl's file, with sections such as model, batch and sampling",
+    "actor_rollout_ref": "rlhfless convert turns verl's file into a job, with sections such as model and batch",
 }
-"""What others have and why a job has not."""
+"""Fields of other frameworks that a job does not have, and the reason."""
 
 VALUES = {
     "reinforce++": "reinforce_plus_plus",
@@ -223,11 +223,11 @@ VALUES = {
     "group_norm": "group",
     "json": "jsonl",
 }
-"""What others call one of a field's choices."""
+"""Names of a field's choices in other frameworks."""
 
 
 def normal(name: str) -> str:
-    """A name without what snake_case and camelCase write differently."""
+    """A name in a form in which snake_case and camelCase are equal."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
@@ -237,16 +237,16 @@ _REASONS = {normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.ite
 
 
 def our_field(name: str) -> str | None:
-    """The path of the field that others call `name`, in snake_case, camelCase or as the end of a dotted path."""
+    """The path of the field that other frameworks call `name`, in snake_case, camelCase or as a dotted path's end."""
     return _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
 
 
 def reason_for_absence(name: str) -> str | None:
-    """Why a field that others have is missing here."""
+    """Why rlhfless does not have a field of another framework."""
     return _REASONS.get(normal(name))
 
 
 def our_choice(value: str, choices: tuple[str, ...]) -> str | None:
-    """The one of `choices` that others call `value`."""
+    """The choice that other frameworks call `value`."""
     ours = VALUES.get(value.lower())
     return ours if ours in choices else None

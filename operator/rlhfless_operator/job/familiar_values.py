@@ -1,4 +1,4 @@
-"""What to write for fields of TRL and verl whose values mean something else here."""
+"""Remedies for fields of TRL and verl whose values mean something else in rlhfless."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from rlhfless_functions.settings import AlgorithmName
 from rlhfless_operator.job.familiar_names import normal, our_field
 
 Spec = Mapping[str, Any]
-"""A job's spec as it was written, right or wrong."""
+"""A job's spec as the user wrote it, valid or not."""
 
 
 def _warmup(rounded: Callable[[float], int]) -> Callable[[Any, Spec], str | None]:
-    """A share of all steps, which TRL rounds up and verl down."""
+    """Convert a share of all steps. TRL rounds it up, verl down."""
 
     def convert(value: Any, spec: Spec) -> str | None:
         if not _is_number(value) or not 0 <= value <= 1:
@@ -20,8 +20,8 @@ def _warmup(rounded: Callable[[float], int]) -> Callable[[Any, Spec], str | None
         steps = spec.get("steps")
         if not _is_number(steps):
             return (
-                f"write spec.optimizer.warmupSteps: {value:g} × the steps, of which an epoch has as many as there are"
-                " prompts / batch.promptsPerStep"
+                f"write spec.optimizer.warmupSteps: {value:g} × the number of steps; an epoch has (number of prompts) /"
+                " batch.promptsPerStep steps"
             )
         return f"write spec.optimizer.warmupSteps: {rounded(value * steps)} ({value:g} × {steps} steps)"
 
@@ -29,7 +29,7 @@ def _warmup(rounded: Callable[[float], int]) -> Callable[[Any, Spec], str | None
 
 
 def _batch(value: Any, spec: Spec) -> str | None:
-    """TRL's arithmetic: samples of a step are what a device passes at a time, × accumulation, × processes."""
+    """TRL's arithmetic: samples of a step = samples that a device processes at a time × accumulation × processes."""
     size, accumulated = _found(spec, "per_device_train_batch_size"), _found(spec, "gradient_accumulation_steps")
     group = _found(spec, "samplesPerPrompt") or _found(spec, "num_generations") or 8
     size, accumulated = size or 8, accumulated or 1
@@ -55,7 +55,7 @@ def _trainer(value: Any, spec: Spec) -> str | None:
     if isinstance(value, Mapping):
         names = [(str(name), our_field(str(name))) for name in value]
         known = ", ".join(f"{theirs} is {ours}" for theirs, ours in names if ours is not None)
-        return f"remove the section{f': {known}' if known else ''}; rlhfless convert writes a job of the whole file"
+        return f"remove the section{f': {known}' if known else ''}; rlhfless convert turns the whole file into a job"
     name = normal(str(value)).removesuffix("trainer")
     ours = next((one for one in get_args(AlgorithmName) if normal(one) == name), None)
     return None if ours is None else f"write spec.algorithm: {{name: {ours}}}"
@@ -111,7 +111,7 @@ _BY_NAME = {normal(theirs): meaning for theirs, meaning in _MEANINGS.items()}
 
 
 def what_to_write(name: str, value: Any, spec: Spec) -> str | None:
-    """The remedy for a field that others call `name`, with what to write for its value; None where a name is enough."""
+    """The remedy for another framework's field `name`, with the value to write; None if our field's name is enough."""
     meaning = _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
     return None if meaning is None else meaning(value, spec)
 
@@ -121,7 +121,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _found(spec: Spec, name: str) -> int | None:
-    """A whole number that the spec, or a section of it, has under this name."""
+    """The whole number with this name in the spec or one of its sections."""
     for section in (spec, *(part for part in spec.values() if isinstance(part, Mapping))):
         for theirs, value in section.items():
             if normal(str(theirs)) == normal(name) and isinstance(value, int) and value > 0:

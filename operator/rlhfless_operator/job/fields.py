@@ -1,4 +1,4 @@
-"""The fields of the job document as a flat list: what a path may be, and what it holds."""
+"""The fields of the job document as a flat list: the valid paths, and the type of each."""
 
 import types
 from collections.abc import Iterator
@@ -29,24 +29,24 @@ class DocumentField:
     """One field of a model."""
 
     name: str
-    """As it is written in a document."""
+    """Its name in a document."""
     info: FieldInfo
     kind: Any
-    """Its type without None, and without list where it is one."""
+    """Its type, without None and without the list around it."""
     nullable: bool
     many: bool
     """Whether it is a list."""
     constraints: tuple[Any, ...] = ()
-    """Bounds and validators of the field, and of its type where that may be None."""
+    """Bounds and validators of the field, and those inside an optional type."""
 
     @property
     def model(self) -> type[BaseModel] | None:
-        """The model that it, or each of its items, is described by."""
+        """The model that describes the field, or each of its items."""
         return self.kind if isinstance(self.kind, type) and issubclass(self.kind, BaseModel) else None
 
     @property
     def unit(self) -> Unit | None:
-        """What a text such as `30s` or `16Gi` measures."""
+        """The unit of a text such as `30s` or `16Gi`."""
         for part in self.constraints:
             if isinstance(part, BeforeValidator) and part.func in _UNITS:
                 return _UNITS[part.func]
@@ -54,20 +54,20 @@ class DocumentField:
 
     @property
     def unit_of_each(self) -> Unit | None:
-        """What the values of a mapping measure."""
+        """The unit of a mapping's values."""
         if get_origin(self.kind) is not dict or get_origin(values := get_args(self.kind)[1]) is not Annotated:
             return None
         return DocumentField(self.name, self.info, values, False, False, get_args(values)[1:]).unit
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values of a choice; empty if it is none."""
+        """The values of a choice; empty if the field is not a choice."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
 
 @cache
 def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
-    """The fields of one model by their names in a document, in their order."""
+    """The fields of one model by their names in a document, in the order of their definition."""
     found = {}
     for attribute, info in model.model_fields.items():
         kind, nullable = _without_none(info.annotation)
@@ -85,7 +85,7 @@ def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
 
 
 def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], DocumentField]]:
-    """Every field below `model`, a section before what is in it; an item of a list is below `name[]`."""
+    """Every field below `model`, each section before its fields. The fields of a list's items are below `name[]`."""
     for field in fields_of(model).values():
         yield (*prefix, field.name), field
         if field.model is not None:
@@ -93,7 +93,7 @@ def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path`; None where there is no mapping of known fields."""
+    """The model that describes the mapping at `path`; None if there is no mapping of known fields."""
     found: type[BaseModel] | None = model
     for part in path:
         if isinstance(part, int):

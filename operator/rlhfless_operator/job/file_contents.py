@@ -1,4 +1,4 @@
-"""Whether what is in a job's local files fits the job: columns of its data, labels and layers of its models."""
+"""Check that the contents of a job's local files fit the job: the columns of data, the labels and layers of models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +18,10 @@ _NEEDING_TRUTH = ("math", "exact_match")
 
 
 def check_contents(job: RLHFJob, base: Path) -> list[FileFault]:
-    """What is wrong with the contents of a job's local files. Those that are not there are left to `check_files`.
+    """Find what is wrong with the contents of a job's local files. `check_files` reports missing files.
 
     Args:
-        job: as it was read, with paths relative to the job file.
+        job: the job as read, with paths relative to the job file.
         base: the job file's folder.
     """
     spec = job.spec
@@ -38,7 +38,7 @@ def check_contents(job: RLHFJob, base: Path) -> list[FileFault]:
 
 
 def not_checked(job: RLHFJob, base: Path) -> list[str]:
-    """What the job names and this machine can't look at: a field and the reason each."""
+    """The files and models that this machine can't check: a line each, with the field and the reason."""
     spec = job.spec
     models: list[tuple[FieldPath, str]] = [(("spec", "model", "source"), spec.model.source)]
     files: list[tuple[FieldPath, str]] = [(("spec", "data", "source"), spec.data.source)]
@@ -64,7 +64,7 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
 
 
 _Placed = tuple[FieldPath, RewardSettings]
-"""Where a reward stands, and the reward."""
+"""A reward and the path of its field."""
 
 
 def _training_rewards(spec: RLHFJobSpec) -> list[_Placed]:
@@ -103,11 +103,11 @@ def _policy(job: RLHFJob, base: Path) -> Iterator[FileFault]:
         there = target == "lm_head" or any(name == target or name.endswith(f".{target}") for name in layers)
         if not there:
             yield FileFault(
-                field, f"{target} is no layer of {folder}", f"name some of {', '.join(known)}, or all-linear"
+                field, f"{target} is not a layer of {folder}", f"name any of {', '.join(known)}, or all-linear"
             )
         elif tied and (target == "lm_head" or "embed" in target):
             yield FileFault(
-                field, f"{target} shares its weight with another layer of {folder}", "leave it out, as all-linear does"
+                field, f"{target} shares its weight with another layer of {folder}", "remove it, as all-linear does"
             )
 
 
@@ -123,8 +123,8 @@ def _reward_model(field: FieldPath, name: str, base: Path) -> Iterator[FileFault
     if labels != 1:
         yield FileFault(
             field,
-            f"{folder} has {labels} labels, and a reward is the logit of one",
-            "name a reward model (num_labels=1), or score with python",
+            f"{folder} has {labels} labels, but a reward model must have one, whose logit is the reward",
+            "name a model with num_labels=1, or score with python",
         )
 
 

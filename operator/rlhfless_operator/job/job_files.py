@@ -1,4 +1,4 @@
-"""Whether the local files that a job names are there and are what they should be."""
+"""Check that the local files which a job names exist and are of the right kind."""
 
 import ast
 import difflib
@@ -27,10 +27,10 @@ class FileFault:
 
 
 def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
-    """What is wrong with the local files of a job; URIs and names on the hub are not looked at.
+    """Find what is wrong with the local files of a job. URIs and names on the hub are not checked.
 
     Args:
-        job: as it was read, with paths relative to the job file.
+        job: the job as read, with paths relative to the job file.
         base: the job file's folder.
     """
     spec = job.spec
@@ -78,7 +78,7 @@ def _chat_template(field: FieldPath, text: str, base: Path) -> Iterator[FileFaul
     if path is not None and not _is_file(path):
         yield FileFault(
             field,
-            f"{text[:60]!r} is no file, and no template either, as it has neither {{{{ nor {{%",
+            f"{text[:60]!r} is neither a file nor a template, which would contain {{{{ or {{%",
             "check the path; it is relative to the job file",
         )
 
@@ -89,7 +89,7 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
         return
     if not exists(path):
         if hub := hub_remedy(data.source):
-            yield FileFault(field, f"{data.source} is no file, nor a folder beside the job file ({path})", hub)
+            yield FileFault(field, f"{data.source} is neither a file nor a folder beside the job file ({path})", hub)
         else:
             yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
     elif path.is_dir() and not any(path.iterdir()):
@@ -99,12 +99,12 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
 
 
 def hub_remedy(source: str) -> str | None:
-    """What to do about a source that looks like the name of a data set on the Hugging Face hub; None for any other."""
+    """The remedy for a source that looks like the name of a dataset on the Hugging Face hub; None for any other."""
     if not _HUB_DATASET.fullmatch(source) or source.startswith("."):
         return None
     local = source.rpartition("/")[2]
     return (
-        f"if it is meant to be a dataset of the Hugging Face hub, name one of its files, such as"
+        f"if you mean a dataset on the Hugging Face hub, name one of its files, such as"
         f" hf://datasets/{source}/FILE.parquet, or download it (hf download {source} --repo-type dataset --local-dir"
         f" {local}) and name the file in {local}"
     )
@@ -115,7 +115,7 @@ def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[File
     if path is None:
         return
     if not _is_file(path):
-        message = f"{path} is no file" if exists(path) else f"{path} does not exist"
+        message = f"{path} is not a file" if exists(path) else f"{path} does not exist"
         yield FileFault((*field, "file"), message, "check the path; it is relative to the job file")
         return
     try:
@@ -123,7 +123,7 @@ def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[File
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         place = f"line {line} of {path}" if line else str(path)
-        yield FileFault((*field, "file"), f"{place} is not Python: {error}", "correct it")
+        yield FileFault((*field, "file"), f"{place} is not valid Python: {error}", "correct it")
         return
     names = set(_top_level_names(tree.body))
     if reward.function not in names and "*" not in names:
@@ -134,7 +134,7 @@ def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[File
 
 
 def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that a module has after it ran; `*` where that can't be told from its text."""
+    """Names that a module defines; `*` if its text does not tell."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

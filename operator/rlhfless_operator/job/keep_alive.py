@@ -1,4 +1,4 @@
-"""How long instances without work are kept: a duration, or `auto`."""
+"""How long idle instances are kept: a duration, or `auto`."""
 
 from typing import Annotated, Any
 

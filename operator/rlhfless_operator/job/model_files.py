@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says of its model without any weights being loaded: its configuration and its layers."""
+"""Read a model's configuration and layer names from a Hugging Face folder, without loading weights."""
 
 import json
 import struct
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_HEADER = 100 * 2**20
-"""That the safetensors format allows."""
+"""The most that the safetensors format allows."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -19,20 +19,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's `config.json`.
 
     Raises:
-        UnreadableModelError: it is no JSON object.
+        UnreadableModelError: it is not a JSON object.
     """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UnreadableModelError(f"{path} is no JSON ({error})") from error
+        raise UnreadableModelError(f"{path} is not JSON ({error})") from error
     if not isinstance(config, dict):
-        raise UnreadableModelError(f"{path} holds no JSON object")
+        raise UnreadableModelError(f"{path} does not hold a JSON object")
     return config
 
 
 def label_count(config: dict[str, Any]) -> int:
-    """Labels of a sequence classifier. Where its configuration is silent, transformers makes two."""
+    """Number of labels of a sequence classifier. Without a setting, transformers creates two."""
     named = config.get("id2label")
     if isinstance(named, dict):
         return len(named)
@@ -41,11 +41,11 @@ def label_count(config: dict[str, Any]) -> int:
 
 
 def layer_names(folder: Path, config: dict[str, Any]) -> list[str] | None:
-    """Full names of all layers with a weight matrix, as the weights' files have them.
+    """Full names of all layers with a weight matrix, as written in the weights' files.
 
     Returns:
-        None where files don't tell: weights that are no safetensors, or that are renamed when they are loaded, as those
-        of experts and of models with a vision part.
+        None if the files don't tell: if they are not safetensors, or if loading renames the weights, as it does for
+        experts and for models with a vision part.
 
     Raises:
         UnreadableModelError: a file is damaged.
@@ -68,9 +68,9 @@ def _shapes(file: Path) -> Iterator[tuple[str, Any]]:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length)) if length <= _LONGEST_HEADER else None
     except (OSError, ValueError, struct.error) as error:
-        raise UnreadableModelError(f"{file} is no whole safetensors file ({error})") from error
+        raise UnreadableModelError(f"{file} is not a complete safetensors file ({error})") from error
     if not isinstance(header, dict):
-        raise UnreadableModelError(f"{file} is no safetensors file: its header is no JSON object")
+        raise UnreadableModelError(f"{file} is not a safetensors file: its header is not a JSON object")
     for name, tensor in header.items():
         if isinstance(tensor, dict) and name != "__metadata__":
             yield name, tensor.get("shape")

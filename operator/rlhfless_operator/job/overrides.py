@@ -1,4 +1,4 @@
-"""Values of a job document that are given on the command line instead: `--set spec.steps=5`."""
+"""Values of a job document that the command line overrides: `--set spec.steps=5`."""
 
 import copy
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from rlhfless_operator.job.yaml_document import Document, DocumentFault, Unreada
 
 
 def override(document: Document, settings: Sequence[str]) -> tuple[Document, list[DocumentFault]]:
-    """The document with values set in it, a later setting over an earlier one.
+    """Set values in a document. A later setting overrides an earlier one.
 
     Args:
-        document: as it was read.
-        settings: `path=value` each: names and list positions with dots between them, and a value in YAML.
+        document: the document as read.
+        settings: `path=value` each: names and list positions separated by dots, and a value in YAML.
 
     Returns:
-        The document, and what is wrong with settings that were left out: no `=`, a value that is no YAML, or a path
-        through what is no mapping or list.
+        The document, and the faults of the settings that were skipped: a missing `=`, a value that is not YAML, or a
+        path through something other than a mapping or list.
     """
     content = copy.deepcopy(document.content)
     lines = dict(document.lines)
@@ -29,14 +29,14 @@ def override(document: Document, settings: Sequence[str]) -> tuple[Document, lis
         except UnreadableDocumentError as error:
             faults += [DocumentFault((), 0, f"{setting}: {one.message}", one.remedy) for one in error.faults]
             continue
-        # What was below it is gone; line 0 says that it is from the command line.
+        # The value replaces everything below it. Line 0 stands for the command line.
         lines = {other: line for other, line in lines.items() if other[: len(path)] != path}
         lines[path] = 0
     return Document(content, lines), faults
 
 
 def _set(content: dict[str, Any], setting: str) -> Path:
-    """Put one value where it belongs, with the mappings around it that are missing."""
+    """Set one value, and create missing mappings around it."""
     text, equals, value = setting.partition("=")
     if not equals or not text.strip():
         raise _fault("has no value", "write path=value, such as --set spec.steps=5")
@@ -66,7 +66,7 @@ def _key(place: Any, part: str, path: Path) -> str | int:
             return int(part)
         remedy = f"write a position from 0 to {len(place) - 1}, or the whole list" if place else "write the whole list"
         raise _fault(f"{show_path(path)} is a list without {part!r}", remedy)
-    raise _fault(f"{show_path(path)} is {show_value(place)}, with nothing below it", f"set {show_path(path)} itself")
+    raise _fault(f"{show_path(path)} is {show_value(place)} and has no fields", f"set {show_path(path)} itself")
 
 
 def _fault(message: str, remedy: str) -> UnreadableDocumentError:

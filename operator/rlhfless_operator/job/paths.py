@@ -1,14 +1,14 @@
-"""Which strings of a job document are local paths, and what they are relative to.
+"""Tell local paths in a job document from other strings, and resolve them.
 
-A string with `://` or `::` is a fsspec URI. What names data or code is otherwise always a path. What names a model may
-also be a name on the Hugging Face hub: it is a path only if it starts with `.`, `/` or `~`, or exists.
+A string with `://` or `::` is an fsspec URI. Any other string that names data or code is a path. A string that names a
+model is a path if it starts with `.`, `/` or `~`, or exists; otherwise it is a name on the Hugging Face hub.
 """
 
 from pathlib import Path
 
 
 def is_uri(text: str) -> bool:
-    """Whether this is a fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
+    """Whether this is an fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
     return "://" in text or "::" in text
 
 
@@ -31,7 +31,7 @@ def local_model(text: str, base: Path) -> Path | None:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at `path`; a name that no file can have names nothing."""
+    """Whether `path` exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):

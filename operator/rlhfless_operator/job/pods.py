@@ -1,4 +1,4 @@
-"""What the pods of a stage's function are given: the part of a job that only a cluster reads."""
+"""Settings of the pods of a stage's function. Only a cluster reads this part of a job."""
 
 import re
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def _quantity(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
-        raise ValueError(f'{value!r} is no quantity: write a whole number, or text such as "500m" or "16Gi"')
+        raise ValueError(f'{value!r} is not a quantity: write a whole number, or text such as "500m" or "16Gi"')
     return value
 
 
@@ -52,96 +52,96 @@ class ResourcesSpec(Settings):
     """Compute resources of a pod, as Kubernetes names them."""
 
     requests: dict[str, Quantity] | None = None
-    """What a node must have free: `cpu`, `memory` and so on."""
+    """The amounts that a node must have free: `cpu`, `memory` and so on."""
     limits: dict[str, Quantity] | None = None
-    """The most that a pod gets; a GPU is asked for here, as `nvidia.com/gpu`."""
+    """The most that a pod gets. Request GPUs here, as `nvidia.com/gpu`."""
 
 
 class TolerationSpec(Settings):
-    """A taint of nodes that pods may run in spite of."""
+    """A node taint that pods tolerate."""
 
     key: str | None = None
-    """Key of the taint; every taint if left out, with `operator: Exists`."""
+    """Key of the taint; every taint if omitted, with `operator: Exists`."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """Whether the taint's value matters."""
     value: str | None = None
     """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; every effect if left out."""
+    """Effect of the taint; every effect if omitted."""
     toleration_seconds: int | None = Field(default=None, ge=0)
-    """How long a pod stays after a `NoExecute` taint has come; for good if left out."""
+    """How long a pod stays on a node after a `NoExecute` taint is added; forever if omitted."""
 
 
 class VolumeSpec(Settings):
-    """A volume in every pod; exactly one of `claim`, `hostPath`, `secret` and `configMap`."""
+    """A volume in every pod, with exactly one of `claim`, `hostPath`, `secret` and `configMap`."""
 
     name: str | None = Field(default=None, max_length=63)
-    """Name of the volume in the pod; made from its place in the list if left out."""
+    """Name of the volume in the pod; by default made from its position in the list."""
     claim: str | None = None
-    """Name of a PersistentVolumeClaim; one that several nodes can mount."""
+    """Name of a PersistentVolumeClaim that several nodes can mount."""
     host_path: AbsolutePath | None = None
-    """Folder of the node."""
+    """Folder on the node."""
     secret: str | None = None
     """Name of a Secret, whose keys become files."""
     config_map: str | None = None
     """Name of a ConfigMap, whose keys become files."""
     mount_path: AbsolutePath
-    """Where the pod has it."""
+    """Path at which the pod mounts it."""
     read_only: bool = False
-    """Whether pods can't write to it."""
+    """Whether the volume is mounted read-only."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         given = [source for source in (self.claim, self.host_path, self.secret, self.config_map) if source is not None]
         if len(given) != 1:
-            raise ValueError("a volume has exactly one source; write one of claim, hostPath, secret and configMap")
+            raise ValueError("a volume needs exactly one source; write one of claim, hostPath, secret and configMap")
         if self.mount_path.rstrip("/") in _OWN_FOLDERS:
-            raise ValueError(f"mountPath: {self.mount_path} is made by rlhfless itself; mount it elsewhere")
+            raise ValueError(f"mountPath: rlhfless itself mounts {self.mount_path}; choose another path")
         return self
 
 
 class PodsSpec(Settings):
-    """The pods of a function. What a stage says comes before what the job says, and that before the cluster's defaults:
-    mappings are merged by key, lists are joined, and single values replaced."""
+    """The pods of a function. A stage's settings override the job's, and these override the cluster's defaults.
+    Mappings are merged by key, lists are joined, and single values are replaced."""
 
     image: str | None = Field(default=None, min_length=1)
-    """Container image of the function; the one that the operator was installed with if left out."""
+    """Container image of the function; by default the one that the operator was installed with."""
     image_pull_secrets: list[str] | None = Field(default=None, max_length=32)
-    """Names of Secrets with credentials of image registries."""
+    """Names of Secrets with credentials for image registries."""
     resources: ResourcesSpec | None = None
     """Compute resources of a pod."""
     node_selector: dict[str, str] | None = None
     """Labels that a node must have."""
     tolerations: list[TolerationSpec] | None = Field(default=None, max_length=32)
-    """Taints of nodes that the pods may run in spite of."""
+    """Node taints that the pods tolerate."""
     affinity: KubernetesObject | None = None
-    """Rules for the choice of nodes, written as Kubernetes defines a pod's `affinity`."""
+    """Rules for choosing nodes, written as a Kubernetes pod's `affinity`."""
     priority_class: str | None = None
     """Name of a PriorityClass."""
     runtime_class: str | None = None
     """Name of a RuntimeClass."""
     shared_memory: Bytes | None = None
-    """Most memory in `/dev/shm`; up to the pod's memory limit if left out."""
+    """Most memory in `/dev/shm`; up to the pod's memory limit if omitted."""
     volumes: list[VolumeSpec] | None = Field(default=None, max_length=32)
-    """Volumes; of two at the same `mountPath` the one of the stage or the job counts."""
+    """Volumes. If two have the same `mountPath`, the stage's overrides the job's, and the job's the cluster's."""
     env: dict[str, str] | None = None
     """Environment variables by name."""
     env_from: list[str] | None = Field(default=None, max_length=32)
     """Names of Secrets whose keys become environment variables."""
     template: KubernetesObject | None = None
-    """Laid over the pod template (`metadata` and `spec`) of the Knative Service, for all that has no field here.
-    Mappings are merged, lists of named things are merged by name, other lists are replaced, and `null` removes."""
+    """Merged into the pod template (`metadata` and `spec`) of the Knative Service, for settings that have no field
+    here. Mappings are merged, lists of named items are merged by name, other lists are replaced, and `null` removes."""
 
     @model_validator(mode="after")
     def _leaves_own_variables_alone(self) -> Self:
         for name in self.env or {}:
             if name in _OWN_VARIABLES:
-                raise ValueError(f"env: {name} is set by rlhfless itself; remove it")
+                raise ValueError(f"env: rlhfless itself sets {name}; remove it")
         return self
 
 
 def merge_pods(*layers: PodsSpec) -> PodsSpec:
-    """One setting of pods from several, the first the weakest.
+    """Merge several settings of pods into one. Later layers override earlier ones.
 
     Mappings are merged by key, lists are joined (volumes by mount path), single values are replaced.
     """
@@ -152,8 +152,8 @@ def merge_pods(*layers: PodsSpec) -> PodsSpec:
 
 
 def overlay(base: KubernetesObject, over: KubernetesObject) -> KubernetesObject:
-    """`base` with `over` laid over it. Mappings are merged, lists of named mappings are merged by name, everything else
-    is replaced, and None removes. Neither argument is changed."""
+    """Merge `over` into a copy of `base`. Mappings are merged, lists of named mappings are merged by name, everything
+    else is replaced, and None removes. Neither argument is changed."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)

@@ -1,6 +1,6 @@
-"""What an instance of each stage costs and how many GPUs it has, as the job document alone says, and what may be spent.
+"""The price and the number of GPUs of each stage's instance, and the job's budget, all from the job document alone.
 
-No machine is asked: the same document has the same prices on a laptop and on a cluster.
+The machine does not matter: a document has the same prices on a laptop and on a cluster.
 """
 
 from collections.abc import Mapping
@@ -27,32 +27,32 @@ SPOT_LABELS: Mapping[str, str] = {
 
 
 class StagePricesSpec(Settings):
-    """Price of one instance for an hour, by stage. It counts before every other price."""
+    """Price of one instance for an hour, by stage. It overrides every other price."""
 
     generation: Money | None = None
-    """An instance of generation."""
+    """Price of a generation instance."""
     preparation: Money | None = None
-    """An instance of preparation."""
+    """Price of a preparation instance."""
     learning: Money | None = None
-    """An instance of learning."""
+    """Price of a learning instance."""
 
 
 class PricesSpec(Settings):
-    """What instances cost. The price of a stage's instance is what `stages` says. Else, where accelerators are priced
-    and the instance has GPUs, it is their number times the price of its accelerator; and else `instanceHour`. How many
-    GPUs an instance has is told at `budget.gpuHours`."""
+    """What instances cost. `stages` sets the price of a stage's instance. Without it, an instance with GPUs costs their
+    number times the price of its accelerator, if accelerators have prices. All other instances cost `instanceHour`.
+    `budget.gpuHours` explains how many GPUs an instance has."""
 
     instance_hour: Money = Decimal(0)
-    """Price of one instance for an hour, where nothing below says otherwise."""
+    """Price of one instance for an hour, unless a field below sets another."""
     stages: StagePricesSpec = StagePricesSpec()
     """Price of one instance for an hour, by stage."""
     accelerators: dict[str, Money] = Field(default={})
-    """Price of one accelerator for an hour, by name. A stage has the accelerator whose name is a value in its
-    `pods.nodeSelector`, such as `NVIDIA-H100-80GB-HBM3` of the label `nvidia.com/gpu.product`; in a rehearsal that of
-    `rehearsal.gpu`; and where only one name is priced, that one."""
+    """Price of one accelerator for an hour, by name. A stage uses the accelerator whose name is a value in its
+    `pods.nodeSelector`, such as `NVIDIA-H100-80GB-HBM3` of the label `nvidia.com/gpu.product`. A rehearsal uses
+    `rehearsal.gpu`. If only one name has a price, stages use that one."""
     spot: dict[str, Money] = Field(default={})
-    """The same on spot capacity. A stage is on spot where its `pods.nodeSelector` has a label by which Karpenter, EKS,
-    GKE or AKS know spot nodes, such as `karpenter.sh/capacity-type: spot`."""
+    """The same on spot capacity. A stage runs on spot capacity if its `pods.nodeSelector` has a label with which
+    Karpenter, EKS, GKE or AKS mark spot nodes, such as `karpenter.sh/capacity-type: spot`."""
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
     """Currency of the prices, as an ISO 4217 code."""
 
@@ -64,25 +64,25 @@ class PricesSpec(Settings):
 
 
 class BudgetSpec(Settings):
-    """What the job may spend; `money`, `gpuHours` or both. A step that would take it further is not begun: the job is
-    suspended, and goes on from there once the budget is raised."""
+    """What the job may spend: `money`, `gpuHours` or both. Before a step that would exceed the budget, the job is
+    suspended. It continues once you raise the budget."""
 
     money: PositiveMoney | None = None
     """Most money, in the currency of `prices`."""
     gpu_hours: float | None = Field(default=None, gt=0)
-    """Most GPU-hours: hours of each instance that is charged, times its GPUs. An instance has the GPUs that its pods'
-    limits ask for. Where no stage asks for any, generation has `vllm.tensorParallelSize`, learning has `processes`, and
+    """Most GPU-hours: the charged hours of each instance, times its GPUs. An instance has the GPUs in its pods' limits.
+    If no stage sets such a limit, generation has `vllm.tensorParallelSize` GPUs, learning has `processes`, and
     preparation has 1."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
         if self.money is None and self.gpu_hours is None:
-            raise ValueError("a budget limits something; write money, gpuHours or both")
+            raise ValueError("the budget is empty; write money, gpuHours or both")
         return self
 
 
 class UnknownPriceError(ValueError):
-    """A stage's instances have a price that the document does not say."""
+    """The document does not give the price of a stage's instances."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -105,14 +105,14 @@ def instance_prices(spec: "RLHFJobSpec") -> dict[Stage, Decimal]:
     """Price of an instance of each stage for an hour.
 
     Raises:
-        UnknownPriceError: accelerators are priced, and not the one that a stage has.
+        UnknownPriceError: accelerators have prices, but a stage's accelerator has none.
     """
     gpus = instance_gpus(spec)
     return {stage: _instance_price(spec, stage, gpus[stage]) for stage in STAGES}
 
 
 def unknown_price(spec: "RLHFJobSpec", field: str) -> str | None:
-    """What is wrong with a field of `prices`, and the remedy; None where nothing is."""
+    """What is wrong with a field of `prices`, and the remedy; None if nothing is wrong."""
     try:
         instance_prices(spec)
     except UnknownPriceError as error:
@@ -134,7 +134,7 @@ def _instance_price(spec: "RLHFJobSpec", stage: Stage, gpus: int) -> Decimal:
     if price is None:
         field, why = ("accelerators", "on demand") if spot is None else ("spot", f"on spot capacity ({spot})")
         raise UnknownPriceError(
-            field, f"{stage} runs on {name} {why}, which has no price; add {name} here, or write prices.stages.{stage}"
+            field, f"{stage} runs on {name} {why}, which has no price; add {name} here, or set prices.stages.{stage}"
         )
     return gpus * price
 
@@ -149,7 +149,7 @@ def _accelerator(spec: "RLHFJobSpec", stage: Stage, selector: Mapping[str, str])
     place = f"{stage}.pods.nodeSelector"
     raise UnknownPriceError(
         "accelerators",
-        f"which of {', '.join(found)} {stage} runs on is not known; let one label of {place} have that value, or write"
+        f"nothing says which of {', '.join(found)} {stage} runs on; give one label of {place} that value, or set"
         f" prices.stages.{stage}",
     )
 

@@ -1,4 +1,4 @@
-"""Amounts as Kubernetes writes them."""
+"""Quantities as Kubernetes writes them."""
 
 import re
 
@@ -9,12 +9,12 @@ _FACTORS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15} | {
 
 
 def quantity(text: str) -> float:
-    """An amount as a number.
+    """Convert a quantity to a number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a quantity.
     """
     found = _QUANTITY.fullmatch(str(text))
     if found is None:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     return float(found[1]) * _FACTORS.get(found[2] or "", 1.0)

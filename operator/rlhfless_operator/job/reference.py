@@ -1,4 +1,4 @@
-"""docs/reference.md, made from the job's own model."""
+"""Generate docs/reference.md from the job's pydantic model."""
 
 from typing import Any, get_args
 
@@ -41,19 +41,19 @@ spec:
   steps: 100
 ```
 
-Names are in camelCase. A field that is not listed here is an error, and so is text where a number is meant.
+Names are in camelCase. A field that is not listed here is an error, and so is text in place of a number.
 **Durations** are a number with a unit (`ms`, `s`, `m`, `h`, `d`), such as `30s`, `15m` or `1h30m`. **Memory** is a
 number with a unit, such as `512Mi` or `16Gi`. **Prices** are decimal numbers in quotes, such as `"2.50"`.
 **Quantities** are Kubernetes' own: a whole number, or text such as `"500m"` or `"16Gi"`. Paths are relative to the job
-file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is taken for a path if it
-begins with `.`, `/` or `~`, or exists.
+file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is a path if it begins with
+`.`, `/` or `~`, or exists.
 """
 _METRICS_INTRODUCTION = """\
 ## Metrics
 
-A finished step is a line of `metrics.jsonl` in the job's folder; step 0 is the evaluation before the first. Trackers
-are told the same: `metrics` is `train/` there, `evaluation` is `eval/`, and what is `seconds/` here is `timing_s/`.
-A `share` is from 0 to 1. A part of a name in angle brackets is a name that the job gives.
+Each finished step adds a line to `metrics.jsonl` in the job's folder. Step 0 is the evaluation before training.
+Trackers get the same values under other names: `metrics` becomes `train/`, `evaluation` becomes `eval/`, and `seconds/`
+becomes `timing_s/`. A `share` is between 0 and 1. A name in angle brackets is a name from the job.
 """
 _UNITS: dict[Unit, str] = {"duration": "duration", "bytes": "memory", "money": "price"}
 _TYPES: dict[Any, str] = {
@@ -66,7 +66,7 @@ _TYPES: dict[Any, str] = {
     dict[str, Money]: "mapping of text to price",
     KubernetesObject: "mapping, as in Kubernetes",
 }
-_LATER = " (the API server can't check this; `rlhfless validate` does, and the operator)"
+_LATER = " (`rlhfless validate` and the operator check this; the API server can't)"
 _BY_NAME = "by `name`, see below"
 
 
@@ -87,9 +87,9 @@ def _metrics() -> str:
     fields += [f"| `{name}` | {info.description} |" for name, info in StepRecord.model_fields.items()]
     sections = (
         ("metrics: of the samples", "Means over the step. An evaluation has the same.", PREPARATION_METRICS),
-        ("metrics: of generation and its plan", "How the step was carried out.", DRIVER_METRICS),
-        ("metrics: of learning", "Which of them a step has depends on the algorithm.", LEARNING_METRICS),
-        ("evaluation", "Besides what is said of samples above.", {"accuracy": EVALUATION_METRICS["accuracy"]}),
+        ("metrics: of generation and its plan", "How the step ran.", DRIVER_METRICS),
+        ("metrics: of learning", "A step has those of its algorithm.", LEARNING_METRICS),
+        ("evaluation", "In addition to the metrics of samples above.", {"accuracy": EVALUATION_METRICS["accuracy"]}),
     )
     tables = "".join(
         f"### {title}\n\n{text}\n\n| Name | Unit | Meaning |\n|---|---|---|\n"
@@ -172,7 +172,7 @@ def _default(model: type[BaseModel], field: DocumentField) -> str:
 
 
 def _plain(model: type[BaseModel], field: DocumentField) -> str:
-    """A default as it would be written."""
+    """A default as a document would write it."""
     schema = model.model_json_schema(by_alias=True, mode="serialization")["properties"][field.name]
     value = schema["default"]
     if isinstance(value, bool):
@@ -189,7 +189,7 @@ def _plain(model: type[BaseModel], field: DocumentField) -> str:
 
 
 def _composed() -> dict[str, str]:
-    """The fields that differ with the algorithm's name: names in a document, and attributes."""
+    """The fields whose default depends on the algorithm's name: names in a document, and attributes."""
     whole = [AlgorithmSettings(name=name).resolved() for name in get_args(AlgorithmName)]
     return {
         field.name: attribute
@@ -205,7 +205,7 @@ def _compositions() -> str:
     for field, attribute in _composed().items():
         values = [_show(getattr(settings, attribute)) for settings in whole]
         rows.append(f"| `{field}` | " + " | ".join(values) + " |")
-    return "What an algorithm's name stands for; a job may override each of these:\n\n" + "\n".join(rows) + "\n"
+    return "Each algorithm's name sets these fields. A job may override each of them:\n\n" + "\n".join(rows) + "\n"
 
 
 def _show(value: Any) -> str:
@@ -233,4 +233,4 @@ def _names() -> str:
         here = " and ".join(f"`{name.removeprefix('spec.')}`" for name in ours.split(" and "))
         rows.append(f"| {here} | {', '.join(f'`{name}`' for name in theirs)} |")
     rows.append(f"| `metadata.name` | {', '.join(f'`{name}`' for name in familiar_names.METADATA_NAMES)} |")
-    return "## Names from elsewhere\n\nA job that uses one of these is told the name here.\n\n" + "\n".join(rows) + "\n"
+    return "## Names from elsewhere\n\nErrors about these names give the name here.\n\n" + "\n".join(rows) + "\n"

@@ -1,4 +1,4 @@
-"""What to tell a person about a field that is wrong: what is wrong, and what to do about it."""
+"""Messages for wrong fields: what is wrong, and what to do about it."""
 
 import difflib
 import re
@@ -30,7 +30,7 @@ PATTERN_REMEDIES = {
     "spec.evaluation.rewards.http.url": _REWARD_URL,
     "spec.prices.currency": "write three capital letters, such as EUR",
 }
-"""What a pattern asks for, by the field's path without list positions."""
+"""The remedy for each pattern, by the field's path without list positions."""
 
 _UNIT_NAMES: dict[Unit, str] = {"duration": "a duration", "bytes": "an amount of memory", "money": "a price"}
 _TYPES = {
@@ -59,11 +59,11 @@ _REFERENCE = "see docs/reference.md"
 
 
 def unknown_field(path: Path, content: Any = None) -> Advice:
-    """For a name that is no field where it stands.
+    """Advice for a name that is not a field of its section.
 
     Args:
-        path: where it is.
-        content: the document; others' values are converted with what else it says.
+        path: the path of the unknown name.
+        content: the whole document, which is needed to convert values of other frameworks.
     """
     name, model = str(path[-1]), model_at(RLHFJob, path[:-1])
     if near := intended_sibling(path, cutoff=0.85):
@@ -84,7 +84,7 @@ def unknown_field(path: Path, content: Any = None) -> Advice:
 
 
 def intended_sibling(path: Path, cutoff: float = 0.7) -> str | None:
-    """The field that a name which is none was most likely meant to be."""
+    """The field that the user most likely meant by an unknown name."""
     name, model = str(path[-1]), model_at(RLHFJob, path[:-1])
     siblings = list(fields_of(model)) if model else []
     if name in siblings:
@@ -96,7 +96,7 @@ def intended_sibling(path: Path, cutoff: float = 0.7) -> str | None:
 
 
 def missing_field(path: Path) -> Advice:
-    """For a field that must be there."""
+    """Advice for a missing required field."""
     if len(path) == 1 and path[0] in ("apiVersion", "kind"):
         return "missing", f"write {path[0]}: {API_VERSION if path[0] == 'apiVersion' else KIND}"
     field = _field(path)
@@ -105,15 +105,15 @@ def missing_field(path: Path) -> Advice:
 
 
 def number_without_unit(path: Path, value: Any) -> Advice:
-    """For a duration, an amount of memory or a price that is given as a bare number."""
+    """Advice for a duration, an amount of memory or a price that is a bare number."""
     unit = _unit_at(path)
     if unit == "money":
-        return f"{show_value(value)} is a number, whose decimals are not exact", UNIT_REMEDIES["money"]
+        return f"{show_value(value)} is a binary number, which can't hold exact decimals", UNIT_REMEDIES["money"]
     return f"{show_value(value)} has no unit", UNIT_REMEDIES[unit] if unit else _REFERENCE
 
 
 def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
-    """For what a model's own validator says, which may begin with the field below `path` that it is about."""
+    """Advice from the message of a model's own validator. It may begin with the name of a field below `path`."""
     match = _ABOUT_FIELD.fullmatch(text)
     model = model_at(RLHFJob, path)
     if match and model and match[1].split(".")[0] in fields_of(model):
@@ -129,7 +129,7 @@ def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
 
 
 def wrong_value(path: Path, details: ErrorDetails) -> Advice:
-    """For a value that pydantic refuses."""
+    """Advice for a value that pydantic refuses."""
     kind, value, field = details["type"], details["input"], _field(path)
     context: dict[str, Any] = details.get("ctx", {})
     if kind == "literal_error" and field:
@@ -148,7 +148,7 @@ def wrong_value(path: Path, details: ErrorDetails) -> Advice:
 
 
 def show_value(value: Any) -> str:
-    """A value as it would be written, cut short."""
+    """A value as a document would write it, truncated."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def show_value(value: Any) -> str:
 
 def _wrong_type(value: Any, wanted: str, model: Any) -> Advice:
     if value is None:
-        return f"empty, where {wanted} is expected", "fill it in, or remove the line"
+        return f"empty, but {wanted} is expected", "fill it in, or remove the line"
     if wanted == "a finite number":
         return f"{value} is not finite", "write an ordinary number"
     message = f"{show_value(value)} is {_type_name(value)}, not {wanted}"
@@ -171,7 +171,7 @@ def _wrong_type(value: Any, wanted: str, model: Any) -> Advice:
     if wanted == "text" and not isinstance(value, dict | list):
         return message, f'put it in quotes: "{show_value(value)}"'
     if wanted == "a list":
-        return message, "write one item a line, each after a hyphen"
+        return message, "write one item per line, each after a hyphen"
     if wanted == "a mapping" and model is not None:
         return message, f"write fields below it: {', '.join(list(fields_of(model))[:4])} …"
     if wanted == "a whole number" and isinstance(value, float):
@@ -220,7 +220,7 @@ def _field(path: Path) -> DocumentField | None:
 
 
 def _unit_at(path: Path) -> Unit | None:
-    """What the value at `path` measures, which may be one of a mapping."""
+    """The unit of the value at `path`, which may be a value of a mapping."""
     if field := _field(path):
         return field.unit
     mapping = _field(path[:-1])

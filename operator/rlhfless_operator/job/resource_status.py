@@ -1,4 +1,4 @@
-"""The custom resource's status: what the job's folder says of the training, and what only the cluster knows."""
+"""The custom resource's status: the progress of training from the job's folder, and what only the cluster knows."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -22,66 +22,66 @@ ConditionType = Literal[
 
 
 class Condition(Settings):
-    """One thing that is or is not so with a job."""
+    """A condition of the job, as Kubernetes defines conditions."""
 
     type: ConditionType
-    """What it is about."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it is so."""
+    """Whether the condition holds."""
     reason: str = ""
-    """Why, in one word for programs."""
+    """The reason, in one word for programs."""
     message: str = Field(default="", max_length=32768)
-    """Why, in a sentence for people, with the remedy where there is one."""
+    """The reason, in a sentence for people, with the remedy if there is one."""
     last_transition_time: str = ""
-    """When the status of this condition last changed."""
+    """Time when the status of this condition last changed."""
     observed_generation: int = 0
-    """Generation of the job that it was made from."""
+    """Generation of the resource that the condition describes."""
 
 
 class DriverStatus(Settings):
-    """Who runs the job."""
+    """The operator process that runs the job."""
 
     operator: str
-    """Identity of the operator's process."""
+    """Identity of the operator process."""
     lease: int
     """Number of its lease in the job's folder."""
 
 
 class ResourceStatus(RLHFJobStatus):
-    """How far a job is, as the operator publishes it."""
+    """The job's progress, as the operator publishes it."""
 
     observed_generation: int = 0
-    """Generation of the job that this status was made from."""
+    """Generation of the resource that this status describes."""
     progress: str = ""
-    """Finished steps and steps of the whole job, such as `41/200`."""
+    """Finished steps out of all steps of the job, such as `41/200`."""
     budget: str = ""
-    """Part of `spec.budget` that is spent, such as `42%`."""
+    """Spent part of `spec.budget`, such as `42%`."""
     reason: str = ""
-    """Reason of the condition that matters most now."""
+    """Reason of the condition that currently matters most."""
     restarts: int = 0
-    """Restarts in a row after internal failures, without a finished step in between."""
+    """Consecutive restarts after internal failures, without a finished step in between."""
     start_time: str | None = None
-    """When the job was first run."""
+    """Time when the job first ran."""
     completion_time: str | None = None
-    """When the job succeeded or failed."""
+    """Time when the job succeeded or failed."""
     driver: DriverStatus | None = None
-    """Who runs the job, or ran it last."""
+    """The operator process that runs the job, or ran it last."""
     conditions: list[Condition] = Field(
         default=[],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """What is or is not so with the job, one of each type."""
+    """Conditions of the job, one of each type."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more happens to this generation of the job."""
+        """Whether this generation of the job has ended."""
         return self.phase in ("Succeeded", "Failed")
 
 
 def read_resource_status(content: Mapping[str, Any] | None) -> ResourceStatus:
-    """The status of a resource as far as this release knows its fields; an empty one where it can't be read.
+    """Read the fields of a resource's status that this release knows; an empty status if it can't be read.
 
-    Nothing is lost by that: how far the training is stands in the job's folder.
+    Nothing is lost: the job's folder holds the progress of training.
     """
     names = {field.alias for field in ResourceStatus.model_fields.values()}
     known = {name: value for name, value in (content or {}).items() if name in names}
@@ -104,7 +104,7 @@ _DIGITS = {
 
 
 def dump_resource_status(status: ResourceStatus) -> dict[str, Any]:
-    """As the API server keeps it, which knows no nulls, and with numbers that people can read."""
+    """The status as the API server stores it: without nulls, and with rounded numbers."""
     content: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     for name, digits in _DIGITS.items():
         if name in content:
@@ -113,7 +113,7 @@ def dump_resource_status(status: ResourceStatus) -> dict[str, Any]:
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch from one status to another: what is gone is null, and a list is given whole."""
+    """The merge patch from one status to another. Removed fields are null, and lists are replaced whole."""
     changes: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)

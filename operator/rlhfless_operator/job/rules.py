@@ -1,4 +1,4 @@
-"""The rules of a job that span several fields, each written once for Python and once for the API server (CEL)."""
+"""Rules that span several fields of a job, each written once for Python and once for the API server (CEL)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Violation:
     """A rule that a job breaks. Paths are in camelCase and start below `spec`."""
 
     field: str
-    """Where it is reported."""
+    """Field that the report names."""
     reads: tuple[str, ...]
-    """The fields that the rule looked at."""
+    """Fields that the rule read."""
     message: str
 
 
@@ -31,8 +31,8 @@ class CelRule:
     """A rule for the API server."""
 
     expression: str | None
-    """CEL over `self`, the section that the rule belongs to, after defaults; `oldSelf` is what it was before. None for
-    what the API server can't check: `rlhfless validate` does, and the operator once it sees the job."""
+    """CEL over `self`, the rule's section with defaults filled in; `oldSelf` is the section before a change. None if
+    the API server can't check the rule: then only `rlhfless validate` and the operator do."""
     message: str
     """The rule itself, in one sentence."""
 
@@ -42,7 +42,7 @@ class Rule:
     """One rule over the fields of a job's spec."""
 
     field: str
-    """Path of the field that the rule is about, in camelCase below `spec`."""
+    """Path of the field that a violation is reported at, in camelCase below `spec`."""
     reads: tuple[str, ...]
     """Paths of all fields that it reads."""
     check: "Callable[[RLHFJobSpec], str | None]"
@@ -52,14 +52,14 @@ class Rule:
 
 
 _MOST_SAMPLES = 65536
-"""Of a step. One job must not keep the operator of all the others busy."""
+"""Most samples of a step. Planning one job must not keep the operator from all others."""
 
 
 def _one_length(spec: "RLHFJobSpec") -> str | None:
     if spec.steps is not None and spec.epochs is not None:
         return "steps and epochs are both given; remove one"
     if spec.steps is None and spec.epochs is None:
-        return "missing; say how long to train, with steps or epochs"
+        return "missing; set steps or epochs to say how long to train"
     return None
 
 
@@ -85,8 +85,8 @@ def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
         return f"{algorithm.name} compares the samples of a prompt (advantage: {algorithm.advantage}); write 2 or more"
     if algorithm.dynamic_sampling_rounds:
         return (
-            "algorithm.dynamicSamplingRounds replaces prompts whose samples all got the same reward, which a single one"
-            " always did; write 2 or more, or dynamicSamplingRounds: 0"
+            "algorithm.dynamicSamplingRounds replaces prompts whose samples all got the same reward, which is always so"
+            " for a single sample; write 2 or more, or dynamicSamplingRounds: 0"
         )
     return None
 
@@ -95,9 +95,9 @@ def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
     rounds = spec.algorithm.resolved().dynamic_sampling_rounds
     if spec.learning.overlap != "never" and rounds:
         return (
-            f"{spec.learning.overlap} learns from a step's first groups before the last are generated, and only then"
-            f" dynamic sampling (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) says which;"
-            " write never, or algorithm.dynamicSamplingRounds: 0"
+            f"{spec.learning.overlap} learns from a step's first groups before the last are generated, but dynamic"
+            f" sampling (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) chooses the groups after"
+            " that; write never, or algorithm.dynamicSamplingRounds: 0"
         )
     return None
 
@@ -107,11 +107,11 @@ def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
         return None
     if spec.learning.overlap != "never":
         return (
-            f"learning.overlap: {spec.learning.overlap} learns from a step's groups as they come, and async has whole"
-            " steps ready ahead of the learner; write learning.overlap: never"
+            f"learning.overlap: {spec.learning.overlap} learns from groups as they arrive, but async generates whole"
+            " steps ahead of the learner; write learning.overlap: never"
         )
     if spec.rehearsal is not None:
-        return "a rehearsal is of steps that wait for each other; remove async or rehearsal"
+        return "a rehearsal can't emulate async; remove async or rehearsal"
     return None
 
 
@@ -122,7 +122,7 @@ def _stale_samples_are_corrected(spec: "RLHFJobSpec") -> str | None:
         return None
     if correction.mode == "none" and correction.rejection is None:
         return (
-            "with none, async would learn from samples of older weights as if the newest had sampled them; write"
+            "without a correction, async would treat samples of older weights as samples of the newest; write"
             " truncate or mask, or set algorithm.proximalPolicy: sampler"
         )
     return None
@@ -132,12 +132,12 @@ def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
     processes, instances = spec.learning.processes or 1, spec.learning.instances.max
     if spec.optimizer.name == "muon" and processes > 1:
         return (
-            f"muon needs whole matrices, and {processes} processes hold parts of them;"
+            f"muon needs whole matrices, but each of {processes} processes holds only parts of them;"
             " write adamw, or set learning.processes to 1"
         )
     if spec.optimizer.name == "muon" and instances > 1:
         return (
-            f"muon needs whole matrices, and {instances} instances hold parts of them;"
+            f"muon needs whole matrices, but each of {instances} instances holds only parts of them;"
             " write adamw, or set learning.instances.max to 1"
         )
     return None
@@ -148,14 +148,14 @@ def _learners_are_a_range(spec: "RLHFJobSpec") -> str | None:
     if instances.min > instances.max:
         return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
     if instances.max > 1 and spec.rehearsal is not None:
-        return f"a rehearsal emulates one instance that learns, not {instances.max}; write max: 1"
+        return f"a rehearsal emulates one learning instance, not {instances.max}; write max: 1"
     return None
 
 
 def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
     samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
     if samples > _MOST_SAMPLES:
-        return f"a step of {samples} samples is more than can be planned, {_MOST_SAMPLES}; lower one of the two"
+        return f"a step has {samples} samples, more than the limit of {_MOST_SAMPLES}; lower one of the two"
     return None
 
 
@@ -168,7 +168,7 @@ def _instances_are_a_range(spec: "RLHFJobSpec") -> str | None:
 
 def _best_is_evaluated(spec: "RLHFJobSpec") -> str | None:
     if spec.checkpoints.best and spec.evaluation is None:
-        return "the best weights are those with the best evaluation; add spec.evaluation, or remove this"
+        return "finding the best weights needs evaluations; add spec.evaluation, or remove this"
     return None
 
 
@@ -176,7 +176,7 @@ def _greedy_evaluation_samples_once(spec: "RLHFJobSpec") -> str | None:
     evaluation = spec.evaluation
     if evaluation is not None and evaluation.sampling.temperature == 0 and evaluation.samples_per_prompt > 1:
         return (
-            f"{evaluation.samples_per_prompt} responses to a prompt would all be the same at"
+            f"all {evaluation.samples_per_prompt} responses to a prompt would be the same at"
             " evaluation.sampling.temperature 0; write 1, or a temperature above 0"
         )
     return None
@@ -196,7 +196,7 @@ def _buffer_that_does_not_fit(spec: "RLHFJobSpec", rewards: Sequence[RewardSetti
         if reward.length is not None and reward.length.buffer_tokens >= longest:
             return (
                 f"length.bufferTokens {reward.length.buffer_tokens} of reward {reward.name} is not less than"
-                f" sampling.maxResponseTokens {longest}; lower the one or raise the other"
+                f" sampling.maxResponseTokens {longest}; lower the first or raise the second"
             )
     return None
 
@@ -211,14 +211,12 @@ def _spot_is_priced(spec: "RLHFJobSpec") -> str | None:
 
 def _money_is_counted(spec: "RLHFJobSpec") -> str | None:
     if spec.budget is not None and spec.budget.money is not None and not spec.prices.given:
-        return (
-            "nothing has a price, and no money would ever be spent; add spec.prices, or write budget.gpuHours instead"
-        )
+        return "no instance has a price, so this limit would never apply; add spec.prices, or write budget.gpuHours"
     return None
 
 
 def of_algorithm(section: str, field: str, attribute: str) -> str:
-    """CEL for a choice of the algorithm: what the job says, or what the algorithm's name stands for."""
+    """CEL for a choice of the algorithm: the job's value, or the default of the algorithm's name."""
     meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
     table = ", ".join(f"'{name}': {value!r}" for name, value in meant.items())
     return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"
@@ -233,14 +231,15 @@ SPEC_RULES = (
         "steps",
         ("steps", "epochs"),
         _one_length,
-        CelRule("has(self.steps) != has(self.epochs)", "exactly one of steps and epochs is given"),
+        CelRule("has(self.steps) != has(self.epochs)", "exactly one of steps and epochs must be set"),
     ),
     Rule(
         "rewards",
         ("rewards",),
         _reward_names_differ,
         CelRule(
-            "self.rewards.all(r, self.rewards.exists_one(other, other.name == r.name))", "every reward has its own name"
+            "self.rewards.all(r, self.rewards.exists_one(other, other.name == r.name))",
+            "each reward needs its own name",
         ),
     ),
     Rule(
@@ -251,7 +250,7 @@ SPEC_RULES = (
             "self.batch.samplesPerPrompt > 1 ||"
             f" !({of_algorithm('self.algorithm', 'advantage', 'advantage')} in ['group', 'leave_one_out'])"
             f" && {_ROUNDS} == 0",
-            "batch.samplesPerPrompt is 2 or more where the samples of a prompt are compared"
+            "batch.samplesPerPrompt must be 2 or more if the samples of a prompt are compared"
             " (advantage: group or leave_one_out, or dynamicSamplingRounds above 0)",
         ),
     ),
@@ -261,7 +260,7 @@ SPEC_RULES = (
         _overlap_needs_known_groups,
         CelRule(
             f"self.learning.overlap == 'never' || {_ROUNDS} == 0",
-            "learning.overlap is never with dynamic sampling (algorithm.dynamicSamplingRounds)",
+            "learning.overlap must be never with dynamic sampling (algorithm.dynamicSamplingRounds)",
         ),
     ),
     Rule(
@@ -270,7 +269,7 @@ SPEC_RULES = (
         _nothing_else_goes_ahead,
         CelRule(
             "!has(self.async) || self.learning.overlap == 'never' && !has(self.rehearsal)",
-            "async goes with learning.overlap: never, and not with rehearsal",
+            "async needs learning.overlap: never, and can't be combined with rehearsal",
         ),
     ),
     Rule(
@@ -289,7 +288,7 @@ SPEC_RULES = (
         _step_is_plannable,
         CelRule(
             f"self.batch.promptsPerStep * self.batch.samplesPerPrompt <= {_MOST_SAMPLES}",
-            f"batch.promptsPerStep × batch.samplesPerPrompt is at most {_MOST_SAMPLES}",
+            f"batch.promptsPerStep × batch.samplesPerPrompt must be at most {_MOST_SAMPLES}",
         ),
     ),
     Rule(
@@ -299,7 +298,7 @@ SPEC_RULES = (
         CelRule(
             "self.optimizer.name != 'muon' || (!has(self.learning.processes) || self.learning.processes == 1)"
             " && self.learning.instances.max == 1",
-            "optimizer.name is adamw where learning.processes or learning.instances.max is more than 1",
+            "optimizer.name must be adamw if learning.processes or learning.instances.max is more than 1",
         ),
     ),
     Rule(
@@ -309,7 +308,7 @@ SPEC_RULES = (
         CelRule(
             "self.learning.instances.min <= self.learning.instances.max"
             " && (self.learning.instances.max == 1 || !has(self.rehearsal))",
-            "learning.instances.min is at most learning.instances.max, which is 1 in a rehearsal",
+            "learning.instances.min must be at most learning.instances.max, which must be 1 in a rehearsal",
         ),
     ),
     Rule(
@@ -318,7 +317,7 @@ SPEC_RULES = (
         _instances_are_a_range,
         CelRule(
             "!has(self.generation.instances.max) || self.generation.instances.min <= self.generation.instances.max",
-            "generation.instances.min is at most generation.instances.max",
+            "generation.instances.min must be at most generation.instances.max",
         ),
     ),
     Rule(
@@ -333,7 +332,7 @@ SPEC_RULES = (
         _length_buffer_fits,
         CelRule(
             "self.rewards.all(r, !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
-            "length.bufferTokens of a reward is less than sampling.maxResponseTokens",
+            "length.bufferTokens of a reward must be less than sampling.maxResponseTokens",
         ),
     ),
     Rule(
@@ -343,7 +342,7 @@ SPEC_RULES = (
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
             " self.evaluation.rewards.exists_one(other, other.name == r.name))",
-            "every reward of evaluation.rewards has its own name",
+            "each reward of evaluation.rewards needs its own name",
         ),
     ),
     Rule(
@@ -353,7 +352,7 @@ SPEC_RULES = (
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
             " !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
-            "length.bufferTokens of a reward of evaluation.rewards is less than sampling.maxResponseTokens",
+            "length.bufferTokens of a reward of evaluation.rewards must be less than sampling.maxResponseTokens",
         ),
     ),
     Rule(
@@ -363,20 +362,20 @@ SPEC_RULES = (
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.sampling.temperature) ||"
             " self.evaluation.sampling.temperature > 0.0 || self.evaluation.samplesPerPrompt == 1",
-            "evaluation.samplesPerPrompt is 1 where evaluation.sampling.temperature is 0 (greedy)",
+            "evaluation.samplesPerPrompt must be 1 if evaluation.sampling.temperature is 0 (greedy)",
         ),
     ),
     Rule(
         "prices.accelerators",
         _WHAT_PRICES_READ,
         _accelerators_are_priced,
-        CelRule(None, "where accelerators are priced, each stage runs on one of them, as its nodeSelector says"),
+        CelRule(None, "if accelerators have prices, each stage's nodeSelector must name one of them"),
     ),
     Rule(
         "prices.spot",
         _WHAT_PRICES_READ,
         _spot_is_priced,
-        CelRule(None, "where accelerators are priced, those of stages on spot nodes have a price in prices.spot"),
+        CelRule(None, "if accelerators have prices, those of stages on spot nodes need a price in prices.spot"),
     ),
     Rule(
         "budget.money",

@@ -1,4 +1,4 @@
-"""What the settings' own validators check, written once more for the API server (CEL)."""
+"""The checks of the settings' own validators, written for the API server (CEL)."""
 
 from typing import get_args
 
@@ -34,7 +34,7 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
         CelRule(f"!has(self.dualClip) || {_CLIP} == 'ppo'", "dualClip needs clip: ppo"),
         CelRule(
             f"{_CLIP} != 'sapo' || !has(self.clipLow) && !has(self.clipHigh)",
-            "clip: sapo has a gate instead of clipLow and clipHigh",
+            "clip: sapo uses a gate instead of clipLow and clipHigh",
         ),
         CelRule(
             f"{_CLIP} != 'gmpo' || {_RATIO_LEVEL} == 'sequence' && {_ADVANTAGE} in ['group', 'leave_one_out']",
@@ -45,16 +45,16 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             " !has(self.importanceSampling.rejection) || self.importanceSampling.mode == 'truncate' &&"
             " self.importanceSampling.level == 'token' && self.importanceSampling.high == 2.0 &&"
             " !has(self.importanceSampling.low) && !has(self.importanceSampling.rejection)",
-            "proximalPolicy: sampler is the correction already: no importanceSampling beside it",
+            "proximalPolicy: sampler already corrects stale samples and can't be combined with importanceSampling",
         ),
         CelRule(
             f"{_NORMALIZATION} != 'group_per_reward' || ({_ADVANTAGE} == 'group' &&"
             " (!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward'))",
-            "advantageNormalization: group_per_reward needs advantage: group, and no kl.placement: reward",
+            "advantageNormalization: group_per_reward needs advantage: group, and a kl.placement other than reward",
         ),
     ),
-    ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
-    RejectionSettings: (CelRule("!has(self.low) || self.low < self.high", "low is less than high"),),
+    ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low must be less than high"),),
+    RejectionSettings: (CelRule("!has(self.low) || self.low < self.high", "low must be less than high"),),
     KlSettings: (
         CelRule(
             "self.coefficient == 0.0 || self.placement != 'loss' || !has(self.estimator) || self.estimator != 'k1'",
@@ -62,23 +62,23 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
         ),
         CelRule(
             "self.coefficient == 0.0 || self.placement != 'reward' || !has(self.estimator) || self.estimator == 'k1'",
-            "estimator: k2 and k3 in the reward have another gradient than the KL",
+            "estimator: k2 and k3 in the reward have a different gradient from the KL's",
         ),
     ),
     BatchSettings: (
         CelRule(
             "!has(self.minibatchSamples) || self.promptsPerStep * self.samplesPerPrompt % self.minibatchSamples == 0",
-            "minibatchSamples divides promptsPerStep × samplesPerPrompt",
+            "minibatchSamples must divide promptsPerStep × samplesPerPrompt",
         ),
     ),
-    RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward has exactly one kind"),),
+    RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward needs exactly one kind"),),
     VolumeSpec: (
         CelRule(
             "[has(self.claim), has(self.hostPath), has(self.secret), has(self.configMap)]"
             ".filter(given, given).size() == 1",
-            "a volume has exactly one of claim, hostPath, secret and configMap",
+            "a volume needs exactly one of claim, hostPath, secret and configMap",
         ),
     ),
-    BudgetSpec: (CelRule("has(self.money) || has(self.gpuHours)", "a budget has money, gpuHours or both"),),
+    BudgetSpec: (CelRule("has(self.money) || has(self.gpuHours)", "a budget needs money, gpuHours or both"),),
 }
 """By section; `self` is the section."""

@@ -1,7 +1,7 @@
-"""The job document: one pydantic model that is the source of validation, of the CRD and of the reference page.
+"""The job document: one pydantic model, from which validation, the CRD and the reference page are made.
 
-The numbers of the work itself (model, algorithm, rewards, data, sampling, batch, optimizer) are the settings that the
-functions read; this module adds what only the control plane reads.
+The functions' settings hold the numbers of the work itself (model, algorithm, rewards, data, sampling, batch,
+optimizer). This module adds the fields that only the control plane reads.
 """
 
 from decimal import Decimal
@@ -46,33 +46,34 @@ class InstanceRange(Settings):
     min: int = Field(default=1, ge=1)
     """Fewest instances of a step."""
     max: int | None = Field(default=None, ge=1)
-    """Most instances of a step. If left out, as many as there are GPUs for: with `rlhfless run` those of the machine,
-    on a cluster those of the job's pool and, beside the other stages, of its namespace's quota. One where none of these
-    tells, as on a machine without GPUs, whose cores one instance uses best."""
+    """Most instances of a step. By default as many as fit on the GPUs: with `rlhfless run` on those of the machine, on
+    a cluster on those of the job's pool, and within the namespace's quota next to the other stages. If none of these
+    sets a limit, one instance. That includes a machine without GPUs, where one instance uses the cores best."""
 
 
 class GenerationSpec(Settings):
     """The instances that generate."""
 
     instances: InstanceRange = InstanceRange()
-    """How many instances a step may use; the planning policy chooses in this range."""
+    """Number of instances that a step may use. The planning policy chooses within this range."""
     keep_alive: KeepAlive = None
-    """How long an instance without work is kept; `auto` weighs waiting against starting anew."""
+    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
     engine: Literal["auto", "vllm", "transformers"] = "auto"
-    """What generates; `auto` is vLLM where it is installed and the device can, and transformers elsewhere."""
+    """Inference engine. `auto` selects vLLM if it is installed and supports the device, and transformers otherwise."""
     vllm: VllmSettings = VllmSettings()
-    """Settings of vLLM, where it generates."""
+    """Settings of vLLM, for instances that generate with it."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens in an instance's KV cache at a time; from its free memory if left out."""
+    """Most tokens in an instance's KV cache at a time; by default as many as its free memory holds."""
     share_prefixes: bool = False
-    """Compute beginnings that prompts of several instances have in common once, and send their keys and values, where
+    """Compute a prefix that prompts of several instances share only once, and send its keys and values. This applies if
     vLLM generates, instances share a file system and sending takes less time than computing."""
     drafting: Literal["auto", "never"] = "never"
-    """`auto` guesses several tokens of a response at a time from earlier responses, and keeps those that would have
-    been sampled anyway; `never` samples a token at a time. The samples are the same. It is not yet known where `auto`
-    is faster."""
+    """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
+    anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured
+    yet."""
     flush: Duration = 5.0
-    """Longest time that generated tokens are kept in an instance alone: what a lost instance costs at most."""
+    """Longest time that generated tokens stay in an instance's memory only, and so the most work that a lost instance
+    costs."""
     pods: PodsSpec = PodsSpec()
     """Pods of generation on a cluster; `rlhfless run` ignores them."""
 
@@ -81,74 +82,75 @@ class PreparationSpec(Settings):
     """The instance that prepares: rewards, reference log-probabilities, values and advantages."""
 
     keep_alive: KeepAlive = None
-    """How long the instance without work is kept; `auto` weighs waiting against starting anew."""
+    """How long the idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
     pods: PodsSpec = PodsSpec()
-    """Pods of preparation on a cluster; `rlhfless run` ignores them, but for a GPU that they ask for."""
+    """Pods of preparation on a cluster; `rlhfless run` ignores them, except for the GPUs that they request."""
 
 
 Overlap = Literal["never", "auto", "ordered"]
 
 
 class LearnerRange(Settings):
-    """How many instances may take a learning step together. Each has `processes`, and a part of the weights, the
-    gradients and the optimizer's state."""
+    """Number of instances that may take a learning step together. Each runs `processes`, and holds a part of the
+    weights, the gradients and the optimizer's state."""
 
     min: int = Field(default=1, ge=1, le=64)
-    """Fewest instances of a step: with fewer it is not taken."""
+    """Fewest instances of a step; it does not run with fewer."""
     max: int = Field(default=1, ge=1, le=64)
-    """Most instances of a step. It is taken with fewer where one is lost or does not come, and the most are asked for
-    again after the next checkpoint. With `planning.policy: cost` and a smaller `min`, the plan chooses how many, from
-    what steps with different numbers have taken. Another number changes the weights by about 1e-6 a step. It is 1 in a
-    rehearsal, and where pods use GPUs in turns (`deviceClass`)."""
+    """Most instances of a step. If an instance is lost or does not start, the step runs with fewer, and the job
+    requests the most again after the next checkpoint. With `planning.policy: cost` and a smaller `min`, the plan
+    chooses the number from the times that steps took with different numbers. A different number changes the weights by
+    about 1e-6 a step. It must be 1 in a rehearsal, and where pods use GPUs in turns (`deviceClass`)."""
 
 
 class LearningSpec(LearningSettings):
     """The instances that learn."""
 
     instances: LearnerRange = LearnerRange()
-    """How many instances may take a step together."""
+    """Number of instances that may take a step together."""
     gang_timeout: Duration = 120.0
-    """Longest time that instances which learn together hold their GPUs while others of them are missing; then the step
-    is taken with those that are there."""
+    """Longest time that instances of a step hold their GPUs while other instances of it are missing. After that, the
+    step runs with those that have started."""
 
     overlap: Overlap = "never"
-    """`auto` and `ordered` let the `cost` planning policy begin to learn from groups that are prepared while others are
-    still generated, where a step is one optimizer update and no advantage needs the whole batch; with dynamic sampling
-    they are refused. `auto` learns from groups as they arrive, and writes down in what order: the last bits of the
-    weights depend on that order, and whoever takes the step again follows it. `ordered` learns from them in the order
-    of their predicted lengths: the bits depend on nothing that happens, and the learner waits longer."""
+    """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` and
+    `ordered` allow it if a step is one optimizer update and no advantage needs the whole batch. They can't be combined
+    with dynamic sampling. `auto` learns from groups in the order of their arrival and records this order, because the
+    last bits of the weights depend on it; a repeated step follows the record. `ordered` learns in the order of the
+    predicted lengths: the bits never depend on timing, but the learner waits longer."""
     keep_alive: KeepAlive = None
-    """How long the instance without work, which holds the optimizer's state in memory, is kept; `auto` weighs waiting
-    against starting anew, loading the checkpoint and taking the steps since then again."""
+    """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
+    waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
     pods: PodsSpec = PodsSpec()
     """Pods of learning on a cluster; `rlhfless run` ignores them."""
 
 
 class MigrationSpec(Settings):
-    """When unfinished samples move to another actor, so that emptied instances are released. What is learnt stays the
-    same."""
+    """When to move unfinished samples to another actor and release the emptied instance. Moves do not change what is
+    learnt."""
 
     policy: Literal["none", "threshold", "global", "repack", "benefit"] = "benefit"
-    """`benefit` moves where that saves more than it costs; `threshold` empties an actor that has finished `ratio` of
-    its samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack`
+    """`benefit` moves samples if that saves more than it costs; `threshold` empties an actor that has finished `ratio`
+    of its samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack`
     empties actors that are past their peak (Laminar); `none` never moves."""
     ratio: float | None = Field(default=None, ge=0, le=1)
-    """Share τ of finished samples at which `threshold` and `global` act; 0.95 and 0.9 if left out."""
+    """Share τ of finished samples at which `threshold` and `global` act; by default 0.95 and 0.9."""
     slots: int = Field(default=256, ge=1)
     """Most unfinished samples that moves may gather on one actor."""
     period: Duration = 1.0
     """Least time between two decisions of `repack` and `benefit`."""
     hysteresis: float = Field(default=0.25, ge=0)
-    """By which part of its cost the saving of a move must exceed it, in `benefit`."""
+    """For `benefit`: the share of its cost by which a move's saving must exceed the cost."""
     moves_per_sample: int = Field(default=2, ge=0)
-    """How often a sample may be moved by choice."""
+    """Most times that the driver may choose to move a sample."""
 
 
 class PlanningSpec(Settings):
-    """How a step's samples are divided over instances."""
+    """How a step's samples are divided among instances."""
 
     policy: Literal["single", "even", "cost"] = "cost"
-    """One instance; all instances with the prompts split evenly; or what the predicted lengths make cheapest."""
+    """`single` uses one instance, `even` splits the prompts evenly over all instances, and `cost` chooses the cheapest
+    plan for the predicted lengths."""
     cost_weight: float = Field(default=0.5, ge=0, le=1, alias="lambda")
     """Weight λ of cost against time in the `cost` policy: 0 minimises a step's time, 1 its cost."""
     migration: MigrationSpec = MigrationSpec()
@@ -156,65 +158,67 @@ class PlanningSpec(Settings):
 
 
 class EvaluationSamplingSpec(Settings):
-    """What an evaluation samples in another way than training does."""
+    """Sampling settings of evaluations that differ from those of training."""
 
     temperature: float | None = Field(default=None, ge=0)
-    """Divides the logits; 0 takes the likeliest token each time (greedy). That of training if left out."""
+    """Divides the logits; 0 always takes the likeliest token (greedy). By default the temperature of training."""
 
 
 class EvaluationSpec(Settings):
-    """Mean reward on prompts that are not trained on, before the first step, after the last, and in between."""
+    """Mean reward on held-out prompts, before the first step, after the last, and in between."""
 
     data: DataSettings
     """The prompts to evaluate on."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps from one evaluation to the next; only before the first and after the last step if left out."""
+    """Steps between evaluations; by default they run only before the first and after the last step."""
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
-    """Responses sampled for each prompt."""
+    """Number of responses to each prompt."""
     rewards: list[RewardSettings] | None = Field(default=None, min_length=1, max_length=32)
-    """Reward terms of the evaluation, whose weighted sum is its accuracy; those of training if left out."""
+    """Reward terms of the evaluation, whose weighted sum is its accuracy; by default those of training."""
     sampling: EvaluationSamplingSpec = EvaluationSamplingSpec()
-    """How its responses are sampled, where not as in training."""
+    """Sampling settings that differ from those of training."""
 
 
 class LimitsSpec(Settings):
-    """When work is given to another instance, and when the job gives up."""
+    """When work moves to another instance after failures, and when the job gives up."""
 
     retries: int = Field(default=3, ge=0)
-    """How often one part of the work is tried again after its instance was lost or failed in a retryable way."""
+    """Most retries of one part of the work after its instance was lost or failed in a retryable way."""
     stall: Duration = 120.0
-    """A stream that is silent for longer than this is abandoned, and its work given to another instance."""
+    """Longest silence of a stream. After it, another instance does the work."""
     unscorable: float = Field(default=0.5, ge=0, le=1)
-    """Share of the samples of a step, or of an evaluation, that may stay without a reward; with more the job fails."""
+    """Largest share of a step's or an evaluation's samples that may have no reward; above it the job fails."""
     dropped_prompts: float = Field(default=0.5, ge=0, le=1)
-    """Largest share of a dataset's rows that may be left out, as too long, empty or answered; more is an error."""
+    """Largest share of a dataset's rows that may be dropped as too long, empty or already answered; above it the job
+    fails."""
 
 
 class RLHFJobSpec(Settings):
-    """What to train, on what, how, and within which bounds."""
+    """The model, the data, the algorithm and the limits of the training."""
 
     model: ModelSettings
     """The model to train."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    """The algorithm and its numbers."""
+    """The algorithm and its hyperparameters."""
     rewards: list[RewardSettings] = Field(min_length=1, max_length=32)
-    """Reward terms; a sample's reward is the weighted sum of those that scored it (a None is left out)."""
+    """Reward terms. A sample's reward is the weighted sum of the terms that scored it; a term that returns None does
+    not count."""
     data: DataSettings
     """The prompts to train on."""
     sampling: SamplingSettings = SamplingSettings()
     """How responses are sampled."""
     batch: BatchSettings = BatchSettings()
-    """Size of a step and how it is cut up for learning."""
+    """Size of a step, and how it is divided for learning."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """The policy's optimizer and schedule."""
     steps: int | None = Field(default=None, ge=1)
-    """Training steps of the job; either this or `epochs`."""
+    """Training steps of the job; set either this or `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training prompts; either this or `steps`."""
+    """Passes over the training prompts; set either this or `steps`."""
     seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
     asynchronous: AsyncSpec | None = Field(default=None, alias="async")
-    """Generate ahead of the learner; each step waits for the one before if left out."""
+    """Generate ahead of the learner; by default each step waits for the one before."""
     generation: GenerationSpec = GenerationSpec()
     """The instances that generate."""
     preparation: PreparationSpec = PreparationSpec()
@@ -222,17 +226,17 @@ class RLHFJobSpec(Settings):
     learning: LearningSpec = LearningSpec()
     """The instance that learns."""
     planning: PlanningSpec = PlanningSpec()
-    """How a step's samples are divided over instances."""
+    """How a step's samples are divided among instances."""
     prices: PricesSpec = PricesSpec()
     """What instances cost."""
     budget: BudgetSpec | None = None
-    """What the job may spend; no limit if left out. It may be changed at any time, also while the job runs."""
+    """What the job may spend; by default there is no limit. You may change it at any time, even while the job runs."""
     evaluation: EvaluationSpec | None = None
-    """Evaluation on prompts that are not trained on; none if left out."""
+    """Evaluation on held-out prompts; by default there is none."""
     checkpoints: CheckpointsSpec = CheckpointsSpec()
     """When checkpoints are written and how many are kept."""
     artifacts: ArtifactsSpec = ArtifactsSpec()
-    """Where everything that the job makes is kept."""
+    """Where the job's outputs are stored."""
     tracking: TrackingSpec = TrackingSpec()
     """Where metrics go."""
     limits: LimitsSpec = LimitsSpec()
@@ -240,24 +244,24 @@ class RLHFJobSpec(Settings):
     rehearsal: RehearsalSpec | None = None
     """Rehearse the job's scheduling on emulated GPUs before paying for real ones. Nothing is trained."""
     pool: str | None = Field(default=None, min_length=1)
-    """Pool of GPUs that the job shares with others on a cluster, one of those that the operator was installed with;
-    the pool `default` if left out. `rlhfless run` ignores it."""
+    """GPU pool on a cluster that the job shares with others; one of those configured at the operator's installation. By
+    default the pool `default`. `rlhfless run` ignores it."""
     priority: int = Field(default=0, ge=-1000000, le=1000000)
-    """Which of the jobs that share a pool or wait in a queue of Kueue comes first: the higher. Work that has begun is
-    never interrupted in a pool. `rlhfless run` ignores it."""
+    """Priority among jobs that share a pool or wait in a Kueue queue; higher goes first. In a pool, running work is
+    never interrupted. `rlhfless run` ignores it."""
     pods: PodsSpec = PodsSpec()
     """Pods of every stage on a cluster; `rlhfless run` ignores them."""
     suspend: bool = False
-    """Let go of every instance and keep the work; set it back to false to go on. `rlhfless run` ignores it."""
+    """Release every instance and keep the work; set it back to false to continue. `rlhfless run` ignores it."""
     backoff_limit: int = Field(default=6, ge=0)
-    """Restarts in a row, without a finished step in between, after internal failures; then the job has failed. Lost and
-    preempted instances do not count. `rlhfless run` ignores it."""
+    """Most consecutive restarts after internal failures without a finished step in between; after that the job fails.
+    Lost and preempted instances do not count. `rlhfless run` ignores it."""
     active_deadline: Duration | None = None
-    """Longest time that the job may take, then it has failed: finished steps and the one under way count, being
-    suspended or waiting for a driver does not. No limit if left out."""
+    """Longest run time of the job, after which it fails. Finished steps and the current one count; time suspended or
+    waiting for a driver does not. By default there is no limit."""
     ttl_after_finished: DurationOrZero | None = None
-    """Time after its end at which the resource is deleted; its folder stays. Never if left out. `rlhfless run` ignores
-    it."""
+    """Time from the job's end until the resource is deleted; by default never. The job's folder stays. `rlhfless run`
+    ignores it."""
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
@@ -273,25 +277,25 @@ class RLHFJobSpec(Settings):
 
     @property
     def evaluation_rewards(self) -> list[RewardSettings]:
-        """What an evaluation scores with."""
+        """The reward terms of an evaluation."""
         own = self.evaluation.rewards if self.evaluation is not None else None
         return self.rewards if own is None else own
 
     @property
     def all_rewards(self) -> list[RewardSettings]:
-        """The rewards of training, and those that the evaluation has of its own; two may have one name."""
+        """The rewards of training and the evaluation's own; the two may share names."""
         return self.rewards + [reward for reward in self.evaluation_rewards if reward not in self.rewards]
 
     @property
     def evaluation_sampling(self) -> EngineSampling:
-        """How an evaluation's responses are sampled."""
+        """Sampling settings of an evaluation."""
         own = self.evaluation.sampling.temperature if self.evaluation is not None else None
         given = self.sampling.model_dump()
         return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
 
     @property
     def chooses_learners(self) -> bool:
-        """Whether the plan of a step chooses how many instances learn together."""
+        """Whether a step's plan chooses how many instances learn together."""
         return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"
 
     @property
@@ -301,11 +305,11 @@ class RLHFJobSpec(Settings):
 
     @property
     def instance_gpus(self) -> dict[Stage, int]:
-        """GPUs of an instance of each stage, as the document has it."""
+        """GPUs of an instance of each stage, according to the document."""
         return instance_gpus(self)
 
     def keep_alive_seconds(self) -> dict[Stage, float]:
-        """How long the job has each stage's instances kept without work; 0 where that is weighed anew each time."""
+        """How long idle instances of each stage are kept, in seconds; 0 with `auto`, which decides each time."""
         return {
             "generation": self.generation.keep_alive or 0.0,
             "preparation": self.preparation.keep_alive or 0.0,
@@ -314,7 +318,7 @@ class RLHFJobSpec(Settings):
 
 
 class JobMetadata(Settings):
-    """The job's name, and what Kubernetes keeps with it."""
+    """The job's name and Kubernetes metadata."""
 
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=53)
     """Name of the job and of its folder: lower-case letters, digits and hyphens, at most 53 characters."""
@@ -336,13 +340,13 @@ class RLHFJob(Settings):
     metadata: JobMetadata
     """The job's name."""
     spec: RLHFJobSpec
-    """What to train, on what, how, and within which bounds."""
+    """The model, the data, the algorithm and the limits of the training."""
 
     def resolve_paths(self, base: Path) -> Self:
-        """The same job with its relative local paths made absolute.
+        """A copy of the job whose relative local paths are absolute.
 
         Args:
-            base: folder of the job file. `artifacts.uri` is left alone: it belongs to the working directory.
+            base: folder of the job file. `artifacts.uri` stays as it is: it is relative to the working directory.
         """
         spec = self.spec
         model = spec.model.model_copy(

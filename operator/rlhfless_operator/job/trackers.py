@@ -1,4 +1,4 @@
-"""Whether the packages of the trackers that a job asks for are installed here."""
+"""Check that the packages of the job's trackers are installed."""
 
 import importlib.util
 
@@ -9,11 +9,11 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def missing_trackers(tracking: TrackingSpec) -> list[str]:
-    """Those of the job's trackers whose package is not installed."""
+    """The job's trackers whose packages are not installed."""
     return [name for name in TRACKERS if getattr(tracking, name) and not _installed(name)]
 
 
 def _installed(name: str) -> bool:
     found = importlib.util.find_spec(name)
-    # A folder of that name in the working directory, such as wandb's own logs, has no origin.
+    # A folder with that name in the working directory, such as wandb's own logs, has no origin.
     return found is not None and found.origin is not None

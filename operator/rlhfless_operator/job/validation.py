@@ -1,4 +1,4 @@
-"""From a YAML file to a job, or to everything that is wrong with the file at once."""
+"""Read a job from a YAML file, or report everything that is wrong with the file at once."""
 
 import copy
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from rlhfless_operator.job.yaml_document import (
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a job document."""
+    """A fault of a job document."""
 
     path: str
-    """The field, as it is written: `spec.rewards[0].weight`; empty for the document as a whole."""
+    """Path of the field, such as `spec.rewards[0].weight`; empty for the document as a whole."""
     line: int
-    """Line of the file, counted from 1; 0 for what `--set` gave."""
+    """Line of the file, counted from 1; 0 for a value from `--set`."""
     value: Any
-    """What the field holds; None if it is missing."""
+    """Value of the field; None if it is missing."""
     message: str
     """What is wrong."""
     remedy: str
@@ -48,11 +48,11 @@ class Fault:
 
 
 class InvalidJobError(ValueError):
-    """The document is no job that could run.
+    """The document is not a valid job.
 
     Args:
         source: name of the file, for the message.
-        faults: everything that is wrong, at least one, in the order of the file.
+        faults: all faults, at least one, in the order of the file.
     """
 
     def __init__(self, source: str, faults: list[Fault]) -> None:
@@ -64,16 +64,16 @@ class InvalidJobError(ValueError):
 
 
 def load_job(path: str | Path, *, files: bool = True, packages: bool = False, settings: Sequence[str] = ()) -> RLHFJob:
-    """Read a job file. Paths in it stay as they are written: see `RLHFJob.resolve_paths`.
+    """Read a job file. Relative paths in it stay relative: see `RLHFJob.resolve_paths`.
 
     Args:
-        path: of the YAML file.
-        files: also check that the local files which the job names are there, and what is in them.
-        packages: also check that the packages of the job's trackers are installed here.
-        settings: values that stand instead of the file's, `spec.steps=5` each (`overrides.override`).
+        path: path of the YAML file.
+        files: also check the local files that the job names, and their contents.
+        packages: also check that the packages of the job's trackers are installed.
+        settings: values that override the file's, such as `spec.steps=5` (`overrides.override`).
 
     Raises:
-        InvalidJobError: with every fault that can be seen before the job runs.
+        InvalidJobError: the job is invalid. It holds every fault that can be found before the job runs.
     """
     path = Path(path)
     try:
@@ -101,13 +101,13 @@ def parse_job(
 
     Args:
         text: YAML.
-        source: what messages call it.
-        base: folder that the job's paths are relative to, if its files are to be checked.
-        packages: also check that the packages of the job's trackers are installed here.
-        settings: values that stand instead of the text's.
+        source: name of the text in messages.
+        base: folder that the job's paths are relative to; None skips the check of its files.
+        packages: also check that the packages of the job's trackers are installed.
+        settings: values that override the text's.
 
     Raises:
-        InvalidJobError: with every fault of the text, and of the files.
+        InvalidJobError: the job is invalid. It holds every fault of the text and of the files.
     """
     unreadable: list[DocumentFault] = []
     try:
@@ -119,7 +119,7 @@ def parse_job(
         document, unreadable = error.document, error.faults
     document, unset = override(document, settings)
     search = _Search(document)
-    # The command line's values replace the text's, unreadable ones too.
+    # Values from the command line replace those of the text, even unreadable ones.
     search.take_unreadable([*unset, *(fault for fault in unreadable if document.line(fault.path))])
     job = search.run()
     if job is not None and base is not None:
@@ -132,13 +132,13 @@ def parse_job(
 
 
 def parse_content(content: dict[str, Any], source: str) -> RLHFJob:
-    """Read a job that is plain data already, as the API server hands it out.
+    """Read a job from plain data, as the API server returns it.
 
     Args:
-        source: what messages call it.
+        source: name of the content in messages.
 
     Raises:
-        InvalidJobError: with every fault of the content; its lines mean nothing.
+        InvalidJobError: the job is invalid. It holds every fault; their line numbers mean nothing.
     """
     search = _Search(Document(content))
     job = search.run()
@@ -161,10 +161,10 @@ _SMALLEST_JOB: dict[str, Any] = {
 
 
 class _Search:
-    """Finds all faults, though pydantic checks what spans several fields only where every single one is right.
+    """Finds all faults of a document. Pydantic alone checks rules over several fields only if every field is valid.
 
-    After each round the faulty places are filled with something harmless, and the document is checked again. What a
-    later round says about a place that was filled is not the user's fault, and is left out.
+    So each round replaces faulty values with harmless ones and checks the document again. Faults that a later round
+    finds in replaced values are not the user's, and are dropped.
     """
 
     def __init__(self, document: Document) -> None:
@@ -174,9 +174,9 @@ class _Search:
         self._filled: set[FieldPath] = set()
 
     def run(self) -> RLHFJob | None:
-        """The job, as far as it is right; None where too little is."""
+        """The valid parts of the job; None if too little is valid."""
         if self._document.content.get("kind", KIND) != KIND:
-            self._found(("kind",), "this is no job", f"write kind: {KIND}")
+            self._found(("kind",), "this is not a job", f"write kind: {KIND}")
             return None
         for path in self._numbers_without_unit():
             self._found(path, *remedies.number_without_unit(path, self._document.value(path)))
@@ -192,7 +192,7 @@ class _Search:
                     return None
 
     def _fill_around(self, errors: list[ErrorDetails]) -> bool:
-        """Fill what is around places that were filled and are missing now; whether that changed anything."""
+        """Fill the parents of filled values that are missing now. Returns whether anything changed."""
         before = copy.deepcopy(self._content)
         for details in errors:
             path: FieldPath = details["loc"]
@@ -200,16 +200,16 @@ class _Search:
         return self._content != before
 
     def take_unreadable(self, faults: list[DocumentFault]) -> None:
-        """Take over the text's faults, and go on with the rest of it."""
+        """Record the text's faults, and continue with the rest of the document."""
         for fault in faults:
             if fault.of_name and model_at(RLHFJob, fault.path[:-1]) is not None:
-                continue  # no field has such a name: it is an unknown field, whose remedy helps more
+                continue  # No field has such a name. The remedy for an unknown field helps more.
             self._found(fault.path, fault.message, fault.remedy, line=fault.line)
             if fault.line:
                 self._fill(fault.path)
 
     def look_at_files(self, job: RLHFJob, base: Path) -> None:
-        """Add what is wrong with the files that the right parts of the job name."""
+        """Add the faults of the files that the valid parts of the job name."""
         for fault in [*check_files(job, base), *check_contents(job, base)]:
             if not self._touched(fault.path):
                 self._found(fault.path, fault.message, fault.remedy)
@@ -221,7 +221,7 @@ class _Search:
             self._found(("spec", "tracking", name), f"the package {name} is not installed", remedy)
 
     def _numbers_without_unit(self) -> list[FieldPath]:
-        """Durations, amounts and prices given as numbers, which Python would take and the API server would not."""
+        """Durations, amounts and prices that are bare numbers. Python would accept them, the API server would not."""
         found: list[FieldPath] = []
 
         def look(content: Any, path: FieldPath) -> None:
@@ -276,7 +276,7 @@ class _Search:
                 self._filled.add(read)
 
     def _misspelt(self, path: FieldPath) -> bool:
-        """Whether the missing field is there under a name that is reported as unknown."""
+        """Whether an unknown name that was reported already is a misspelling of this missing field."""
         siblings = self._document.value(path[:-1])
         return isinstance(siblings, dict) and any(
             remedies.intended_sibling((*path[:-1], name)) == path[-1] for name in siblings
@@ -287,11 +287,11 @@ class _Search:
         self.faults.append(Fault(show_path(path), line, value, message, remedy))
 
     def _touched(self, path: FieldPath) -> bool:
-        """Whether anything at, above or below `path` is not what the user wrote."""
+        """Whether this search replaced anything at, above or below `path`."""
         return any(filled[: len(path)] == path[: len(filled)] for filled in self._filled)
 
     def _fill(self, path: FieldPath) -> None:
-        """Put something harmless at `path`, or take away the nearest thing around it that may be missing."""
+        """Put a harmless value at `path`, or remove the nearest optional field around it."""
         self._filled.add(path)
         if not path:
             self._content = copy.deepcopy(_SMALLEST_JOB)

@@ -1,7 +1,7 @@
-"""Reading a YAML document the way the API server's tools read it, and remembering the line of every field.
+"""Read a YAML document as the API server's tools read it, and record the line of every field.
 
-PyYAML follows YAML 1.1, where `1e-6` is text and `1:30` is ninety. Here plain scalars are what `kubectl` makes of
-them, and what the two would read differently is refused instead of guessed.
+PyYAML follows YAML 1.1, in which `1e-6` is text and `1:30` is ninety. This module reads plain scalars as `kubectl`
+does, and refuses scalars that the two would read differently.
 """
 
 import re
@@ -26,7 +26,7 @@ _MOST_NODES = 50_000
 
 @dataclass(frozen=True)
 class DocumentFault:
-    """Something wrong with the text itself."""
+    """A fault of the text itself."""
 
     path: Path
     line: int
@@ -34,34 +34,34 @@ class DocumentFault:
     message: str
     remedy: str
     of_name: bool = False
-    """Whether the field's name is read in two ways, rather than its value."""
+    """Whether the field's name is ambiguous, rather than its value."""
 
 
 @dataclass
 class Document:
-    """A mapping, and where its parts stand in the text."""
+    """A mapping, and the lines of its parts in the text."""
 
     content: dict[str, Any]
     lines: dict[Path, int] = field(default_factory=dict)
     """Line, counted from 1, of each field's name and of each list item."""
 
     def line(self, path: Path) -> int:
-        """The line of `path`, or of the nearest thing around it that the document has."""
+        """The line of `path`, or of its nearest parent that the document has."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def value(self, path: Path) -> Any:
-        """What stands at `path`; None if nothing does."""
+        """The value at `path`; None if there is none."""
         return value_at(self.content, path)
 
 
 class UnreadableDocumentError(ValueError):
-    """The text is not one YAML mapping that every reader takes for the same.
+    """The text is not one unambiguous YAML mapping.
 
     Args:
-        faults: all that is wrong, at least one, in the order of the text.
-        document: what it comes to but for the faulty places; None where the text is no mapping.
+        faults: all faults, at least one, in the order of the text.
+        document: the document without the faulty values; None if the text is not a mapping.
     """
 
     def __init__(self, faults: list[DocumentFault], document: Document | None = None) -> None:
@@ -71,7 +71,7 @@ class UnreadableDocumentError(ValueError):
 
 
 def value_at(content: Any, path: Path) -> Any:
-    """What stands at `path` of plain mappings and lists; None if nothing does."""
+    """The value at `path` of plain mappings and lists; None if there is none."""
     for part in path:
         try:
             content = content[part]
@@ -81,7 +81,7 @@ def value_at(content: Any, path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser, with an empty tag on everything that has none in the text."""
+    """PyYAML's parser, which leaves the tag empty on every value without a tag in the text."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         return ""
@@ -92,7 +92,7 @@ def read_document(text: str) -> Document:
 
     Raises:
         UnreadableDocumentError: for broken syntax, a repeated or nameless key, a tag, no or several documents,
-            anything that is no mapping, and scalars that YAML's versions read differently.
+            anything other than a mapping, and scalars that YAML's versions read differently.
     """
     try:
         roots = list(yaml.compose_all(text, Loader=_Loader))
@@ -126,10 +126,10 @@ def read_document(text: str) -> Document:
 
 
 def read_value(text: str) -> Any:
-    """Read one YAML value, such as `5`, `[a, b]` or `{name: ppo}`, as it would be read in a document.
+    """Read one YAML value, such as `5`, `[a, b]` or `{name: ppo}`, by the rules for documents.
 
     Raises:
-        UnreadableDocumentError: for broken syntax, and what YAML's versions read differently.
+        UnreadableDocumentError: for broken syntax, and for scalars that YAML's versions read differently.
     """
     try:
         roots = list(yaml.compose_all(text, Loader=_Loader))
@@ -197,7 +197,7 @@ class _Builder:
             else:
                 own[key.value] = (line, value)
         content: dict[str, Any] = {}
-        # The earlier of several merged mappings wins, and what this mapping says itself wins over them all.
+        # The first of several merged mappings wins, and this mapping's own entries override all of them.
         for source in reversed(merged):
             if isinstance(source, yaml.MappingNode):
                 inherited = self.build(source, path)
@@ -219,11 +219,11 @@ class _Builder:
                 if of_name
                 else f'write true or false, or "{text}" in quotes for text'
             )
-            message = f"{text} is a truth value to some readers of YAML and text to others"
+            message = f"some YAML readers take {text} as a truth value, others as text"
             self._fault(path, line, message, remedy, of_name=of_name)
         elif _AMBIGUOUS_NUMBER.fullmatch(text):
             remedy = f'write a plain decimal number, or "{text}" in quotes for text'
-            message = f"{text} is a different number to different readers of YAML"
+            message = f"YAML readers disagree on the number that {text} stands for"
             self._fault(path, line, message, remedy, of_name=of_name)
         elif _NULL.fullmatch(text):
             return None

@@ -6,7 +6,8 @@
         async for event in client.revisions.watch("default", label_selector=f"{SERVICE_LABEL}={service.metadata.name}"):
             ...
 
-Other kinds are a `Kind` away: `client.resource(Kind("", "v1", "pods", Pod))`. Nothing here knows of rlhfless.
+For other kinds, define a `Kind`: `client.resource(Kind("", "v1", "pods", Pod))`. This package does not depend on
+rlhfless.
 """
 
 from rlhfless_operator.knative.client import KnativeClient

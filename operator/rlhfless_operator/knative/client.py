@@ -21,10 +21,10 @@ class KnativeClient:
     """Knative Serving on one cluster.
 
     Args:
-        api: the official client, with the cluster's configuration; whoever makes it closes it.
-        field_manager: who changes objects, as `kubectl get --show-managed-fields` tells.
-        patience: seconds that a request is repeated while the API server is away.
-        on_request: told of every attempt of a request by its verb.
+        api: the official client, with the cluster's configuration; the caller closes it.
+        field_manager: name of the manager of changed fields, as in `kubectl get --show-managed-fields`.
+        patience: seconds to retry a request while the API server is unavailable.
+        on_request: called with the verb of every attempt of a request.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the API server says when it does not do what it was asked."""
+"""Errors of the API server."""
 
 import json
 from typing import Any
@@ -8,9 +8,9 @@ class ApiError(Exception):
     """An answer with an error status.
 
     Args:
-        status: HTTP status; 0 where there was no answer.
-        reason: the API server's word for it, such as `NotFound` or `Invalid`.
-        message: the API server's sentence.
+        status: HTTP status; 0 if there was no answer.
+        reason: the API server's reason, such as `NotFound` or `Invalid`.
+        message: the API server's message.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -25,7 +25,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The object exists already, or has changed since it was read."""
+    """The object already exists, or has changed since it was read."""
 
 
 class GoneError(ApiError):
@@ -41,7 +41,7 @@ class InvalidError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """The API server can't be reached, or can't answer now. What was asked for may have been done."""
+    """The API server can't be reached, or can't answer now. It may still have carried out the request."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -57,7 +57,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_of(status: int, body: bytes) -> ApiError:
-    """The error that an answer stands for.
+    """Convert an answer to an error.
 
     Args:
         status: HTTP status, 400 or more.
@@ -73,12 +73,12 @@ def error_of(status: int, body: bytes) -> ApiError:
 
 
 def error_of_status(answer: dict[str, Any]) -> ApiError:
-    """The error that a Kubernetes `Status` object stands for."""
+    """Convert a Kubernetes `Status` object to an error."""
     status = int(answer.get("code") or 0)
     reason = str(answer.get("reason") or "Unknown")
     message = str(answer.get("message") or "no message")
     kind = _BY_STATUS.get(status, UnavailableError if status >= 500 else ApiError)
     if "failed to create typed patch object" in message:
-        # A field that the kind's schema lacks, which server-side apply calls an error of its own.
+        # The kind's schema lacks a field; server-side apply reports this as an internal error.
         kind = InvalidError
     return kind(status, reason, message)

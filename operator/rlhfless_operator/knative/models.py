@@ -1,4 +1,4 @@
-"""Knative's kinds, as far as a client of theirs looks at them. Unknown fields are kept."""
+"""Knative's kinds, with the fields that clients read. Unknown fields are kept."""
 
 from datetime import datetime
 from typing import Any
@@ -7,19 +7,19 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 SERVICE_LABEL = "serving.knative.dev/service"
-"""Label of everything that belongs to a Service; its value is the Service's name."""
+"""Label of all objects of a Service; its value is the Service's name."""
 CONFIGURATION_LABEL = "serving.knative.dev/configuration"
 """Label of a Revision; its value is the Configuration's name."""
 
 
 class KubernetesModel(BaseModel):
-    """A part of an object: frozen, camelCase outside, with unknown fields kept."""
+    """A part of an object: frozen, in camelCase when serialized. Unknown fields are kept."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
 
 
 class OwnerReference(KubernetesModel):
-    """An object with whose deletion another one goes."""
+    """The owner of an object. Deleting the owner deletes the object."""
 
     api_version: str
     kind: str
@@ -73,13 +73,13 @@ class Conditions(KubernetesModel):
 
 
 class Address(KubernetesModel):
-    """Where a Service is reached inside its cluster."""
+    """Address of a Service inside its cluster."""
 
     url: str | None = None
 
 
 class ServiceStatus(Conditions):
-    """What Knative has made of a Service."""
+    """The status of a Service."""
 
     url: str | None = None
     address: Address | None = None
@@ -95,12 +95,12 @@ class Service(KubernetesObject):
 
     @property
     def observed(self) -> bool:
-        """Whether the status is about the spec as it is now."""
+        """Whether the status describes the current spec."""
         return self.status.observed_generation >= self.metadata.generation
 
     @property
     def ready(self) -> Condition | None:
-        """The Ready condition, once it is about the spec as it is now."""
+        """The Ready condition, once it describes the current spec."""
         return self.status.condition("Ready") if self.observed else None
 
 
@@ -119,7 +119,7 @@ class Configuration(KubernetesObject):
 
 
 class RevisionStatus(Conditions):
-    """How a Revision is."""
+    """The status of a Revision."""
 
     actual_replicas: int = 0
     desired_replicas: int = 0

@@ -16,14 +16,14 @@ Object = TypeVar("Object", bound=KubernetesObject)
 
 @dataclass(frozen=True)
 class Kind(Generic[Object]):
-    """A kind of object, as an API server knows it."""
+    """A kind of object on an API server."""
 
     group: str
     """Empty for the core group."""
     version: str
     plural: str
     model: type[Object]
-    """What objects are read as."""
+    """The model that objects are parsed into."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """Path of the collection in a namespace (in all if None), of an object in it, or of its subresource."""
@@ -42,7 +42,7 @@ class ResourceClient(Generic[Object]):
     `InvalidError`, `UnavailableError`.
 
     Args:
-        field_manager: who says so, for server-side apply.
+        field_manager: the field manager of server-side apply.
     """
 
     def __init__(self, transport: Transport, kind: Kind[Object], *, field_manager: str) -> None:
@@ -51,17 +51,17 @@ class ResourceClient(Generic[Object]):
         self._field_manager = field_manager
 
     async def get(self, namespace: str | None, name: str) -> Object:
-        """The object as it is.
+        """Get the object.
 
         Args:
-            namespace: None for an object that lies in none.
+            namespace: None for a cluster-scoped object.
         """
         return self._read(await self._transport.send("get", "GET", self._kind.path(namespace, name)))
 
     async def list(
         self, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> Listing[Object]:
-        """The objects of a namespace, or of all namespaces, and the resource version to watch on from."""
+        """The objects of a namespace, or of all namespaces, and the resource version to watch from."""
         items: list[Object] = []
         query = {"limit": str(_PAGE), **_selecting(label_selector, field_selector)}
         while True:
@@ -73,10 +73,10 @@ class ResourceClient(Generic[Object]):
             query = {**query, "continue": metadata["continue"]}
 
     async def apply(self, manifest: Mapping[str, Any], *, force: bool = True, dry_run: bool = False) -> Object:
-        """Create the object, or make it what the manifest says, by server-side apply.
+        """Create or update the object by server-side apply.
 
         Args:
-            manifest: with `apiVersion`, `kind`, `metadata.name` and, where objects lie in one, `metadata.namespace`.
+            manifest: with `apiVersion`, `kind`, `metadata.name` and, for namespaced kinds, `metadata.namespace`.
             force: take fields over from other managers.
             dry_run: check only, admission webhooks included.
         """
@@ -89,7 +89,7 @@ class ResourceClient(Generic[Object]):
         return self._read(answer)
 
     async def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """Create the object; a `ConflictError` if there is one of its name. The request is never repeated."""
+        """Create the object. Raises `ConflictError` if one with its name exists. The request is never retried."""
         answer = await self._transport.send(
             "create",
             "POST",
@@ -125,8 +125,8 @@ class ResourceClient(Generic[Object]):
         """Delete the object; False if there was none.
 
         Args:
-            uid: of the very object that is meant; `ConflictError` if another has its name by now.
-            grace_period_seconds: how long a pod may take; its own setting if left out.
+            uid: uid of the object; `ConflictError` if another object has its name now.
+            grace_period_seconds: grace period of a pod; by default its own setting.
         """
         options: dict[str, Any] = {"propagationPolicy": propagation}
         if uid is not None:
@@ -142,11 +142,11 @@ class ResourceClient(Generic[Object]):
     def watch(
         self, namespace: str | None = None, *, label_selector: str = ""
     ) -> AsyncGenerator[WatchEvent[Object], None]:
-        """What is there, and then every change, for ever.
+        """Yield all objects, and then every change, without end.
 
-        It begins with an `added` event for each object and one `synced`, and survives anything that happens to the API
-        server or to the connection: the objects are then listed anew, and what was missed is made good as events. Close
-        the generator to end it.
+        It begins with an `added` event for each object and one `synced`. It survives failures of the API server and of
+        the connection: it then lists the objects again, and yields the missed changes as events. Close the generator to
+        end it.
         """
         path = self._kind.path(namespace)
         return follow(

@@ -22,10 +22,11 @@ class Transport:
     """One API server.
 
     Args:
-        api: the official client; whoever makes it closes it.
-        patience: seconds that a request is repeated while the API server can't be reached or says that it can't answer
-            now. Requests that must not be made twice are not repeated.
-        on_request: told of every attempt by its verb (`get`, `list`, `watch`, `apply`, `create`, `patch`, `delete`).
+        api: the official client; the caller closes it.
+        patience: seconds to retry a request while the API server can't be reached or can't answer. Requests that must
+            not be sent twice are not retried.
+        on_request: called with the verb of every attempt (`get`, `list`, `watch`, `apply`, `create`, `patch`,
+            `delete`).
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Transport:
         """Make a request and return the answer.
 
         Raises:
-            ApiError: the answer is an error; `UnavailableError` once patience is at its end.
+            ApiError: the answer is an error; `UnavailableError` once `patience` is over.
         """
         deadline = asyncio.get_running_loop().time() + self._patience
         pause = _FIRST_PAUSE_SECONDS
@@ -67,7 +68,7 @@ class Transport:
         """The lines of an answer that does not end by itself.
 
         Raises:
-            ApiError: the answer is an error; `UnavailableError` where the connection broke.
+            ApiError: the answer is an error; `UnavailableError` if the connection broke.
         """
         try:
             response = await self._open("watch", "GET", path, query, None, "application/json", timeout_seconds)

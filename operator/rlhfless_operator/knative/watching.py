@@ -1,4 +1,4 @@
-"""A watch that never ends: bookmarks, expired versions, broken connections and restarts of the API server."""
+"""A watch without end, which handles bookmarks, expired versions, broken connections and restarts of the API server."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from rlhfless_operator.knative.models import KubernetesObject
 logger = logging.getLogger(__name__)
 
 _SERVER_SECONDS = 240
-"""The API server ends a watch after this; a connection that has died unnoticed costs no more."""
+"""Seconds after which the API server ends a watch. This limits the cost of a dead connection that goes unnoticed."""
 _GRACE_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -29,7 +29,7 @@ class Listing(Generic[Object]):
 
     items: list[Object]
     resource_version: str
-    """The moment; a watch goes on from here."""
+    """Resource version of that moment, from which a watch continues."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class WatchEvent(Generic[Object]):
     """A change."""
 
     type: Literal["added", "modified", "deleted", "synced"]
-    """`synced`: everything that there was when the objects were last listed has been told."""
+    """`synced`: all objects of the last list have been reported."""
     object: Object | None
-    """As it is now, or was last seen; None with `synced`."""
+    """The object now, or as last seen; None with `synced`."""
 
 
 async def follow(
@@ -47,15 +47,15 @@ async def follow(
     open_lines: Callable[[Mapping[str, str], float], AsyncGenerator[bytes, None]],
     read: Callable[[Mapping[str, Any]], Object],
 ) -> AsyncGenerator[WatchEvent[Object], None]:
-    """Yield what is there and then every change, for ever; see `ResourceClient.watch`.
+    """Yield all objects and then every change, without end; see `ResourceClient.watch`.
 
     Args:
         list_all: lists the objects.
-        open_lines: opens a watch with query parameters and a bound in seconds; yields its lines.
-        read: makes an object of its JSON.
+        open_lines: opens a watch with query parameters and a time limit in seconds; yields its lines.
+        read: parses an object from its JSON.
 
     Raises:
-        ForbiddenError, NotFoundError: the first listing is refused. Later ones are tried again, whatever they say.
+        ForbiddenError, NotFoundError: the first list is refused. Later ones are retried after any error.
     """
     known: dict[str, Object] = {}
     synced = False
@@ -83,9 +83,9 @@ async def follow(
         except (ForbiddenError, NotFoundError):
             if not synced:
                 raise
-            logger.warning("a watch is refused now; trying again", exc_info=True)
+            logger.warning("a watch is refused now; retrying", exc_info=True)
         except (ApiError, ValueError, KeyError) as error:
-            logger.info("a watch was interrupted, and begins anew: %s", error)
+            logger.info("a watch was interrupted and restarts: %s", error)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -110,7 +110,7 @@ def _take(known: dict[str, Object], change: str, item: Object) -> WatchEvent[Obj
 
 
 def _differences(known: dict[str, Object], items: list[Object]) -> list[WatchEvent[Object]]:
-    """What has changed since `known`, which is brought up to date."""
+    """The changes since `known`, which is updated."""
     events: list[WatchEvent[Object]] = []
     present = {item.metadata.uid for item in items}
     gone = [uid for uid in known if uid not in present]

@@ -1,4 +1,4 @@
-"""What a job can have of this machine's GPUs: how many an instance of each stage has, and who takes turns."""
+"""The division of this machine's GPUs among a job's stages: GPUs per instance, and whether stages take turns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rlhfless_operator.training.requests import RequestBuilder
 
 
 class TooFewGpusError(UserError):
-    """An instance of the job needs more GPUs than there are."""
+    """An instance of the job needs more GPUs than the machine has."""
 
 
 @dataclass(frozen=True)
@@ -20,23 +20,23 @@ class GpuAssignment:
     """How a job's instances share the machine's GPUs."""
 
     actors: ActorRange
-    """How many generation instances a step may use."""
+    """Number of generation instances that a step may use."""
     gpus: tuple[str, ...] = ()
-    """Their names, as CUDA_VISIBLE_DEVICES has them."""
+    """Names of the GPUs, as in CUDA_VISIBLE_DEVICES."""
     per_instance: Mapping[Stage, int] | None = None
-    """GPUs of an instance of each stage; None where there are none to be had."""
+    """GPUs of an instance of each stage; None without GPUs."""
     takes_turns: bool = False
-    """Whether the stages' instances can't all have GPUs at once."""
+    """Whether there are too few GPUs for instances of all stages at once."""
 
 
 def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:
-    """Who gets what of the GPUs, and how many generation instances there may be: no more than have GPUs at once.
+    """Divide the GPUs, and limit the generation instances to those that can have GPUs at once.
 
     Preparation has one if any model computes there (the policy, a reference, a critic or a reward model), or if the job
     gives its pods one, for reward code that uses it.
 
     Raises:
-        TooFewGpusError: one instance needs more than there are.
+        TooFewGpusError: one instance needs more GPUs than the machine has.
     """
     spec = job.spec
     if not gpus:
@@ -50,8 +50,8 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     ):
         if count > len(gpus):
             raise TooFewGpusError(
-                f"{field} is {count}, and this machine has {len(gpus)} GPUs ({', '.join(gpus)}): lower it, or let"
-                f" more be seen with CUDA_VISIBLE_DEVICES"
+                f"{field} is {count}, but this machine has {len(gpus)} GPUs ({', '.join(gpus)}); lower it, or make"
+                f" more visible with CUDA_VISIBLE_DEVICES"
             )
     computes = (
         requests.has_critic
@@ -70,15 +70,15 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
         room = (len(gpus) - others) // generating
         if room < 1:
             raise TooFewGpusError(
-                f"async generates while it learns, which takes {generating + others} GPUs at once, and this machine has"
-                f" {len(gpus)}: remove async, or let more be seen with CUDA_VISIBLE_DEVICES"
+                f"async generates while it learns, which needs {generating + others} GPUs at once, but this machine has"
+                f" {len(gpus)}; remove async, or make more visible with CUDA_VISIBLE_DEVICES"
             )
     actors = actor_range(spec, room).within(room)
     everything = actors.most * generating + others
     if learners > 1 and everything > len(gpus):
         raise TooFewGpusError(
-            f"learning.instances.max is {learners}, and instances that learn together can't take turns with others on"
-            f" this machine's {len(gpus)} GPUs, of which the job needs {everything}: set it to 1 and learning.processes"
+            f"learning.instances.max is {learners}, but instances that learn together can't take turns, and the job"
+            f" needs {everything} of this machine's {len(gpus)} GPUs; set it to 1 and learning.processes"
             f" to {learning * learners}, or lower generation.instances.max"
         )
     return GpuAssignment(actors, tuple(gpus), per_instance, takes_turns=everything > len(gpus))

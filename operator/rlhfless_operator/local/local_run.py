@@ -1,4 +1,4 @@
-"""`rlhfless run`: one driver on this machine, with function processes and a view for whoever watches."""
+"""`rlhfless run`: one driver on this machine, with function processes and a live view."""
 
 import asyncio
 import contextlib
@@ -40,30 +40,30 @@ _REFRESH_SECONDS = 0.25
 
 
 class FunctionsMissingError(UserError):
-    """The packages that the function processes need are not installed."""
+    """The packages of the function processes are not installed."""
 
 
 class JobFinishedError(UserError):
-    """The job has run to its end already; the message says what to do about it."""
+    """The job has already finished; the message says what to do about it."""
 
 
 class JobChangedSinceItsEndError(UserError):
-    """The job has run to its end with another document."""
+    """The job has already finished with a different document."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a local run is told besides the job."""
+    """Options of a local run besides the job."""
 
     threads: int
-    """CPU threads to share out among the instances."""
+    """CPU threads to divide among the instances."""
 
 
 def threads_of(actors: ActorRange, threads: int) -> dict[Stage, int]:
     """CPU threads of an instance of each stage.
 
-    Generation instances work side by side and share them. The learner works alone, and preparation for the most part:
-    they get all.
+    Generation instances work side by side and share the threads. The learner works alone, and preparation mostly does
+    too, so they get all threads.
     """
     return {
         "generation": max(1, threads // actors.most),
@@ -73,23 +73,23 @@ def threads_of(actors: ActorRange, threads: int) -> dict[Stage, int]:
 
 
 async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str, Any]:
-    """Train a job on this machine, and leave a report.
+    """Train a job on this machine, and write a report.
 
     Args:
-        job: with resolved paths.
+        job: the job, with resolved paths.
         root: URI of the job's folder.
 
     Raises:
-        FunctionsMissingError: torch and the like are not installed.
+        FunctionsMissingError: torch and other packages are not installed.
         ValueError: the GPUs of a rehearsal can't be emulated.
-        TooFewGpusError: an instance needs more GPUs than there are.
-        BudgetExhaustedError: it is suspended, since its next step would take it past its budget.
-        JobFinishedError: it has run to its end already.
-        JobChangedSinceItsEndError: the same, with another document.
+        TooFewGpusError: an instance needs more GPUs than the machine has.
+        BudgetExhaustedError: the job is suspended, because its next step would exceed its budget.
+        JobFinishedError: the job has already finished.
+        JobChangedSinceItsEndError: the job has already finished with a different document.
     """
     emulation = emulation_of(job)
     if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
-        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
+        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
     folder = JobFolder(root)
     gpus = visible_gpus() if emulation is None else ()
     assignment = assign_gpus(job, RequestBuilder(job, folder, ""), gpus)
@@ -145,7 +145,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
 
 
 def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
-    """What there is to see of a run now."""
+    """The present state of a run for the view."""
     now = time.monotonic()
     progress = run.progress
     money, gpu_seconds = journal.spent(now)
@@ -167,7 +167,7 @@ def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
 
 @contextlib.asynccontextmanager
 async def _watching(view: TrainingView) -> AsyncIterator[Callable[[TrainingRun, StepJournal], None]]:
-    """Gives what begins to show a run; at the end it is shown once more."""
+    """Yield a function that starts the view of a run. At the end, the view is updated once more."""
     watching: list[asyncio.Task[None]] = []
     try:
         yield lambda run, journal: watching.append(asyncio.create_task(_watch(run, journal, view)))
@@ -196,7 +196,7 @@ def _opening_lines(
     if assignment.gpus:
         yield _gpu_line(job, assignment)
     if step:
-        yield f"{name}: going on after step {step}"
+        yield f"{name}: resuming after step {step}"
 
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
@@ -212,10 +212,10 @@ def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | No
         finished = f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
         if changed := [change for change in changes_since(job, folder) if not change.within("budget")]:
             raise JobChangedSinceItsEndError(
-                f"{finished} Since then {named(changed)}. Nothing was trained with that: start over with --fresh, use"
-                " another metadata.name, or raise spec.steps to go on from this model if the change allows that"
+                f"{finished} Since then {named(changed)}. The change had no effect: start over with --fresh, use"
+                " another metadata.name, or raise spec.steps to continue from this model if the change allows that"
             )
-        raise JobFinishedError(f"{finished} Raise spec.steps to go on, or start over with --fresh")
+        raise JobFinishedError(f"{finished} Raise spec.steps to continue, or start over with --fresh")
 
 
 def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:
@@ -229,7 +229,7 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
     money = format_money(Decimal(summary["cost"]), summary["currency"])
     model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
     barren = summary["steps_that_taught_nothing"]
-    warning = [f"  warning: {barren} of these steps taught nothing, as the report says"] if barren else []
+    warning = [f"  warning: {barren} of these steps had nothing to learn from; see the report"] if barren else []
     return [
         f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
         f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",

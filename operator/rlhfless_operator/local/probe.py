@@ -1,4 +1,4 @@
-"""`rlhfless probe`: which models are meant, what is asked of the functions, and what keeps it from being measured."""
+"""`rlhfless probe`: find the models, send the request to the functions, and report errors."""
 
 import importlib.util
 import re
@@ -34,7 +34,7 @@ _OPTIONS = {
     "sampling.maxPromptTokens": "--max-prompt-tokens",
     "sampling.maxResponseTokens": "--max-tokens",
 }
-"""What the functions call by a job's fields, and this command by options."""
+"""The command's options for the job's fields that the functions name."""
 
 
 class ProbeError(UserError):
@@ -53,21 +53,21 @@ def make_probe(
     max_tokens: int | None,
     **others: Any,
 ) -> Probe:
-    """What is asked of the functions. What is None is the job's where a run is probed, else the usual.
+    """Make the request to the functions. None stands for the job's value if a run is probed, else for the default.
 
     Args:
         models: folders or hub names of models, runs' folders, checkpoints.
         data: file of prompts.
-        prompt_column: of the data.
-        tokenizer: where it is, if not with the model.
+        prompt_column: column of the prompt in the data.
+        tokenizer: source of the tokenizer; by default the model's.
         dtype: number format of the model.
-        temperature: of the draws.
-        max_prompt_tokens: longer prompts are left out.
+        temperature: temperature of the draws.
+        max_prompt_tokens: longest prompt; longer ones are skipped.
         max_tokens: longest response.
         others: see `Probe`.
 
     Raises:
-        ProbeError: a model, or the data, isn't named well enough.
+        ProbeError: a model or the data is missing or unclear.
     """
     given = {"tokenizer": tokenizer, "dtype": dtype}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -78,7 +78,7 @@ def make_probe(
     elif spec is not None:
         prompts = spec.data
     else:
-        raise ProbeError("--data: name a file of prompts; only a run has one of its own")
+        raise ProbeError("--data: missing; name a file of prompts, because only a run has its own")
     sampling = SamplingSettings() if spec is None else spec.sampling
     return Probe(
         models=[each for each, _ in found],
@@ -92,14 +92,14 @@ def make_probe(
 
 
 def run_probe(asked: Probe) -> ProbeResult:
-    """Have the functions do it, in a process of theirs: the control plane has no torch.
+    """Run the probe in a process of the functions, because the control plane has no torch.
 
     Raises:
-        FunctionsMissingError: torch and the like are not installed.
+        FunctionsMissingError: torch and other packages are not installed.
         ProbeError: nothing could be measured.
     """
     if importlib.util.find_spec("torch") is None:
-        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
+        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
     with tempfile.TemporaryDirectory(prefix="rlhfless-") as folder:
         answer = Path(folder) / "result.json"
         command = [sys.executable, "-m", "rlhfless_functions.serving.probe", str(answer)]
@@ -107,25 +107,25 @@ def run_probe(asked: Probe) -> ProbeResult:
             command, input=asked.model_dump_json().encode(), stdout=subprocess.DEVNULL, check=False
         ).returncode
         if status != 0 or not answer.exists():
-            raise ProbeError(f"the process that probes ended with status {status}; what it said stands above")
+            raise ProbeError(f"the probing process ended with status {status}; see its output above")
         try:
             result = ProbeResult.model_validate_json(answer.read_bytes())
         except ValidationError as error:
-            raise ProbeError(f"what was measured is no number: {error}") from error
+            raise ProbeError(f"a measured value is not a number: {error}") from error
     if result.error is not None:
         raise ProbeError(in_options(result.error))
     return result
 
 
 def in_options(message: str) -> str:
-    """What is said of a job's fields, said of the options."""
+    """Replace names of a job's fields in a message by the options."""
     for field, option in _OPTIONS.items():
         message = message.replace(field, option)
     return message
 
 
 def _find(given: str, changes: dict[str, Any]) -> Iterator[Found]:
-    """What a name stands for: a run is the model that it began with, and its checkpoints."""
+    """The models that a name stands for. A run stands for its first model and its checkpoints."""
     here = artifacts.local_path(given)
     uri = str(here.resolve()) if here is not None and here.exists() else given.rstrip("/")
     step = _step(uri.rpartition("/")[2])
@@ -142,17 +142,17 @@ def _find(given: str, changes: dict[str, Any]) -> Iterator[Found]:
         root = uri.rpartition("/")[0].rpartition("/")[0]
         if not _has(root, "job.yaml"):
             raise ProbeError(
-                f"{given} is a checkpoint outside its run, whose job.yaml says what model it is of: give it as"
+                f"{given} is a checkpoint outside its run, whose job.yaml names the model; name it as"
                 " RUN/checkpoints/step-…"
             )
         job = _job(root)
         model = job.spec.model.model_copy(update=changes)
         yield ProbedModel(name=f"step {step}", step=step, model=model, checkpoint=uri), job
     elif _has(uri, "adapter_config.json"):
-        raise ProbeError(f"{given} is an adapter without its model: give the run's checkpoint of that step instead")
+        raise ProbeError(f"{given} is an adapter without its model; name the run's checkpoint of that step instead")
     elif here is not None and here.exists() and not _has(uri, "config.json"):
         raise ProbeError(
-            f"{given} is no model, run or checkpoint: it has no config.json, job.yaml or state.json; give a Hugging"
+            f"{given} is not a model, run or checkpoint: it has no config.json, job.yaml or state.json; name a Hugging"
             " Face folder, a run's folder such as runs/my-job, or RUN/checkpoints/step-…"
         )
     else:

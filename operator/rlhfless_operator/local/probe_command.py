@@ -13,40 +13,40 @@ def probe(
         list[str],
         typer.Argument(help="Hugging Face folders or names, runs' folders, or checkpoints (RUN/checkpoints/*)."),
     ],
-    data: Annotated[str | None, typer.Option(help="Prompts, as a job's data.source; a run's own if left out.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many of the first prompts are answered.")] = 32,
+    data: Annotated[str | None, typer.Option(help="Prompts, as in a job's data.source; by default the run's.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of the first prompts to answer.")] = 32,
     samples: Annotated[int, typer.Option(min=1, help="Responses to each.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Of the draws; 0 takes the likeliest token. A run's own, or 1.")
+        float | None, typer.Option(min=0, help="Temperature of the draws; 0 is greedy. By default the run's, or 1.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest response. A run's own, or 256 where the model has room.")
+        int | None, typer.Option(min=1, help="Longest response; by default the run's, or 256 if the model allows it.")
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longer prompts are left out. A run's own, or 1024.")
+        int | None, typer.Option(min=1, help="Longest prompt; longer ones are skipped. By default the run's, or 1024.")
     ] = None,
-    prompt_column: Annotated[str | None, typer.Option(help="Column of the prompt; told by its usual names.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")] = None,
+    prompt_column: Annotated[str | None, typer.Option(help="Column of the prompt; found by its usual names.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Source of the tokenizer; by default the model.")] = None,
     dtype: Annotated[
-        DType | None, typer.Option(help="Number format. A run's own, or float32 on a CPU and bfloat16 on a GPU.")
+        DType | None, typer.Option(help="Number format; by default the run's, or float32 on a CPU, bfloat16 on a GPU.")
     ] = None,
     agreement: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the draws that skipped layers must leave as they are.")
+        float, typer.Option(min=0.01, max=1, help="Share of the draws that must stay the same when layers are skipped.")
     ] = 0.9,
     draft: Annotated[bool, typer.Option("--draft", help="Also decode some responses with such drafts.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice if left out.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with plots here.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default torch's choice.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Measure how suited models are to early exit, and what drafts by their first layers would bring."""
+    """Measure how suited models are to early exit, and what drafts from their first layers would save."""
     from rich.console import Console
 
     from rlhfless_operator.local.probe import ProbeError, make_probe, run_probe
     from rlhfless_operator.local.probe_view import probe_page, view
 
     if html is not None and not html.parent.is_dir():
-        raise ProbeError(f"--html: there is no folder {html.parent}; make it, or name another file")
+        raise ProbeError(f"--html: the folder {html.parent} does not exist; create it, or name another file")
     asked = make_probe(
         models,
         data=data,

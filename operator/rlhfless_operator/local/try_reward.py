@@ -1,4 +1,4 @@
-"""`rlhfless try-reward`: what a job's rewards say of some responses, without training."""
+"""`rlhfless try-reward`: score responses with a job's rewards, without training."""
 
 import importlib.util
 import json
@@ -29,22 +29,22 @@ class TrialError(UserError):
 def make_trial(
     job: RLHFJob, responses: Path | None, *, prompts: int, samples: int, row: int | None, evaluation: bool
 ) -> RewardTrial:
-    """What is asked of the functions.
+    """Make the request to the functions.
 
     Args:
-        job: with resolved paths.
-        responses: a file of them; None to sample.
-        prompts: how many of the data's first prompts are answered, where responses are sampled.
+        job: the job, with resolved paths.
+        responses: a file of responses; None to sample some.
+        prompts: number of the data's first prompts to answer, if responses are sampled.
         samples: responses to each.
-        row: row of the prompt of responses that name none; if None, they answer the data's prompts one by one.
-        evaluation: take the evaluation's data, rewards and sampling.
+        row: row of the prompt for responses that name none; if None, they belong to the data's prompts one by one.
+        evaluation: use the evaluation's data, rewards and sampling.
 
     Raises:
         TrialError: the file can't be read, or the job has no evaluation.
     """
     spec = job.spec
     if evaluation and spec.evaluation is None:
-        raise TrialError("--evaluation: the job has no spec.evaluation; add it, or leave the option out")
+        raise TrialError("--evaluation: the job has no spec.evaluation; add it, or remove the option")
     return RewardTrial(
         model=spec.model,
         data=spec.evaluation.data if evaluation and spec.evaluation else spec.data,
@@ -58,19 +58,19 @@ def make_trial(
 
 
 def read_responses(path: Path, row: int | None) -> list[GivenResponse]:
-    """The responses of a file: JSON objects with `response` and, if they like, `row` or `prompt`; or lines of text.
+    """Read the responses of a file: JSON objects with `response` and optionally `row` or `prompt`, or lines of text.
 
     Args:
-        path: JSONL by its name, text otherwise.
-        row: of the prompt, for those that name none.
+        path: a JSONL file by its name, otherwise text.
+        row: row of the prompt, for responses that name none.
 
     Raises:
-        TrialError: it can't be read; the message names the line.
+        TrialError: the file can't be read; the message names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TrialError(f"--responses: {path} cannot be read: {error}; name a file of text or JSONL") from error
+        raise TrialError(f"--responses: {path} can't be read: {error}; name a file of text or JSONL") from error
     are_objects = path.suffix.lower() in (".jsonl", ".ndjson", ".json")
     found = [
         _object(f"{path}, line {number}", line, row) if are_objects else _text(f"{path}, line {number}", line, row)
@@ -78,7 +78,7 @@ def read_responses(path: Path, row: int | None) -> list[GivenResponse]:
         if line.strip() or not are_objects
     ]
     if not found:
-        raise TrialError(f"--responses: {path} is empty; write a response a line")
+        raise TrialError(f"--responses: {path} is empty; write one response per line")
     return found
 
 
@@ -90,7 +90,7 @@ def _object(place: str, line: str, row: int | None) -> GivenResponse:
     try:
         content: Any = json.loads(line)
     except ValueError as error:
-        raise TrialError(f"{place} is no JSON ({error}); write one object a line, or name the file .txt") from error
+        raise TrialError(f"{place} is not JSON ({error}); write one object per line, or name the file .txt") from error
     if isinstance(content, str):
         return _text(place, content, row)
     if not isinstance(content, dict) or not isinstance(content.get("response"), str):
@@ -106,14 +106,14 @@ def _object(place: str, line: str, row: int | None) -> GivenResponse:
 
 
 def run_trial(trial: RewardTrial) -> RewardTrialResult:
-    """Have the functions do it, in a process of theirs: the control plane has no torch.
+    """Score in a process of the functions, because the control plane has no torch.
 
     Raises:
-        FunctionsMissingError: torch and the like are not installed.
+        FunctionsMissingError: torch and other packages are not installed.
         TrialError: nothing could be scored.
     """
     if importlib.util.find_spec("torch") is None:
-        raise FunctionsMissingError("this installation is the control plane alone; pip install 'rlhfless[functions]'")
+        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
     with tempfile.TemporaryDirectory(prefix="rlhfless-") as folder:
         answer = Path(folder) / "result.json"
         command = [sys.executable, "-m", "rlhfless_functions.serving.try_reward", str(answer)]
@@ -121,7 +121,7 @@ def run_trial(trial: RewardTrial) -> RewardTrialResult:
             command, input=trial.model_dump_json().encode(), stdout=subprocess.DEVNULL, check=False
         ).returncode
         if status != 0 or not answer.exists():
-            raise TrialError(f"the process that scores ended with status {status}; what it said stands above")
+            raise TrialError(f"the scoring process ended with status {status}; see its output above")
         result = RewardTrialResult.model_validate_json(answer.read_bytes())
     if result.error is not None:
         raise TrialError(result.error)
@@ -129,15 +129,15 @@ def run_trial(trial: RewardTrial) -> RewardTrialResult:
 
 
 def faults(result: RewardTrialResult) -> list[str]:
-    """Why the rewards can't be trained with, one sentence each; empty where they can."""
+    """Reasons why the rewards can't be used for training, one sentence each; empty if they can."""
     found = [reward.error for reward in result.rewards if reward.error is not None]
     if not found and all(response.reward is None for response in result.responses):
-        found.append("no response has a reward: a term that counts is None for each of them")
+        found.append("no response has a reward: for each of them, no term with a weight gave a score")
     return found
 
 
 def view(result: RewardTrialResult) -> Group:
-    """The responses with their terms, and the rewards with their times."""
+    """A table of responses with their terms, and one of rewards with their times."""
     names = [reward.name for reward in result.rewards]
     responses = Table(box=None, pad_edge=False)
     for title in ("row", "response", "tokens", *names, "reward"):
@@ -171,7 +171,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _brief(text: str) -> str:
-    """A response on one line, its end with it, where the answer mostly is."""
+    """A response on one line, including its end, where the answer usually is."""
     line = repr(text)[1:-1]
     if len(line) <= _SHOWN_CHARACTERS:
         return line

@@ -1,6 +1,6 @@
-"""What a person sees while a job trains: a live view in a terminal, plain lines anywhere else.
+"""The view of a training job: live in a terminal, plain lines elsewhere.
 
-`render` and `plain_line` are pure; `TrainingView` is the only thing here that touches the terminal.
+`render` and `plain_line` are pure. Only `TrainingView` uses the terminal.
 """
 
 import math
@@ -42,11 +42,11 @@ class ViewState:
     steps: int
     """Steps of the whole job."""
     stage: str = ""
-    """What is going on: generation, preparation, learning, evaluation, export."""
+    """Current activity: generation, preparation, learning, evaluation, export."""
     done: int = 0
-    """Samples of the stage that are finished."""
+    """Finished samples of the stage."""
     wanted: int = 0
-    """Samples of the stage; 0 if it has no such count."""
+    """Samples of the stage; 0 if it does not count samples."""
     seconds: float = 0.0
     """Seconds of training so far, the current step included."""
     cost: Decimal = Decimal(0)
@@ -56,7 +56,7 @@ class ViewState:
     budget_used: float | None = None
     """Share of the budget that is spent, the current step included; None without a budget."""
     instances: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """How many instances there are, by (stage, state)."""
+    """Number of instances by (stage, state)."""
     records: Sequence[StepRecord] = ()
     """The finished steps, from step 0 if there was an evaluation before the first."""
 
@@ -68,7 +68,7 @@ class ViewState:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the rest of a run will take, if its steps go on like the last ones."""
+    """Forecast for the rest of a run, if its steps continue like the last ones."""
 
     seconds: float
     """Seconds until the last step is finished."""
@@ -77,7 +77,7 @@ class Forecast:
 
 
 def forecast(state: ViewState) -> Forecast | None:
-    """The forecast after the recent steps' means; None before the first step is finished."""
+    """The forecast from the means of recent steps; None before the first step is finished."""
     recent = recent_steps(state.records)
     cost = forecast_cost(state.cost, state.records, state.steps)
     if cost is None:
@@ -123,13 +123,13 @@ def plain_line(record: StepRecord, steps: int | None = None) -> str:
 
 
 class TrainingView:
-    """Shows a run on a console. A context manager: the terminal is given back however the run ends.
+    """Shows a run on a console. It is a context manager, which restores the terminal at the end.
 
     Args:
         job: name of the job.
         steps: steps of the whole job.
-        console: where to show it; standard error if left out, so that standard output stays free for results.
-        after: last step that an earlier driver has shown; its lines are not repeated when a job goes on.
+        console: the console; by default standard error, because standard output is for results.
+        after: last step that an earlier driver has shown; lines up to it are not repeated.
     """
 
     def __init__(self, job: str, steps: int, console: Console | None = None, after: int = -1) -> None:
@@ -167,7 +167,7 @@ class TrainingView:
                 self.say(f"warning: {warning_now(so_far)}")
 
     def say(self, message: str) -> None:
-        """Print a line that stays, above the live view."""
+        """Print a permanent line above the live view."""
         self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -223,7 +223,7 @@ def _instances(counts: Mapping[tuple[str, str], int]) -> Text:
 
 
 def _figures(record: StepRecord) -> Iterator[tuple[str, str]]:
-    """The step's most telling numbers, each with a short name; those that it lacks are left out."""
+    """The step's most important numbers that exist, each with a short name."""
     metrics = record.metrics
     if "reward" in metrics:
         yield "reward", _fixed(metrics["reward"])

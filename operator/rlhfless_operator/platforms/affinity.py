@@ -1,8 +1,8 @@
-"""What a new function pod is given so that the scheduler places it near its job's others: a JSON patch.
+"""The JSON patch that makes the scheduler place a new function pod near its job's other pods.
 
 Kubernetes spreads the pods of a ReplicaSet over nodes and zones by default, and soft affinities don't outweigh that
-(measured with kube-scheduler 1.34). A pod with a spread constraint of its own is not spread by default. So a pod
-without one gets a soft constraint that counts no pods.
+(measured with kube-scheduler 1.34). The default does not apply to a pod with a spread constraint of its own. So a pod
+without one gets a soft constraint that matches no pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from rlhfless_operator.platforms.manifests import JOB_LABEL, STAGE_LABEL
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _SPREAD = "topologySpreadConstraints"
-# Without a selector it matches no pod, so every node is as good as the others.
+# Without a selector it matches no pod, and all nodes rank equally.
 _NO_SPREADING = [{"maxSkew": 1, "topologyKey": HOSTNAME, "whenUnsatisfiable": "ScheduleAnyway"}]
 
 
 def placement_patch(pod: Mapping[str, Any], topology_keys: Sequence[str]) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) that adds a function pod's preferences to what the pod has of its own.
+    """The JSON patch (RFC 6902) that adds preferences to a function pod, besides the pod's own.
 
     Args:
-        pod: of a job.
-        topology_keys: labels of nodes, the nearest domain first; nothing is added without any.
+        pod: pod of a job.
+        topology_keys: node labels, the nearest domain first; if empty, nothing is added.
     """
     labels = pod["metadata"]["labels"]
     stage = labels.get(STAGE_LABEL)
@@ -33,7 +33,7 @@ def placement_patch(pod: Mapping[str, Any], topology_keys: Sequence[str]) -> lis
     affinity = pod["spec"].get("affinity") or {}
     near = affinity.get("podAffinity") or {}
     near = {**near, _PREFERRED: [*(near.get(_PREFERRED) or []), *terms]}
-    # To add a member that is there replaces it.
+    # "add" replaces an existing member.
     patch = [{"op": "add", "path": "/spec/affinity", "value": {**affinity, "podAffinity": near}}]
     if not pod["spec"].get(_SPREAD):
         patch.append({"op": "add", "path": f"/spec/{_SPREAD}", "value": _NO_SPREADING})

@@ -1,4 +1,4 @@
-"""Where functions run. A platform holds instances and carries one task to one of them; it knows nothing of training."""
+"""The interface of platforms. A platform runs instances and sends tasks to them; it knows nothing about training."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from rlhfless_functions.api import Event, Failed, RunRequest, Stage, WeightsRefe
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 
 InstanceState = Literal["starting", "idle", "busy", "switching", "asleep", "draining", "ended"]
-"""What an instance does. `switching`: it is put to sleep, or wakes, and has its GPUs without working. `asleep`: it is
-kept without GPUs. `draining`: it was told to end, and has its GPUs until it is gone."""
+"""State of an instance. `switching`: it falls asleep or wakes, and holds its GPUs without working. `asleep`: it is kept
+without GPUs. `draining`: it was told to end, and holds its GPUs until it is gone."""
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """An instance entered a state; the ledger is made of these."""
+    """An instance entered a state. The ledger consists of these records."""
 
     instance: str
     stage: Stage
@@ -25,25 +25,25 @@ class StateChange:
 
 @dataclass(frozen=True)
 class Preload:
-    """What an instance loads before it is ready, so that its first request finds the model there."""
+    """The model that an instance loads before it is ready, for its first request."""
 
     model: ModelSettings
     weights: WeightsReference
     engine: EngineSettings | None = None
-    """What generates, for an instance of generation."""
+    """Engine of a generation instance."""
 
 
 class InstanceLostError(Exception):
-    """The stream ended without a terminal record: a killed pod, a broken connection, silence. The work can go on
-    elsewhere, from what the instance has published."""
+    """The stream ended without a terminal record: a killed pod, a broken connection, silence. Another instance can
+    continue the work from what this one has published."""
 
 
 class InstanceSilentError(InstanceLostError):
-    """Nothing was heard for too long. The instance may be there still, and hang."""
+    """The instance was silent for too long. It may still exist, and hang."""
 
 
 class TaskFailedError(Exception):
-    """The function said that it can't do the task."""
+    """The function reported that it can't do the task."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -52,21 +52,21 @@ class TaskFailedError(Exception):
 
 
 class PlatformUnavailableError(Exception):
-    """What the functions need can't be had now, such as a Service, a permission or a setting of the cluster. The
-    message names it with the remedy; trying again later may help."""
+    """Something that the functions need is missing now, such as a Service, a permission or a setting of the cluster.
+    The message names it with the remedy; a later retry may succeed."""
 
 
 class Platform(Protocol):
     """Where functions run."""
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` instances of a stage from now on. Missing ones are started, and nobody waits for them;
-        surplus ones are released as they become idle, once the stage's keep-alive has passed."""
+        """Set the wanted number of instances of a stage. Missing ones start in the background. Surplus ones are
+        released once they have been idle for the stage's keep-alive."""
 
     def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """Carry a task to a free instance of its stage and yield what it says, the `Done` record last.
+        """Send a task to a free instance of its stage and yield its events, the `Done` record last.
 
-        Closing the generator cuts the task, and returns when the instance has published what it had.
+        Closing the generator cuts the task, and returns when the instance has published its partial results.
 
         Raises:
             InstanceLostError: the stream ended without a terminal record.
@@ -74,7 +74,7 @@ class Platform(Protocol):
         """
 
     async def close(self) -> None:
-        """End every instance. Nothing is left behind."""
+        """End every instance, and clean up."""
 
 
 StateListener = Callable[[StateChange], None]

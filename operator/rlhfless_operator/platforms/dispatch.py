@@ -1,8 +1,8 @@
-"""A request's way to a pod: it is sent again until one takes it, or nothing is left to hope for.
+"""Delivers a request to a pod: sends it again until a pod takes it, or until no pod can.
 
-Knative takes a pod for free whose stream has ended, though it still publishes, and sends requests to it; activators
-restart; and with several of them a request may queue at one that has no pod to give. None of this is a loss. What an
-attempt came to, and whether another one follows, is decided by pure functions that are told the time.
+Knative sends requests to a pod whose stream has ended, even while the pod still publishes. Activators restart, and a
+request may queue at an activator that has no pod for it. None of this counts as a loss. Pure functions of the time
+classify the end of an attempt and decide whether another one follows.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentEr
 from rlhfless_operator.platforms.stage_pods import StagePods
 
 _REROUTE_SECONDS = 15.0
-"""A request that no pod has taken for this long, while a pod has been idle for as long, is sent anew."""
+"""If no pod has taken a request for this long while a pod was idle for as long, the request is sent again; seconds."""
 _HOPELESS_SECONDS = 30.0
-"""How long all pods of a stage may fail to start before the work counts as lost."""
+"""How long all pods of a stage may fail to start before the work counts as lost, in seconds."""
 _TROUBLE_SECONDS = 60.0
-"""How long requests may be refused on their way, as while an activator restarts, before the work counts as lost."""
+"""How long requests may be refused, such as while an activator restarts, before the work counts as lost, in seconds."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 
 Attempt = Callable[[float], AsyncGenerator[Event, None]]
-"""Sends the request; its events, the first within the given seconds."""
+"""Sends the request and yields its events, the first within the given seconds."""
 
 
 class PodsFailError(InstanceLostError):
@@ -37,15 +37,15 @@ class PodsFailError(InstanceLostError):
 async def deliver(
     attempt: Attempt, book: StagePods, problem: Callable[[], str], start_timeout: float
 ) -> AsyncGenerator[Event, None]:
-    """The events of the first attempt that a pod takes.
+    """Yield the events of the first attempt that a pod takes.
 
     Args:
-        book: of the stage's pods.
-        problem: what is known to be wrong with them; empty if nothing is.
-        start_timeout: seconds within which a pod has to take the request.
+        book: the stage's pods.
+        problem: returns the known problem of the pods; empty if there is none.
+        start_timeout: seconds within which a pod must take the request.
 
     Raises:
-        InstanceLostError: no pod takes it, or the one that did is lost.
+        InstanceLostError: no pod takes the request, or the pod that took it is lost.
         TaskFailedError: the task failed.
     """
     attempts = Attempts(book.stage, start_timeout, begun=time.monotonic())
@@ -66,10 +66,10 @@ async def deliver(
 
 
 async def _first_event(events: AsyncGenerator[Event, None], book: StagePods) -> Event | None:
-    """The first event of an attempt; None if the request should be sent anew.
+    """The first event of an attempt; None if the request should be sent again.
 
     Raises:
-        InstanceLostError, TaskFailedError: from the stream.
+        InstanceLostError, TaskFailedError: the stream raised it.
         PodsFailError: no pod will take it.
     """
     queue = Queue(sent=time.monotonic())
@@ -94,18 +94,18 @@ async def _first_event(events: AsyncGenerator[Event, None], book: StagePods) -> 
 
 @dataclass
 class Queue:
-    """One attempt that waits for a pod to take it."""
+    """An attempt that waits for a pod."""
 
     sent: float
-    """Monotonic seconds, like all times here."""
+    """Monotonic seconds, like all times in this module."""
     _hopeless_since: float | None = None
 
     def look(self, now: float, *, idle_seconds: float, hopeless: bool) -> Literal["wait", "reroute", "give up"]:
-        """What to do.
+        """Decide what to do.
 
         Args:
-            idle_seconds: for how long a pod of the stage has been idle; 0 if none is.
-            hopeless: whether there are pods, and waiting mends none of them.
+            idle_seconds: how long a pod of the stage has been idle; 0 if none is.
+            hopeless: whether there are pods and waiting fixes none of them.
         """
         if now > self.sent + _REROUTE_SECONDS and idle_seconds > _REROUTE_SECONDS:
             return "reroute"
@@ -116,16 +116,16 @@ class Queue:
 
 
 Ending = Literal["occupied", "refused", "unanswered", "final"]
-"""How an attempt that no pod took has ended.
+"""How an attempt ended that no pod took.
 
-`occupied`: it came to a pod that still publishes what a cut left, or that is about to go. `refused`: it came to no pod,
-as while an activator restarts. `unanswered`: nobody has said anything in all the time that there was. `final`: to send
-it again would mend nothing.
+`occupied`: it reached a pod that still publishes after a cut, or that is about to end. `refused`: it reached no pod,
+such as while an activator restarts. `unanswered`: there was no answer within the time limit. `final`: sending it again
+would not help.
 """
 
 
 def ending_of(error: TaskFailedError | InstanceLostError) -> Ending:
-    """What the error of an attempt means that has ended before its first event."""
+    """Classify the error of an attempt that ended before its first event."""
     if isinstance(error, TaskFailedError):
         return "occupied" if error.reason in ("busy", "drained") else "final"
     if isinstance(error, PodsFailError):
@@ -139,9 +139,9 @@ class Attempts:
 
     stage: Stage
     start_timeout: float
-    """Seconds within which a pod has to take it."""
+    """Seconds within which a pod must take it."""
     begun: float
-    """Monotonic seconds, like all times here."""
+    """Monotonic seconds, like all times in this module."""
     _refused_since: float | None = None
     _next_pause: float = _FIRST_PAUSE_SECONDS
 
@@ -156,14 +156,14 @@ class Attempts:
         return pause
 
     def rerouted(self) -> None:
-        """An attempt was broken off, because another way may be shorter."""
+        """Record that an attempt was cancelled, because a new one may reach a pod sooner."""
         self._refused_since = None
 
     def ended(self, error: TaskFailedError | InstanceLostError, now: float, problem: str) -> None:
-        """An attempt has ended before its first event.
+        """Record that an attempt ended before its first event.
 
         Args:
-            problem: what is known to be wrong with the stage's pods; empty if nothing is.
+            problem: the known problem of the stage's pods; empty if there is none.
 
         Raises:
             InstanceLostError, TaskFailedError: the request is not sent again.
@@ -172,7 +172,7 @@ class Attempts:
             case "final":
                 raise error
             case "unanswered":
-                reason = problem or "its pods show nothing wrong"
+                reason = problem or "its pods report no problem"
                 message = f"no {self.stage} pod took the work within {self.start_timeout:g} s: {reason}"
                 raise InstanceLostError(message) from error
             case "occupied":

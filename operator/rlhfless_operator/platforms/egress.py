@@ -1,8 +1,8 @@
-"""What a job's pods have to connect to, and the rules of a NetworkPolicy that let them: pure functions.
+"""The destinations of a job's pods, and the NetworkPolicy rules that allow them: pure functions.
 
-A NetworkPolicy knows no names of hosts. So a Service of the cluster becomes the namespace that it is in, an address
-becomes itself, and any other name becomes its port, everywhere but on link-local addresses, where clouds give out the
-credentials of nodes.
+A NetworkPolicy has no host names. So a Service of the cluster becomes its namespace, an address stays an address, and
+any other name becomes its port on all addresses, except for link-local ones, where clouds serve the credentials of
+nodes.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ Rule = dict[str, Any]
 HUB = "https://huggingface.co"
 _S3 = "https://s3.amazonaws.com"
 _SOME_STORE = "https://store.invalid"
-"""A store of which no more is known than that it speaks HTTPS."""
+"""A store of which only HTTPS is known."""
 _PORTS = {"http": 80, "https": 443}
 _NAMES: Rule = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 _ANYWHERE: tuple[Rule, ...] = (
@@ -29,12 +29,12 @@ _ANYWHERE: tuple[Rule, ...] = (
 
 
 def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set[str]:
-    """What the functions of a job connect to, as URLs: stores, the model hub and reward servers.
+    """URLs that the functions of a job connect to: stores, the model hub and reward servers.
 
     Args:
-        job: with resolved paths.
+        job: the job, with resolved paths.
         root: URI of the job's folder.
-        environment: the operator's, whose `AWS_ENDPOINT_URL` and `HF_ENDPOINT` are the functions' too.
+        environment: the operator's environment; the functions use its `AWS_ENDPOINT_URL` and `HF_ENDPOINT` too.
     """
     found = {reward.http.url for reward in job.spec.all_rewards if reward.http is not None}
     for source in (root, *_files(job)):
@@ -50,8 +50,8 @@ def egress_rules(addresses: Iterable[str], namespace: str, further: Iterable[Rul
 
     Args:
         addresses: URLs.
-        namespace: the pods' own.
-        further: rules to add, as Kubernetes defines them.
+        namespace: namespace of the pods.
+        further: rules to add, in Kubernetes' format.
     """
     rules = [_NAMES]
     for address in sorted(addresses):
@@ -72,7 +72,7 @@ def _rule(address: str, namespace: str) -> Rule:
     else:
         return {"to": [{"ipBlock": {"cidr": f"{ip}/{ip.max_prefixlen}"}}], "ports": ports}
     labels = host.removesuffix(".").removesuffix(".cluster.local").split(".")
-    # The port of a Service need not be that of its pods.
+    # The port of a Service may differ from that of its pods.
     if len(labels) == 1:
         return {"to": [_pods_of(namespace)]}
     if len(labels) == 3 and labels[2] == "svc":
@@ -85,7 +85,7 @@ def _pods_of(namespace: str) -> Rule:
 
 
 def _store(uri: str, environment: Mapping[str, str]) -> str:
-    """Where a URI's store is; empty for what is no network's."""
+    """URL of a URI's store; empty for a store that needs no network."""
     scheme = uri.rpartition("::")[2].partition("://")[0]
     if scheme in ("file", "local", "memory"):
         return ""

@@ -11,9 +11,9 @@ from typing import Any
 
 _END_SECONDS = 10.0
 _ENVIRONMENT = {
-    # Threads that spin while they wait take the cores from whoever else works: on two cores with two other busy
-    # processes a learning step of the quickstart took 20 s and more, 3.4 s with this bound, and 2.0 s without spinning;
-    # on idle cores it is 1.2 s, 1.2 s and 2.0 s.
+    # Threads that spin while they wait take cores from other processes. On two cores with two other busy processes, a
+    # learning step of the quickstart took 20 s and more; 3.4 s with this bound, and 2.0 s without spinning. On idle
+    # cores it took 1.2 s, 1.2 s and 2.0 s.
     "GOMP_SPINCOUNT": "5000",
     # A fork of a process with threads would lose them.
     "OPENBLAS_NUM_THREADS": "1",
@@ -22,13 +22,13 @@ _ENVIRONMENT = {
 
 
 class ForkServer:
-    """Starts the fork server when there is something to fork, and again when it has died.
+    """Starts the fork server before the first fork, and restarts it after it has died.
 
     Args:
-        log_path: file that its and its children's logs are appended to.
+        log_path: file to which it and its children append their logs.
         emulated: whether the instances emulate their GPUs.
-        on_report: told every report but `ready`.
-        on_end: told that it has ended, and its children with it.
+        on_report: called with every report but `ready`.
+        on_end: called when it has ended, and its children with it.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ForkServer:
         self._following: asyncio.Task[None] | None = None
 
     async def ready(self) -> None:
-        """Wait until it has imported everything. It is started where it does not run."""
+        """Start it unless it runs, and wait until it has imported everything."""
         await self._ensure()
 
     async def fork(self, options: Mapping[str, Any]) -> None:
-        """Have an instance forked.
+        """Fork an instance.
 
         Args:
             options: `InstanceOptions` as JSON values.
@@ -67,7 +67,7 @@ class ForkServer:
         await process.stdin.drain()
 
     async def close(self) -> None:
-        """End it, and whatever it forked."""
+        """End it and its children."""
         if self._following is not None:
             self._following.cancel()
         process = self._process
@@ -97,7 +97,7 @@ class ForkServer:
                         stdin=asyncio.subprocess.PIPE,
                         stdout=asyncio.subprocess.PIPE,
                         stderr=log,
-                        # Ctrl-C in a terminal is for the driver alone, which then drains its instances.
+                        # Only the driver handles Ctrl-C in a terminal; it then drains its instances.
                         start_new_session=True,
                         env={**os.environ, **_ENVIRONMENT},
                     )

@@ -1,4 +1,4 @@
-"""What a job's functions need on a cluster, made and removed: Services, the token's Secret, the NetworkPolicy."""
+"""Creates and removes the objects of a job's functions: Services, the token's Secret, the NetworkPolicies."""
 
 import asyncio
 import base64
@@ -47,11 +47,11 @@ POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", KubernetesObject)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a stage's requests go, and what its number of pods is set on."""
+    """The address of a stage's requests, and the Revision that sets its number of pods."""
 
     url: str
     host: str | None
-    """The `Host` to ask for, where it is not the URL's own."""
+    """The `Host` header, if it differs from the URL's host."""
     revision: str
     """Name of the Revision."""
 
@@ -69,8 +69,8 @@ class JobObjects:
 
     Args:
         functions: its stages.
-        patience: seconds that Knative may take to make Revisions, and the garbage collector to remove what a job of the
-            same name has left.
+        patience: seconds to wait for Knative to create Revisions, and for the garbage collector to remove objects of an
+            earlier job with the same name.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class JobObjects:
         self._patience = patience
 
     async def create(self) -> OpenJob:
-        """Make what is missing, change what differs, and wait until Knative has Revisions.
+        """Create missing objects, update the others, and wait until Knative has Revisions.
 
         Raises:
-            PlatformUnavailableError: with the reason and the remedy.
+            PlatformUnavailableError: an object can't be created; the message has the reason and the remedy.
         """
         try:
             async with asyncio.timeout(self._patience):
@@ -114,11 +114,11 @@ class JobObjects:
             raise _explained(error, self._job, self._settings) from error
 
     async def remove(self) -> None:
-        """Delete the Services and the NetworkPolicies. The Secret stays for as long as the job: a suspended one is
-        resumed with it.
+        """Delete the Services and the NetworkPolicies. The Secret stays as long as the job, which needs it after a
+        suspension.
 
         Raises:
-            PlatformUnavailableError: the API server can't be asked now, or refuses.
+            PlatformUnavailableError: the API server does not answer, or refuses.
         """
         namespace = self._job.namespace
         try:
@@ -139,7 +139,7 @@ class JobObjects:
                 if self._is_ours(found):
                     return base64.b64decode(found.data[manifests.TOKEN_KEY]).decode()
             except NotFoundError:
-                # Somebody else may be faster, or an answer may be lost: what is there is what counts.
+                # Another process may have created it, or an answer may be lost: read the existing one.
                 with contextlib.suppress(ConflictError):
                     await self._secrets.create(manifest)
                 continue
@@ -153,7 +153,7 @@ class JobObjects:
         return endpoint
 
     async def _apply(self, resources: ResourceClient[Object], manifest: Manifest) -> Object:
-        """Apply it, once nothing of another job of the same name is in its place."""
+        """Apply the manifest, once no object of another job with the same name is in its place."""
         while True:
             try:
                 found = await resources.get(self._job.namespace, manifest["metadata"]["name"])
@@ -165,26 +165,26 @@ class JobObjects:
         return await resources.apply(manifest)
 
     def _is_ours(self, found: KubernetesObject) -> bool:
-        """Whether an object is this job's; what is being deleted, or another's, has to go first.
+        """Whether an object is this job's. An object that is being deleted, or another job's, must be gone first.
 
         Raises:
-            PlatformUnavailableError: it will not go.
+            PlatformUnavailableError: the object will not be deleted.
         """
         owners = found.metadata.owner_references
         if any(owner.uid == self._job.uid for owner in owners):
             return found.metadata.deletion_timestamp is None
         if not owners:
             raise PlatformUnavailableError(
-                f"{found.metadata.name} in namespace {self._job.namespace} was not made by rlhfless; rename or delete"
-                f" it, or give the job another name"
+                f"{found.metadata.name} in namespace {self._job.namespace} was not created by rlhfless; rename or"
+                f" delete it, or give the job another name"
             )
         return False
 
     def _endpoint(self, service: Service) -> Endpoint | None:
-        """Where the service is reached; None while Knative still works on it.
+        """The address of a Service; None while Knative still works on it.
 
         Raises:
-            PlatformUnavailableError: Knative says that it can't be.
+            PlatformUnavailableError: Knative reports that it can't serve it.
         """
         status = service.status
         ready = service.ready
@@ -195,7 +195,7 @@ class JobObjects:
             )
         url = (status.address and status.address.url) or status.url
         revision = status.latest_created_revision_name
-        # With an initial scale of 1 readiness takes a pod, whose image may have to be pulled: requests wait for that.
+        # With an initial scale of 1, readiness needs a pod, which may have to pull its image. Requests wait for that.
         settled = ready is not None and (ready.status == "True" or served_before or self._settings.initial_scale == 1)
         if not settled or url is None or revision is None:
             return None
@@ -205,28 +205,28 @@ class JobObjects:
 
 
 def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings) -> PlatformUnavailableError:
-    """The error that says what to do about another."""
+    """Convert an error to one with a remedy."""
     where = f"namespace {job.namespace}"
     match error:
         case PlatformUnavailableError():
             return error
         case TimeoutError():
             text = (
-                f"the functions of {job.name} are not served yet; see `kubectl describe ksvc -n {job.namespace}`:"
+                f"Knative does not serve {job.name}'s functions yet; see `kubectl describe ksvc -n {job.namespace}`:"
                 f" Knative's controller in {settings.knative_namespace} may be down, or a job of the same name is still"
                 f" being deleted"
             )
-        # The server's words for an unknown resource, and for an unknown group.
+        # The server's messages for an unknown resource and an unknown group.
         case NotFoundError() if re.search("could not find the requested resource|page not found", error.message):
             text = "the cluster has no Knative Serving; install it (https://knative.dev/docs/install)"
         case NotFoundError() if "namespaces" in error.message:
-            text = f"{where} is not there: {error.message}"
+            text = f"{where} does not exist: {error.message}"
         case ForbiddenError() if "exceeded quota" in error.message:
             text = f"a quota of {where} is used up: {error.message}; raise it, or end other jobs"
         case ForbiddenError() if "being terminated" in error.message:
             text = f"{where} is being deleted: {error.message}"
         case ForbiddenError():
-            text = f"the operator lacks a permission in {where}: {error.message}; grant it, as its chart does"
+            text = f"the operator lacks a permission in {where}: {error.message}; grant it, as the chart does"
         case InvalidError():
             text = _refusal(error.message, settings)
         case UnavailableError():
@@ -237,7 +237,7 @@ def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings
 
 
 def _refusal(message: str, settings: ClusterSettings) -> str:
-    """What Knative's webhook says of a Service that it refuses, with the remedy where there is a setting for it."""
+    """The message of Knative's webhook about a Service that it refuses, with the remedy if a setting allows it."""
     said = message.rpartition("denied the request: ")[2].removeprefix("validation failed: ")
     if "field not declared in schema" in said:
         field = said.rpartition("Kind=Service): ")[2]

@@ -32,11 +32,12 @@ from rlhfless_operator.platforms.turn_taking import TurnTaking
 
 _PUBLISHED_POLL_SECONDS = 0.02
 _DIRECT_SECONDS = 2.0
-"""For a pod to answer when it is asked directly."""
+"""Time limit for a pod to answer a direct request, in seconds."""
 _INDIRECT_SECONDS = 60.0
-"""How long pods are not asked directly after one did not answer: a network policy may drop such requests."""
+"""Seconds without direct requests to pods after one did not answer: a network policy may drop them."""
 _NEWS_SECONDS = 2.0
-"""For the watch to tell of a pod that said something, or what has become of one whose stream broke."""
+"""Time limit for the watch to report a pod that has sent something, or the end of one whose stream broke, in
+seconds."""
 _CLOSING_SECONDS = 10.0
 _SYNC_SECONDS = 30.0
 
@@ -44,20 +45,20 @@ _SYNC_SECONDS = 30.0
 class KnativePlatform:
     """The functions of one job on a cluster.
 
-    `open` comes first. Any number of requests may run at a time; each has a pod to itself.
+    Call `open` first. Any number of requests may run at a time; each uses a pod of its own.
 
     Args:
-        client: of the cluster.
-        watch: of all function pods; shared by all jobs.
-        job: whose functions these are.
+        client: client of the cluster.
+        watch: the watch of all function pods, which all jobs share.
+        job: identity of the job.
         functions: its stages.
         keep_alive: seconds that a surplus idle pod of each stage is kept.
         stall_seconds: longest silence of a stream that has begun.
-        slots: the job's part in those of its namespace, for the stages whose pods use them in turns.
-        places: tells where nodes are; without it `Started` says nothing of its instance's place.
-        on_state: told of every change of a pod's state.
-        on_problem: told what keeps pods from working, whenever that has changed, after a stage's name or `slots` and a
-            colon; nothing stands after it when that is over.
+        slots: the job's share of its namespace's slots, for the stages whose pods use them in turns.
+        places: finds the location of nodes; without it, `Started` has no location.
+        on_state: called with every change of a pod's state.
+        on_problem: called when a problem of pods changes, with `STAGE: text` or `slots: text`; the text is empty when
+            the problem is over.
     """
 
     def __init__(
@@ -103,10 +104,10 @@ class KnativePlatform:
     # --- what the controller calls ---
 
     async def open(self) -> None:
-        """Make what the functions need, and wait until they can be called.
+        """Create what the functions need, and wait until they can take requests.
 
         Raises:
-            PlatformUnavailableError: with the reason and the remedy.
+            PlatformUnavailableError: this is not possible now; the message has the reason and the remedy.
         """
         opened = await self._objects.create()
         try:
@@ -134,7 +135,7 @@ class KnativePlatform:
         self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
 
     async def close(self) -> None:
-        """Let all pods go. The Services stay: the job may go on. What pods do until they are gone is still told."""
+        """Release all pods. The Services stay, because the job may resume. Pods are reported until they are gone."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -152,17 +153,17 @@ class KnativePlatform:
         """Delete the Services.
 
         Raises:
-            PlatformUnavailableError: the API server can't be asked now, or refuses.
+            PlatformUnavailableError: the API server does not answer, or refuses.
         """
         await self._objects.remove()
 
     # --- what the training loop calls ---
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` pods of a stage from now on; see `Platform.hold`."""
+        """Set the wanted number of pods of a stage; see `Platform.hold`."""
         book, slots = self._books[stage], self._functions[stage].slots
         if self._slots is not None and slots is not None:
-            # Pods stay, asleep. What they load they load in their turn.
+            # Pods stay asleep, and load models in their turn.
             book.most = self._slots.pool.size // slots.gpus
             book.wanted = max(book.wanted, min(count, book.most))
             self._scalers[stage].notice()
@@ -171,7 +172,7 @@ class KnativePlatform:
         self._scalers[stage].preload(preload)
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """Carry a task to a free pod of its stage; see `Platform.run`."""
+        """Send a task to a free pod of its stage; see `Platform.run`."""
         stage = request.key.stage
         book, scaler = self._books[stage], self._scalers[stage]
         turns = self._turns if self._turns is not None and self._turns.takes_turns(stage) else None
@@ -227,14 +228,14 @@ class KnativePlatform:
     # --- what the watch tells ---
 
     def pod_changed(self, pod: PodView) -> None:
-        """A pod is there, or has changed."""
+        """Handle a pod that is new or has changed."""
         if pod.stage in self._books:
             self._books[pod.stage].changed(pod, first=self._first)
             if self._turns is not None:
                 self._turns.pod_changed(pod, first=self._first)
 
     def pod_gone(self, pod: PodView) -> None:
-        """A pod is no more."""
+        """Handle a pod that is gone."""
         if pod.stage in self._books:
             self._books[pod.stage].gone(pod)
             if self._turns is not None:
@@ -242,7 +243,7 @@ class KnativePlatform:
             self._forget_when_gone()
 
     def replaced(self) -> None:
-        """Another driver has the job; what its pods cost from now on is told there."""
+        """Stop reporting: another driver has taken the job over, and reports its pods from now on."""
         for book in self._books.values():
             book.forget()
 
@@ -271,7 +272,7 @@ class KnativePlatform:
         return turns
 
     def _send(self, request: RunRequest, book: StagePods, scaler: StageScaler) -> AsyncGenerator[Event, None]:
-        """The events of the first attempt that a pod takes; see `deliver`."""
+        """Yield the events of the first attempt that a pod takes; see `deliver`."""
         assert self._session is not None, "open() comes first"
         session, endpoint = self._session, self._endpoints[request.key.stage]
 
@@ -293,8 +294,8 @@ class KnativePlatform:
         return await self._places.of(view.node) if view is not None and self._places is not None else []
 
     async def _published(self, book: StagePods, scaler: StageScaler, instance: str) -> None:
-        """Wait until a task that was cut has published what it had, by asking its pod directly. Where pods can't be
-        asked, nobody waits: the pod refuses other requests until it is done."""
+        """Wait until a cut task has published its partial results, by asking its pod directly. If pods can't be
+        reached, don't wait: the pod refuses other requests until it is done."""
         if time.monotonic() < self._indirect_until:
             return
         begun = time.monotonic()
@@ -302,7 +303,7 @@ class KnativePlatform:
             waited = time.monotonic() - begun
             view = book.view(instance)
             if view is None or view.ip is None:
-                # A line may come before the watch has told of the pod that says it.
+                # A line may arrive before the watch has reported its pod.
                 if waited > _NEWS_SECONDS:
                     return
             elif not await self._says_busy(view.ip):
@@ -313,7 +314,7 @@ class KnativePlatform:
             await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
 
     async def _says_busy(self, ip: str) -> bool:
-        """Whether a pod says that it is at work; False too where it can't be asked."""
+        """Whether a pod reports that it is at work; False also if it does not answer."""
         assert self._session is not None
         begun = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
@@ -328,7 +329,7 @@ class KnativePlatform:
         return isinstance(answer, dict) and bool(answer.get("busy"))
 
     async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
-        """The error, with what has become of the pod."""
+        """The error, with the fate of the pod."""
         deadline = time.monotonic() + _NEWS_SECONDS
         while not (problem := book.problem(instance)) and time.monotonic() < deadline:
             view = book.view(instance)

@@ -1,4 +1,4 @@
-"""Functions as processes on this machine: started when a stage wants them, ended when it does not."""
+"""Functions as processes on this machine, which start and end with a stage's demand."""
 
 import asyncio
 import contextlib
@@ -35,20 +35,20 @@ _MOST_FAILED_STARTS = 3
 
 
 class LocalPlatform:
-    """Function instances as processes on loopback, forked from one fork server that has imported everything.
+    """Function instances as processes on loopback, forked from a fork server that has imported everything.
 
-    Where there are GPUs an instance has its own while it is at work. One that is kept without work gives them back
-    when another stage's task waits for them, and sleeps: its process stays, and takes them again for its next task.
+    On a machine with GPUs, an instance has GPUs of its own while it works. If another stage's task waits for them, an
+    idle instance releases them and sleeps: its process stays, and takes them again for its next task.
 
     Args:
         keep_alive: seconds that a surplus idle instance of each stage is kept.
         threads: threads of torch's CPU operators in an instance of each stage.
-        log_path: file that the instances' logs are appended to.
-        on_state: told of every change of an instance's state.
+        log_path: file to which the instances append their logs.
+        on_state: called with every change of an instance's state.
         stall_seconds: longest silence of a stream.
         emulation: the GPUs that the instances emulate, in a rehearsal.
-        gpus: names of the GPUs to use, as CUDA_VISIBLE_DEVICES has them.
-        gpus_per_instance: GPUs of an instance of each stage; those of stages that are not named see none.
+        gpus: names of the GPUs to use, as in CUDA_VISIBLE_DEVICES.
+        gpus_per_instance: number of GPUs of an instance of each stage; instances of missing stages see none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LocalPlatform:
         self._numbers = itertools.count(1)
         self._gpus = GpuAccount(gpus, gpus_per_instance or {})
         self._waiting: dict[int, Waiting] = {}
-        """Tasks that have no instance yet, in their order."""
+        """Tasks without an instance, in their order."""
         self._numbers_of_tasks = itertools.count(1)
         self._fork_server = ForkServer(
             log_path, emulated=emulation is not None, on_report=self._heard, on_end=self._template_ended
@@ -89,14 +89,14 @@ class LocalPlatform:
     # --- what the training loop calls ---
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` instances of a stage from now on."""
+        """Set the wanted number of instances of a stage."""
         self._targets[stage] = count
         self._preloads[stage] = preload
         self._start_ahead(stage)
         self._release_surplus(stage)
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """Carry a task to a free instance of its stage; see `Platform.run`."""
+        """Send a task to a free instance of its stage; see `Platform.run`."""
         while True:
             process = await self._acquire(request.key.stage)
             try:
@@ -105,7 +105,7 @@ class LocalPlatform:
                         yield event
                 return
             except TaskFailedError as error:
-                # A request that was cut may reach an instance just after it has said that it is free.
+                # A cut request may reach an instance just after the instance has reported that it is free.
                 if error.reason != "busy":
                     raise
 
@@ -130,7 +130,7 @@ class LocalPlatform:
             try:
                 await events.aclose()
             finally:
-                # Whoever is cut while a stream ends by itself must not leave the others waiting for its instance.
+                # A cut at the moment when the stream ends must not leave others waiting for the instance.
                 await asyncio.shield(self._leave(process, finished=finished))
 
     async def close(self) -> None:
@@ -164,14 +164,14 @@ class LocalPlatform:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                # Its turn had come in the same moment.
+                # Its turn had come at the same moment.
                 self._give_back(turn.result())
             raise
         finally:
             self._waiting.pop(number, None)
 
     def _give_back(self, process: LocalProcess) -> None:
-        """An instance's turn has come for a task that is no more."""
+        """Take back an instance that was chosen for a task which is gone."""
         if process.state == "switching":
             self._gpus.sleep(process.name)
             self._enter(process, "asleep")
@@ -181,10 +181,10 @@ class LocalPlatform:
         self._tell()
 
     def _take_turns(self) -> None:
-        """Give tasks that wait an instance, have instances sleep that are in the way, and start those that lack."""
+        """Assign instances to waiting tasks, put instances to sleep that are in the way, and start missing ones."""
         started = True
         while started:
-            # A task that was cut is there until it has heard of that.
+            # A cut task stays in the list until it has noticed.
             waiting = {number: each for number, each in self._waiting.items() if not each.turn.done()}
             situation = look(waiting, list(self._processes.values()), self._gpus, self._most)
             turns = take_turns(situation.tasks, situation.use)
@@ -208,7 +208,7 @@ class LocalPlatform:
                 each.turn.set_exception(InstanceLostError(problem))
 
     def _most(self, stage: Stage) -> int:
-        """How many instances of a stage may be at work for tasks that wait."""
+        """Most instances of a stage that may work for waiting tasks."""
         return 0 if self._never_ready(stage) else max(1, self._targets.get(stage, 0))
 
     def _never_ready(self, stage: Stage) -> bool:
@@ -216,14 +216,14 @@ class LocalPlatform:
         return self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS
 
     def _start_for(self, stage: Stage, home: Sequence[str]) -> None:
-        """Start an instance for a task that waits. It replaces one that sleeps and whose GPUs are busy for longer."""
+        """Start an instance for a waiting task. It replaces a sleeping one whose GPUs stay busy for longer."""
         self._start(stage, home)
         if len(kept := self._kept(stage)) > self._most(stage):
             for process in longest_asleep(kept, self._processes, self._gpus)[:1]:
                 self._drain(process)
 
     async def _sleep(self, process: LocalProcess) -> None:
-        """Have an idle instance give its GPUs back, or end it where it can't."""
+        """Make an idle instance release its GPUs, or end it if it can't."""
         slept = await process.sleep(self._open_session(), self._token, self._stall_seconds)
         process.falling_asleep = False
         if not slept:
@@ -239,7 +239,7 @@ class LocalPlatform:
         return self._session
 
     async def _leave(self, process: LocalProcess, *, finished: bool) -> None:
-        """A task's stream is closed: the instance is free as soon as it has published what it had."""
+        """A task's stream is closed. Free the instance as soon as it has published its partial results."""
         if not finished and process.has_task:
             published = await process.publish(self._open_session(), self._stall_seconds)
             if not published:
@@ -250,8 +250,7 @@ class LocalPlatform:
         self._tell()
 
     def _tell(self) -> None:
-        """Something has changed: it may be the turn of tasks that wait; where none does, instances start on GPUs that
-        are free."""
+        """Something has changed: give turns to waiting tasks. If none waits, start wanted instances on free GPUs."""
         if self._waiting:
             self._take_turns()
         elif self._gpus.any:
@@ -260,7 +259,7 @@ class LocalPlatform:
                     self._start_ahead(stage)
 
     def _start_ahead(self, stage: Stage) -> None:
-        """Have as many instances as are wanted, as far as there are GPUs that nobody uses."""
+        """Start the wanted instances for which GPUs are free."""
         while len(self._kept(stage)) < self._targets[stage] and self._gpus.has_room(stage):
             self._start(stage, self._gpus.home_of_fresh(stage) or ())
 
@@ -272,7 +271,8 @@ class LocalPlatform:
         self._spawn(self._bring_up(process))
 
     async def _bring_up(self, process: LocalProcess) -> None:
-        # The fork server imports everything once. That is no start-up of an instance, by which letting go is priced.
+        # The fork server imports everything once. This time is not part of an instance's start-up, which prices
+        # releases.
         await self._fork_server.ready()
         if process.terminated or process.state != "starting":
             self._ended(process)
@@ -310,7 +310,7 @@ class LocalPlatform:
             timer.cancel()
         keep_alive = self._keep_alive.get(stage, 0.0)
         surplus = len(self._kept(stage)) - self._targets.get(stage, 0)
-        # Of those without work, the ones that sleep have the most to load.
+        # Among idle instances, the sleeping ones have the most to load.
         without_work = [process for process in self._kept(stage) if process.asleep or process.state == "idle"]
         without_work.sort(key=lambda process: (not process.asleep, process.idle_since))
         remaining = []
@@ -328,7 +328,7 @@ class LocalPlatform:
         if process.terminated:
             return
         process.terminated = True
-        # One that sleeps has nothing to give back, and costs nothing until it is gone.
+        # A sleeping instance has nothing to release, and costs nothing until it is gone.
         if process.begun and process.state != "asleep":
             self._enter(process, "draining")
         if process.pid is not None:
@@ -369,11 +369,11 @@ class LocalPlatform:
     # --- the fork server ---
 
     async def _heard(self, report: dict[str, Any]) -> None:
-        """The fork server says that an instance listens, or has ended."""
+        """Handle the fork server's report that an instance listens or has ended."""
         process = self._processes.get(report["name"])
         if process is None:
             if report["event"] == "listening":
-                # It was given up before it had begun.
+                # It was released before it had started.
                 LocalProcess(report["name"], "generation", pid=report["pid"]).signal(signal.SIGKILL)
         elif report["event"] == "listening":
             process.pid, process.port = report["pid"], report["port"]
@@ -383,7 +383,7 @@ class LocalPlatform:
                 self._spawn(self._become_ready(process))
         else:
             if process.state == "starting":
-                # Without a preload the first request itself meets the fault, and its answer names it.
+                # Without a preload, the first request fails instead, and its answer names the cause.
                 self._preloads[process.stage] = None
                 self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1
             self._ended(process)

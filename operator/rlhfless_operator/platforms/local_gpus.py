@@ -1,4 +1,4 @@
-"""This machine's GPUs as slots: which there are, and where a fresh process goes."""
+"""This machine's GPUs as slots, and the placement of new processes on them."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ _LISTING_SECONDS = 30
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The GPUs that a process started here would see, under the names that CUDA_VISIBLE_DEVICES has for them.
+    """The GPUs that a new process would see, by their names in CUDA_VISIBLE_DEVICES.
 
-    Those of the variable where it is set, with no GPU where it is empty; else all that NVIDIA's driver lists.
+    If the variable is set, these are its GPUs, or none if it is empty. Otherwise all that NVIDIA's driver lists.
     """
     if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return _chosen(chosen)
@@ -21,10 +21,10 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
 
 
 def gpu_products(gpus: Collection[str], environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The products that some GPUs are, each once, such as `NVIDIA H100 80GB HBM3`.
+    """The products of GPUs, each once, such as `NVIDIA H100 80GB HBM3`.
 
     Args:
-        gpus: as `visible_gpus` names them, by number or by UUID.
+        gpus: names from `visible_gpus`, by number or by UUID.
     """
     listed = _ask_driver("index,uuid,name", environment)
     rows = [[part.strip() for part in line.split(",", 2)] for line in listed]
@@ -33,7 +33,7 @@ def gpu_products(gpus: Collection[str], environment: Mapping[str, str] = os.envi
 
 
 def _ask_driver(fields: str, environment: Mapping[str, str]) -> list[str]:
-    """What NVIDIA's driver says of every GPU, a line each; nothing where there is none."""
+    """Fields of every GPU from NVIDIA's driver, one line each; empty without a driver."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         listed = subprocess.run(
@@ -45,7 +45,7 @@ def _ask_driver(fields: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def _chosen(variable: str) -> tuple[str, ...]:
-    """CUDA takes names from the left, up to the first that is none."""
+    """CUDA reads names from the left, up to the first invalid one."""
     names = []
     for name in variable.split(","):
         if not name.strip() or name.strip().startswith("-"):
@@ -55,11 +55,11 @@ def _chosen(variable: str) -> tuple[str, ...]:
 
 
 class GpuAccount(SlotAccount):
-    """The GPUs of this machine, each a slot. A fresh process takes its GPUs at once.
+    """The GPUs of this machine, each a slot. A new process takes its GPUs immediately.
 
     Args:
         gpus: their names.
-        per_instance: GPUs of an instance of each stage; stages that are not named need none.
+        per_instance: number of GPUs of an instance of each stage; missing stages need none.
     """
 
     def __init__(self, gpus: Sequence[str], per_instance: Mapping[Stage, int]) -> None:
@@ -67,24 +67,24 @@ class GpuAccount(SlotAccount):
         self._per_instance = per_instance
 
     def has_room(self, stage: Stage) -> bool:
-        """Whether enough GPUs are free for a fresh instance."""
+        """Whether enough GPUs are free for a new instance."""
         return len(self.free()) >= self._needed(stage)
 
     def settle(self, instance: str, home: Collection[str]) -> None:
-        """Give a fresh instance GPUs that are free."""
+        """Give free GPUs to a new instance."""
         self.place(instance, home)
         self.wake(instance)
 
     def home_of_fresh(self, stage: Stage, idle: Sequence[str] = (), leaving: Collection[str] = ()) -> list[str] | None:
-        """Where a fresh instance would go, now or once it can: to GPUs that are free, those with the fewest sleeping
-        instances first; else to those that are given back already; else to those of instances without work.
+        """The GPUs for a new instance, now or later: free ones, those with the fewest sleeping instances first; then
+        ones that are being released; then those of idle instances.
 
         Args:
-            idle: instances without work, in the order in which to take their GPUs.
-            leaving: instances that give their GPUs back already.
+            idle: idle instances, in the order in which to take their GPUs.
+            leaving: instances that are releasing their GPUs.
 
         Returns:
-            Names of GPUs; None where there are too few.
+            Names of GPUs; None if there are too few.
         """
         yielding = [*leaving, *idle]
         order = {name: number for number, name in enumerate(yielding)}

@@ -1,4 +1,4 @@
-"""One instance as a process of this machine: its state, its signals, and what it is asked besides tasks."""
+"""One instance as a process on this machine: its state, its signals, and requests other than tasks."""
 
 import asyncio
 import contextlib
@@ -14,19 +14,19 @@ from rlhfless_operator.platforms.base import InstanceState
 
 _LEAST_POLL_SECONDS = 0.005
 _POLL_SHARE = 0.02
-"""Part of the time that something has taken so far until it is asked for again: dozens of instances that load for
-seconds would otherwise be kept from it by being asked."""
+"""Pause until the next poll, as a share of the time waited so far. Faster polls would slow down dozens of instances
+that load for seconds."""
 
 
 @dataclass
 class LocalProcess:
-    """An instance from the moment it is asked for until it is gone."""
+    """An instance from its request until it is gone."""
 
     name: str
     stage: Stage
     state: InstanceState = "starting"
     begun: bool = False
-    """Whether it is charged: the fork server is there to make it."""
+    """Whether it is charged, which begins once the fork server is ready."""
     falling_asleep: bool = False
     """Whether it is being put to sleep."""
     terminated: bool = False
@@ -43,17 +43,17 @@ class LocalProcess:
 
     @property
     def working(self) -> bool:
-        """Whether it has its GPUs, and is not about to give them back."""
+        """Whether it has its GPUs, and is not about to release them."""
         return self.state in ("starting", "idle") or self.has_task
 
     @property
     def has_task(self) -> bool:
-        """Whether a task was sent to it: it works on it, or wakes for it."""
+        """Whether it has a task, which it works on or wakes for."""
         return self.state == "busy" or (self.state == "switching" and not self.falling_asleep)
 
     @property
     def at_work(self) -> bool:
-        """Whether it keeps its GPUs for a while: it has a task, or starts."""
+        """Whether it keeps its GPUs for a while, because it has a task or starts."""
         return self.working and self.state != "idle"
 
     @property
@@ -63,22 +63,22 @@ class LocalProcess:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is about to give its GPUs back."""
+        """Whether it is about to release its GPUs."""
         return self.state == "draining" or self.falling_asleep
 
     @property
     def kept(self) -> bool:
-        """Whether a task may come to it."""
+        """Whether it may get a task."""
         return self.asleep or self.working
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has none to get yet or no longer."""
+        """Send a signal, if the process exists."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     async def become_ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait until it is ready, or starting no longer."""
+        """Wait until it is ready, or no longer starting."""
         since = time.monotonic()
         while self.state == "starting":
             with contextlib.suppress(aiohttp.ClientError, ConnectionError):
@@ -88,7 +88,7 @@ class LocalProcess:
             await asyncio.sleep(_poll_seconds(since))
 
     async def publish(self, session: aiohttp.ClientSession, within: float) -> bool:
-        """Wait until a task that was cut has published what it had; False if that does not happen."""
+        """Wait until a cut task has published its partial results. Returns False if that does not happen."""
         since = time.monotonic()
         try:
             async with asyncio.timeout(within):
@@ -102,7 +102,7 @@ class LocalProcess:
         return True
 
     async def sleep(self, session: aiohttp.ClientSession, token: str, within: float) -> bool:
-        """Have it give its GPUs' memory back; False if it did not."""
+        """Make it release its GPUs' memory. Returns False if it did not."""
         headers = {"Authorization": f"Bearer {token}"}
         try:
             async with asyncio.timeout(within), session.post(f"{self.url}/v1/sleep", headers=headers) as response:

@@ -1,4 +1,4 @@
-"""What is known on this machine when a turn is decided: the tasks that wait, and who has which GPUs."""
+"""The input of a decision about turns on this machine: the waiting tasks, and the holders of GPUs."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,12 +10,12 @@ from rlhfless_operator.platforms.local_gpus import GpuAccount
 from rlhfless_operator.platforms.local_process import LocalProcess
 
 _JOB = "this one"
-"""A platform of this machine has one job."""
+"""A local platform has one job."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A task that has no instance yet."""
+    """A task without an instance."""
 
     stage: Stage
     turn: asyncio.Future[LocalProcess]
@@ -24,11 +24,11 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Situation:
-    """What `take_turns` is asked."""
+    """The arguments of `take_turns`."""
 
     tasks: Sequence[WaitingTask]
     use: SlotUse
-    """Instances that would have to be started are in it under the names of their stages."""
+    """Slots by instance. Instances that would have to start are in it by the names of their stages."""
 
 
 def look(
@@ -37,15 +37,15 @@ def look(
     gpus: GpuAccount,
     most: Callable[[Stage], int],
 ) -> Situation:
-    """Look at who waits and who could yield.
+    """Collect the waiting tasks, and the instances that could yield.
 
-    The tasks of one job have their turns in their order. To prefer what is nearer to the end of the step, as among the
-    jobs of a cluster, would cost a change of hands for each chunk of a batch that is prepared.
+    The tasks of one job get their turns in their order. Preferring tasks that are closer to the end of the step, as
+    among the jobs of a cluster, would cost a change of hands for each chunk of a batch that is prepared.
 
     Args:
         waiting: tasks by number.
-        most: how many instances of a stage may be awake at a time for tasks that wait. Only up to so many are others
-            started, or put to sleep for them.
+        most: most instances of a stage that may be awake for waiting tasks. The limit also applies to starting
+            instances and to putting others to sleep for them.
     """
     ordered = sorted(processes, key=lambda process: process.idle_since)
     idle = [process for process in ordered if process.state == "idle"]
@@ -55,7 +55,7 @@ def look(
     unstarted: dict[str, Sequence[str]] = {}
     for stage in {each.stage for each in waiting.values()}:
         own = [process for process in processes if process.stage == stage]
-        # Tasks take the instances without work first.
+        # Tasks take idle instances first.
         room[stage] = most(stage) - sum(process.at_work for process in own)
         if most(stage) > sum(process.working for process in own):
             home = gpus.home_of_fresh(stage, idle_names, leaving)
@@ -82,11 +82,11 @@ def look(
 def longest_asleep(
     own: Sequence[LocalProcess], processes: Mapping[str, LocalProcess], gpus: GpuAccount
 ) -> list[LocalProcess]:
-    """Instances that sleep and can't wake soon, as others are at work on their GPUs; the longest asleep first.
+    """Sleeping instances that can't wake soon, because others work on their GPUs; the longest asleep first.
 
     Args:
-        own: of these.
-        processes: all, by name.
+        own: the instances to choose from.
+        processes: all instances, by name.
     """
     at_work = {gpu for gpu, name in gpus.holders.items() if name is not None and processes[name].at_work}
     blocked = [process for process in own if process.asleep and not at_work.isdisjoint(gpus.of(process.name))]

@@ -1,6 +1,6 @@
-"""What a job's functions need on a cluster, as manifests: pure functions of job, pods and the cluster's settings.
+"""The manifests of a job's functions on a cluster: pure functions of job, pods and the cluster's settings.
 
-The pod template never changes while a job runs: Knative would make a new Revision of it, with new pods. What changes
+The pod template never changes while a job runs, because Knative would create a new Revision with new pods. What changes
 from step to step is in the requests, and in the pointer file that `RLHFLESS_PRELOAD` names.
 """
 
@@ -27,13 +27,13 @@ MIN_SCALE = "autoscaling.knative.dev/min-scale"
 MAX_SCALE = "autoscaling.knative.dev/max-scale"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 TURNS_LABEL = "rlhfless.io/takes-turns"
-"""Label of pods that must not be made without their slots."""
+"""Label of pods that must not be created without their slots."""
 POOL = "rlhfless.io/pool"
-"""Annotation: the pool whose slots a pod is to have. Label of a pool's claims."""
+"""Annotation: the pool of a pod's slots. Label of a pool's claims."""
 GPUS = "rlhfless.io/gpus"
-"""Annotation: how many slots a pod is to have."""
+"""Annotation: the number of a pod's slots."""
 SLOTS = "rlhfless.io/slots"
-"""Annotation that the webhook makes: the names of a pod's slots, separated by commas."""
+"""Annotation that the webhook adds: the names of a pod's slots, separated by commas."""
 PORT = 8080
 USER = 65532
 TOKEN_KEY = "token"
@@ -46,7 +46,7 @@ _CPU_SUFFIX = "m"
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """Whose functions these are: the custom resource that owns them."""
+    """The custom resource that owns the functions."""
 
     namespace: str
     name: str
@@ -64,7 +64,7 @@ class SlotsWanted:
     gpus: int
     """Slots of a pod."""
     resource: str
-    """What a pod's limits ask for GPUs by. A pod that has slots does not ask for it."""
+    """The resource by which pods request GPUs in their limits. A pod with slots does not request it."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class StageFunction:
     job: JobIdentity
     stage: Stage
     pods: PodsSpec
-    """Merged: the stage's over the job's over the cluster's."""
+    """Merged settings: the stage's over the job's over the cluster's."""
     root: str
     """URI of the job's folder."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """More variables of rlhfless' own, the same for the whole job."""
+    """More of rlhfless' own variables, the same for the whole job."""
     connects_to: frozenset[str] = frozenset()
-    """URLs of what the job's pods need."""
+    """URLs that the job's pods need."""
     slots: SlotsWanted | None = None
-    """What its pods use in turns; None where they have GPUs of their own, or none."""
+    """The slots that its pods use in turns; None if they have GPUs of their own, or none."""
     instances: int = 1
     """Pods that work on one task together, and talk to each other for it, at most."""
 
@@ -93,13 +93,13 @@ class StageFunction:
 
     @property
     def preload(self) -> str:
-        """URI of the file that says what a fresh pod loads before it is ready."""
+        """URI of the file that names the model which a new pod loads before it is ready."""
         return join(self.root, "preload", f"{self.stage}.json")
 
 
 def service_name(job: str, stage: Stage) -> str:
-    """`JOB-STAGE`; where that is no name of a Kubernetes Service, for its length or its first character, a name made
-    from its beginning and its hash."""
+    """`JOB-STAGE`. If that is not a valid name of a Kubernetes Service, because of its length or first character, a
+    name from its beginning and its hash."""
     name = f"{job}-{stage}"
     if job[:1].isalpha() and len(name) + len(_REVISION_SUFFIX) <= _LONGEST_NAME:
         return name
@@ -118,7 +118,7 @@ def policy_name(job: str) -> str:
 
 
 def job_selector(job: str) -> dict[str, str]:
-    """Labels of everything that belongs to a job."""
+    """Labels of all objects of a job."""
     return {MANAGED_BY: MANAGER, JOB_LABEL: job}
 
 
@@ -135,11 +135,11 @@ def token_secret(job: JobIdentity, token: str) -> Manifest:
 
 
 def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Iterable[str] = ()) -> Manifest:
-    """Only Knative's own pods, which carry the requests, reach a job's functions; and the operator's, which ask them
-    whether they are busy, where its namespace is known. Where pods are restricted, they reach only what they need.
+    """The policy that lets only Knative's pods, which forward requests, reach a job's functions. If the operator's
+    namespace is known, its pods may ask them whether they are busy. Restricted pods may reach only what they need.
 
     Args:
-        connects_to: URLs of what the job's pods need.
+        connects_to: URLs that the job's pods need.
     """
     sources: list[Manifest] = [_from_namespace(settings.knative_namespace)]
     if settings.operator_namespace is not None:
@@ -167,7 +167,7 @@ def gang_policy_name(job: str) -> str:
 
 
 def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
-    """What lets pods of a stage that work together reach each other, on ports that they choose, and nobody else."""
+    """The policy that lets only pods of a stage that work together reach each other, on ports that they choose."""
     together = {"podSelector": {"matchLabels": job_selector(function.job.name) | {STAGE_LABEL: function.stage}}}
     spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
     if settings.egress == "restricted":
@@ -183,9 +183,9 @@ def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
 def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
     """The Knative Service of a stage.
 
-    It is scaled by its Revision's `min-scale` and `max-scale` alone. Requests a second, which a request that lasts for
-    minutes has none of, are the measure that adds nothing to that: with concurrency, Knative would keep the last pod
-    for a window after its last request.
+    Only its Revision's `min-scale` and `max-scale` scale it. Its scaling metric is requests per second, which is almost
+    zero for requests that last minutes and so adds no pods. With concurrency as the metric, Knative would keep the last
+    pod for a window after its last request.
     """
     labels = job_selector(function.job.name) | {STAGE_LABEL: function.stage}
     turns = _turns(function.slots)
@@ -205,8 +205,8 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
                 "autoscaling.knative.dev/target-burst-capacity": "-1",
                 "autoscaling.knative.dev/window": "6s",
                 "autoscaling.knative.dev/scale-to-zero-pod-retention-period": "0s",
-                # Without it one stream in four was cut off where queue-proxy had not quite read the request to its end
-                # when the first event came: Go's HTTP/1 server then stops reading, and its proxy gives up.
+                # Without it, one stream in four broke: if queue-proxy has not read the whole request when the first
+                # event comes, Go's HTTP/1 server stops reading, and its proxy gives up.
                 "features.knative.dev/http-full-duplex": "Enabled",
                 "serving.knative.dev/progress-deadline": f"{math.ceil(settings.start_timeout)}s",
             },

@@ -1,4 +1,4 @@
-"""Where the nodes of a cluster are, by their labels."""
+"""The location of a cluster's nodes, from their labels."""
 
 import asyncio
 import logging
@@ -12,18 +12,18 @@ logger = logging.getLogger(__name__)
 
 NODES = Kind("", "v1", "nodes", KubernetesObject)
 _PATIENCE_SECONDS = 2.0
-"""For the nodes to be listed while a task waits; what is not known by then is not told."""
+"""Time limit for listing the nodes while a task waits, in seconds; after it, the location stays unknown."""
 _PAUSE_SECONDS = 60.0
-"""Least time between two looks."""
+"""Shortest time between two lists, in seconds."""
 
 
 class NodePlaces:
-    """The nodes' places, listed when a node is asked for that is not known yet.
+    """The nodes' locations. A query for an unknown node lists the nodes.
 
     Args:
-        client: of the cluster.
+        client: client of the cluster.
         topology_keys: labels that name a node's domains, the nearest first.
-        allowed: whether nodes may be listed. Without that right a place is the node's name.
+        allowed: whether the operator may list nodes. Otherwise a location is only the node's name.
     """
 
     def __init__(self, client: KnativeClient, topology_keys: Sequence[str], *, allowed: bool) -> None:
@@ -35,7 +35,7 @@ class NodePlaces:
         self._looking = asyncio.Lock()
 
     async def of(self, node: str) -> list[str]:
-        """The name of a node and the domains that it is in, the nearest first; nothing for a node without a name."""
+        """The name of a node and its domains, the nearest first; empty for a node without a name."""
         if not node:
             return []
         if self._allowed and node not in self._known:
@@ -43,7 +43,7 @@ class NodePlaces:
                 async with asyncio.timeout(_PATIENCE_SECONDS), self._looking:
                     await self._look(node)
             except (ApiError, TimeoutError) as error:
-                logger.warning("nodes can't be listed, so it is not known in which zones they are: %s", error)
+                logger.warning("nodes can't be listed, and their zones are unknown: %s", error)
         return [node, *self._known.get(node, [])]
 
     async def _look(self, node: str) -> None:

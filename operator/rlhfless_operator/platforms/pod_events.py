@@ -1,4 +1,4 @@
-"""What Kubernetes tells of a pod in events alone, such as why its node does not prepare it."""
+"""Information about a pod that Kubernetes gives only in events, such as why its node does not prepare it."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ _WARNING = "Warning"
 
 
 class PodEvent(KubernetesObject):
-    """An event, as far as the platform looks at it."""
+    """The parts of an event that the platform reads."""
 
     type: str = ""
     reason: str = ""
@@ -18,7 +18,7 @@ class PodEvent(KubernetesObject):
 
     @property
     def at(self) -> float:
-        """When it happened last, in seconds since 1970."""
+        """Time of its last occurrence, in seconds since 1970."""
         moment = self.last_timestamp or self.event_time or self.metadata.creation_timestamp
         return moment.timestamp() if moment is not None else 0.0
 
@@ -30,12 +30,12 @@ async def newest_warning(client: KnativeClient, namespace: str, uid: str) -> str
     """The newest warning about a pod, as `REASON: MESSAGE`; empty if there is none, or if it can't be read.
 
     Args:
-        uid: of the pod.
+        uid: uid of the pod.
     """
     try:
         found = await client.resource(EVENTS).list(namespace, field_selector=f"involvedObject.uid={uid}")
     except ApiError:
-        # It only says more about a problem that is told anyway.
+        # It only adds details to a problem that is reported anyway.
         return ""
     newest = max((event for event in found.items if event.type == _WARNING), key=lambda event: event.at, default=None)
     return f"{newest.reason}: {newest.message}" if newest is not None else ""

@@ -31,13 +31,13 @@ _FATAL_REASONS = frozenset(
         "ImagePullBackOff", "InvalidImageName", "RunContainerError", "StartError",
     }
 )  # fmt: skip
-"""Reasons of a container that waits which more waiting does not mend."""
+"""Reasons of a waiting container that waiting does not fix."""
 _PREPARED = "PodReadyToStartContainers"
-"""Condition of a pod whose claims, volumes and network are there. Images are pulled after that."""
+"""Condition of a pod whose claims, volumes and network are ready. Images are pulled after that."""
 
 
 class ContainerStatus(KubernetesModel):
-    """How a container is."""
+    """The status of a container."""
 
     name: str
     state: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -45,7 +45,7 @@ class ContainerStatus(KubernetesModel):
 
 
 class PodStatus(KubernetesModel):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = "Pending"
     conditions: tuple[Condition, ...] = ()
@@ -63,14 +63,14 @@ class PodClaim(KubernetesModel):
 
 
 class PodSpec(KubernetesModel):
-    """What a pod asks for."""
+    """The spec of a pod."""
 
     node_name: str = ""
     resource_claims: tuple[PodClaim, ...] = ()
 
 
 class Pod(KubernetesObject):
-    """A pod, as far as the platform looks at it."""
+    """The parts of a pod that the platform reads."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
@@ -81,7 +81,7 @@ PODS = Kind("", "v1", "pods", Pod)
 
 @dataclass(frozen=True)
 class PodView:
-    """What a platform knows of one of its pods."""
+    """A platform's view of one of its pods."""
 
     name: str
     uid: str
@@ -91,44 +91,44 @@ class PodView:
     ready: bool
     deleting: bool
     ended: bool
-    """Whether its containers have ended for good, as an evicted pod's have."""
+    """Whether its containers have ended permanently, like those of an evicted pod."""
     deletion_cost: str | None
-    """Its annotation: of two pods the one with the lower cost goes first."""
+    """Its deletion cost: of two pods, the one with the lower cost is deleted first."""
     problem: str
-    """What is wrong with it, with Kubernetes' own reason; empty if nothing is."""
+    """Its problem, with Kubernetes' own reason; empty if it has none."""
     fatal: bool
-    """Whether waiting alone does not mend it."""
+    """Whether waiting does not fix the problem."""
     slots: tuple[str, ...] = ()
     """Names of the ResourceClaims that it uses in turns with others."""
     claims: tuple[str, ...] = ()
-    """Names of all ResourceClaims that have to be there for it to start."""
+    """Names of all ResourceClaims that must exist before it can start."""
     overlooked: bool = False
-    """Whether it waits for a node, and the scheduler has not said anything of it yet."""
+    """Whether it waits for a node, and the scheduler has not reported anything about it yet."""
     node: str = ""
-    """Name of the node that it is on; empty until it has one."""
+    """Name of its node; empty until it has one."""
     lacks_memory: bool = False
     """Whether it waits for a node with enough memory."""
     unprepared: bool = False
-    """Whether its node has not yet given it what its containers need: claims, volumes and a network."""
+    """Whether its node has not yet prepared what its containers need: claims, volumes and a network."""
     process: str | None = None
-    """When its function's process was started, as Kubernetes writes it; None while none runs."""
+    """Start time of its function's process, in Kubernetes' format; None while none runs."""
 
 
 class JobListener(Protocol):
-    """Told of one job's pods."""
+    """Gets the changes of one job's pods."""
 
     def pod_changed(self, pod: PodView) -> None:
-        """A pod is there, or has changed."""
+        """Handle a pod that is new or has changed."""
 
     def pod_gone(self, pod: PodView) -> None:
-        """A pod is no more."""
+        """Handle a pod that is gone."""
 
     def replaced(self) -> None:
-        """Somebody else listens for the job from now on."""
+        """Handle the loss of the subscription to another listener."""
 
 
 def view_of(pod: Pod) -> PodView | None:
-    """The pod as a platform looks at it; None where it is no function's."""
+    """A platform's view of a pod; None if it is not a function's pod."""
     stage = pod.metadata.labels.get(STAGE_LABEL)
     if stage not in STAGES or pod.metadata.creation_timestamp is None:
         return None
@@ -171,7 +171,7 @@ def _process(status: PodStatus) -> str | None:
 def _problem(status: PodStatus, scheduled: Condition | None, deleting: bool) -> tuple[str, bool]:
     if scheduled is not None and scheduled.status == "False":
         return f"{scheduled.reason}: {scheduled.message}", False
-    # However the containers of a deleted pod end, it is because they were told to.
+    # The containers of a deleted pod end because they were told to, so their exit is not a problem.
     if status.phase == "Failed" and (status.reason or not deleting):
         return f"{status.reason or 'Failed'}: {status.message or 'the pod has ended'}", True
     for container in (*status.init_container_statuses, *status.container_statuses):
@@ -191,8 +191,8 @@ class PodWatch:
     """All function pods of a cluster, or of some namespaces: `async with PodWatch(client) as watch`.
 
     Args:
-        client: of the cluster.
-        namespaces: to watch; all if empty.
+        client: client of the cluster.
+        namespaces: namespaces to watch; all if empty.
     """
 
     def __init__(self, client: KnativeClient, namespaces: Sequence[str] = ()) -> None:
@@ -216,7 +216,7 @@ class PodWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def synced(self) -> None:
-        """Wait until the pods that there were at the beginning are known.
+        """Wait until the initial pods are known.
 
         Raises:
             ApiError: the watch is refused.
@@ -231,7 +231,7 @@ class PodWatch:
             waiting.cancel()
 
     def subscribe(self, namespace: str, job: str, listener: JobListener) -> None:
-        """Tell `listener` of a job's pods, beginning with those that there are. A job has one listener at a time."""
+        """Report a job's pods to `listener`, starting with the existing ones. A job has one listener at a time."""
         key = (namespace, job)
         if (before := self._listeners.pop(key, None)) is not None:
             before.replaced()
@@ -240,7 +240,7 @@ class PodWatch:
             listener.pod_changed(pod)
 
     def unsubscribe(self, namespace: str, job: str, listener: JobListener) -> None:
-        """Tell it no more."""
+        """Stop reporting to `listener`."""
         if self._listeners.get((namespace, job)) is listener:
             del self._listeners[namespace, job]
 

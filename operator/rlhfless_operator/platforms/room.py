@@ -1,4 +1,4 @@
-"""How many generation instances a cluster has room for: pure functions of the pool and of the namespace's quotas."""
+"""The number of generation instances that fit on a cluster: pure functions of the pool and the namespace's quotas."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -11,11 +11,11 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 
 DEFAULT_POOL = "default"
-"""The pool of a job that names none."""
+"""The pool of a job that does not name one."""
 
 
 def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
-    """The pods of every stage: the cluster's defaults under what the job and the stage say."""
+    """The pods of every stage: the stage's settings over the job's over the cluster's defaults."""
     spec = job.spec
     stages: dict[Stage, PodsSpec] = {
         "generation": spec.generation.pods,
@@ -26,12 +26,12 @@ def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
 
 
 def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> dict[Stage, int]:
-    """GPUs of an instance of each stage: what its pods' limits ask for."""
+    """GPUs of an instance of each stage, from its pods' limits."""
     return {stage: gpus_of(pods, pool) for stage, pods in pods_by_stage(job, defaults).items()}
 
 
 def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
-    """GPUs of a pool that an instance with these pods asks for."""
+    """GPUs of a pool that an instance with these pods requests."""
     return int(Decimal(_limits(pods).get(pool.resource, "0")))
 
 
@@ -84,15 +84,15 @@ def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
-    """Instances of generation that a namespace's quotas allow beside those of the other stages, and at least one.
+    """Generation instances that a namespace's quotas allow next to those of the other stages; at least one.
 
-    What other jobs use of the quotas does not count: it changes, and a job keeps its number.
+    The use of other jobs does not count, because it changes while a job keeps its number.
 
     Args:
         quotas: ResourceQuota objects.
 
     Returns:
-        None where no quota limits an extended resource, such as `nvidia.com/gpu`, that generation asks for.
+        None if no quota limits an extended resource, such as `nvidia.com/gpu`, that generation requests.
     """
     stages = pods_by_stage(job, settings.pods)
     others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]

@@ -1,4 +1,4 @@
-"""How many pods a stage is to have: a pure function of what is wanted, what is under way and what there is."""
+"""The number of pods that a stage should have: a pure function of demand, requests and existing pods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,40 +13,40 @@ class StageSituation:
     requests: int
     """Requests under way."""
     sending: int
-    """Those of them that no pod has taken yet."""
+    """Requests that no pod has taken yet."""
     starting: int
     """Pods that are not ready yet."""
     busy: int
-    """Pods that work on a request, or still publish what one left."""
+    """Pods that work on a request, or still publish after one."""
     idle_since: Sequence[float]
-    """When each of the others had its last work, in monotonic seconds."""
+    """End of the last work of each other pod, in monotonic seconds."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What Knative is told."""
+    """The scale to set in Knative."""
 
     pods: int
-    """Pods that there are to be."""
+    """Wanted number of pods."""
     review_at: float | None = None
-    """When to look again though nothing has happened, in monotonic seconds."""
+    """Time of the next check even if nothing happens, in monotonic seconds."""
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """min-scale and max-scale; a max-scale of 0 would mean that there is no limit."""
+        """min-scale and max-scale. The latter is never 0, which would mean no limit."""
         return self.pods, max(1, self.pods)
 
 
 def scale_of(now: StageSituation, *, asked: int | None = None, keep_alive: float, at: float) -> Scale:
-    """How many pods there are to be.
+    """Compute the number of pods.
 
-    Never fewer than are wanted, than there are requests, or than work. Of the surplus, what is not ready yet goes first
-    and then what has been idle for as long as it is kept. Nothing goes while a request is on its way to a pod: it might
-    be that one. Nor does anything come that is not needed: among the pods that are there may be some that Knative has
-    let go of already, of which the news is on its way.
+    The number is never below the wanted pods, the requests, or the working pods. Of the surplus, pods that are not
+    ready go first, then pods that have been idle for the keep-alive. No pod goes while a request is on its way, because
+    it might be that request's pod. No unneeded pod is added: Knative may have released some of the listed pods already,
+    and the news may still be on its way.
 
     Args:
-        asked: what Knative was last told; None before it was told anything.
+        asked: the scale that was last set in Knative; None before the first.
         keep_alive: seconds that a surplus idle pod is kept.
         at: monotonic seconds.
     """

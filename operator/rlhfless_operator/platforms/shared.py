@@ -1,4 +1,4 @@
-"""Several jobs on one pool of GPUs: a platform that asks the pool before it starts an instance or sends a task."""
+"""Several jobs share a pool of GPUs: a platform that asks the pool before it starts an instance or sends a task."""
 
 import asyncio
 import math
@@ -17,31 +17,31 @@ from rlhfless_operator.platforms.base import Platform, Preload
 
 Clock = Callable[[], float]
 SwitchCosts = Callable[[Stage], SwitchCost]
-"""What it costs a job to let an instance of a stage go and to have one again, as it is known by now."""
+"""The currently known cost for a job of releasing an instance of a stage and getting one again."""
 Waits = Callable[["Waiting | None"], None]
-"""Told whom a job waits for, whenever that has changed; nobody any more."""
+"""Called when the jobs that a job waits for change; with None when it no longer waits."""
 
 
 @dataclass(frozen=True)
 class PooledJob:
-    """A job as a pool sees it."""
+    """A pool's view of a job."""
 
     uid: str
     namespace: str
     gpus: Mapping[Stage, int]
     """GPUs of an instance of each stage."""
     name: str = ""
-    """What its user calls it."""
+    """Name of the job."""
     priority: int = 0
-    """The higher comes first."""
+    """Priority; the higher goes first."""
     instances: Mapping[Stage, int] = field(default_factory=dict)
-    """Most of a stage that it may ask for at a time; one where it says nothing."""
+    """Most instances of each stage that it may request at a time; one for a missing stage."""
     keep_alive: Mapping[Stage, float] = field(default_factory=dict)
-    """Seconds that an instance without work is kept, as long as the pool allows it."""
+    """Seconds that an idle instance is kept, as long as the pool allows it."""
     costs: SwitchCosts = lambda stage: SwitchCost()
-    """Asked what it costs the job to hand a GPU over."""
+    """Returns the cost for the job of handing a GPU over."""
     on_wait: Waits = lambda waiting: None
-    """Told whom the job waits for."""
+    """Called with the jobs that this job waits for."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Holder:
     namespace: str
     name: str
     gpus: int
-    """GPUs that it works with."""
+    """GPUs that it holds."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ class Waiting:
     gpus: int
     """GPUs that it waits for."""
     holders: Sequence[Holder]
-    """Jobs that have theirs."""
+    """Jobs that have their turn."""
     seconds: float
-    """Until the first of these gives way to a job of its priority; it may be done before."""
+    """Seconds until the first of these yields to a job of the same priority; it may finish earlier."""
 
     def message(self, pool: str, namespace: str) -> str:
-        """What its user reads.
+        """The message for the job's user.
 
         Args:
-            pool: its name.
-            namespace: of the user, who is not told the names of other namespaces' jobs.
+            pool: name of the pool.
+            namespace: namespace of the user. The message does not name jobs of other namespaces.
         """
         held = ", ".join(
             f"{f'job {each.name}' if each.namespace == namespace else 'a job of another namespace'} holds {each.gpus}"
@@ -98,13 +98,13 @@ class GpuPool:
         self._turn_ends: asyncio.TimerHandle | None = None
 
     def join(self, platform: Platform, job: PooledJob) -> "SharedPlatform":
-        """Let a job in.
+        """Let a job join the pool.
 
         Args:
-            platform: where its functions run. It keeps no instance of its own accord: that is the pool's business.
+            platform: its platform, without a keep-alive: only the pool decides which instances are kept.
 
         Raises:
-            ValueError: an instance of it is larger than the pool, or than its namespace's quota.
+            ValueError: one of its instances needs more GPUs than the pool or its namespace's quota has.
         """
         for stage, count in job.gpus.items():
             check_feasible(Claim(job.uid, stage, job.namespace, count, working=0, wanted=1), self._pool)
@@ -115,12 +115,12 @@ class GpuPool:
         return joined
 
     def leave(self, job: str) -> None:
-        """Let a job go; its part is the others'."""
+        """Remove a job; the others share its part."""
         if self._jobs.pop(job, None) is not None:
             self.divide()
 
     def divide(self) -> None:
-        """Divide the pool anew; every job hears of what changed for it."""
+        """Divide the pool again, and tell each job what changed for it."""
         now = self._clock()
         claims = {uid: shared.claims() for uid, shared in self._jobs.items()}
         contenders = [self._jobs[uid].contends(asked, now) for uid, asked in claims.items()]
@@ -140,7 +140,7 @@ class GpuPool:
             shared.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
 
     def _tell(self, asking: Sequence[Contender], turns: frozenset[str], now: float) -> None:
-        """Tell those that wait for whom, and look again when the first turn is over."""
+        """Tell waiting jobs whom they wait for, and check again when the first turn is over."""
         if self._turn_ends is not None:
             self._turn_ends.cancel()
             self._turn_ends = None
@@ -156,14 +156,15 @@ class GpuPool:
 
 
 class SharedPlatform:
-    """A job's platform as the pool allows it. Made by `GpuPool.join`."""
+    """A job's platform within the limits of the pool. `GpuPool.join` creates it."""
 
     def __init__(self, pool: GpuPool, platform: Platform, job: PooledJob, most: int, clock: Clock) -> None:
         self.job = job
         self._pool = pool
         self._platform = platform
         self._most = most
-        """GPUs that it may ask for at a time; it is taken to do so until each of its stages has asked for some."""
+        """Most GPUs that it may request at a time. It counts as requesting them until each of its stages has
+        requested."""
         self._clock = clock
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
@@ -178,7 +179,7 @@ class SharedPlatform:
         self._use = RecentUse(clock())
         self._used = 0.0
         self.since = 0.0
-        """When its turn began, or when it began to wait for it."""
+        """Time when its turn, or its wait for a turn, began."""
         self._has_turn: bool | None = None
         self._asked: set[str] = set()
         self._peak = 0
@@ -187,10 +188,10 @@ class SharedPlatform:
     # --- what the training loop calls ---
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """Want `count` instances; as many are held as the pool allows."""
+        """Set the wanted number of instances; the pool limits how many are held."""
         holds = self._held.setdefault(stage, deque())
         if holds:
-            # The one before counts until now.
+            # The previous number counts until now.
             holds.append((self._clock(), holds.pop()[1]))
         holds.append((self._clock(), count))
         self._preloads[stage] = preload
@@ -203,7 +204,7 @@ class SharedPlatform:
         await self._apply()
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """Carry a task to an instance as soon as the pool allows one more."""
+        """Send a task to an instance as soon as the pool allows another one."""
         stage = request.key.stage
         await self._admit(stage)
         try:
@@ -229,12 +230,12 @@ class SharedPlatform:
     # --- what the pool calls ---
 
     def claims(self) -> list[Claim]:
-        """What the job asks of the pool now."""
+        """The job's current requests to the pool."""
         self._charge()
         return [self._claim(stage) for stage in {*self._held, *self._waiting, *self._running}]
 
     def contends(self, claims: Sequence[Claim], now: float) -> Contender | None:
-        """What it is among the jobs that ask for GPUs; None while it asks for none, and gives its turn up."""
+        """The job as a contender for GPUs; None while it requests none and gives up its turn."""
         asked = {claim.stage: (claim.wanted + claim.kept) * claim.gpus for claim in claims if claim.gpus}
         if not any(asked.values()):
             self._has_turn = None
@@ -259,18 +260,18 @@ class SharedPlatform:
         )
 
     def has_turn(self, has_turn: bool, now: float) -> None:
-        """Its turn has come, goes on, is over or has not come."""
+        """Record whether the job has its turn."""
         if has_turn != self._has_turn:
             self._has_turn, self.since = has_turn, now
 
     def waits(self, waiting: Waiting | None) -> None:
-        """Whom it waits for."""
+        """Record which jobs it waits for."""
         before, self._waits_for = self._waits_for, waiting
         if (before and before.holders) != (waiting and waiting.holders):
             self.job.on_wait(waiting)
 
     def granted(self, grants: Mapping[str, int]) -> None:
-        """The pool was divided anew."""
+        """Apply a new division of the pool."""
         self._granted = {stage: grants[stage] for stage in STAGES if stage in grants}
         self._changed.set()
         if any(self._applied.get(stage) != count for stage, count in self._granted.items()):

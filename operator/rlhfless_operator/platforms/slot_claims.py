@@ -1,9 +1,9 @@
-"""Slots of a cluster as ResourceClaims: pure functions that make them, and that choose which ones a pod names.
+"""Slots of a cluster as ResourceClaims: pure functions that create claims, and choose the claims of a pod.
 
 A claim is one GPU of a pool's DeviceClass (Dynamic Resource Allocation, `resource.k8s.io/v1`, Kubernetes 1.34). Pods
-that name one claim run side by side on its GPU; the operator lets one of them at a time be awake. Claims whose GPUs an
-instance needs at once are a *group*. Every pod of a group names all of its claims, which Kubernetes then allocates on
-one node, and its container uses as many as it needs.
+that name one claim run side by side on its GPU; the operator keeps only one of them awake at a time. Claims whose GPUs
+an instance needs at once are a *group*. Every pod of a group names all of its claims, which Kubernetes then allocates
+on one node, and its container uses as many as it needs.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,13 +29,13 @@ _REQUEST = "gpu"
 
 
 class ClaimStatus(KubernetesModel):
-    """How a claim is."""
+    """The status of a claim."""
 
     allocation: dict[str, Any] | None = None
 
 
 class ResourceClaim(KubernetesObject):
-    """A ResourceClaim, as far as the operator looks at it."""
+    """The parts of a ResourceClaim that the operator reads."""
 
     status: ClaimStatus = ClaimStatus()
 
@@ -53,7 +53,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Resident:
-    """A pod that uses slots in turns, or is about to be made."""
+    """A pod that uses slots in turns, or is about to be created."""
 
     job: str
     stage: str
@@ -75,11 +75,11 @@ def claim(namespace: str, pool: str, device_class: str, group: int, index: int) 
 
 
 def why_overlooked(named: Iterable[str], there: Collection[str], ending: Collection[str]) -> str:
-    """What keeps the scheduler from looking at a pod, of which it then says nothing: neither a condition nor an event.
+    """Why the scheduler ignores a pod. In this case it sets no condition and posts no event.
 
     Args:
         named: claims that the pod names.
-        there: claims that there are, those that are being deleted included.
+        there: existing claims, including those that are being deleted.
         ending: claims that are being deleted.
     """
     missing = sorted(set(named) - set(there))
@@ -97,7 +97,7 @@ def claim_selector(pool: str) -> str:
 
 
 def slots_of(claims: Iterable[ResourceClaim]) -> list[Slot]:
-    """The slots that new pods can name: a claim that is being deleted takes none."""
+    """The slots that new pods can name: all claims but those that are being deleted."""
     return [
         Slot(each.metadata.name, each.metadata.labels[GROUP_LABEL])
         for each in claims
@@ -106,7 +106,7 @@ def slots_of(claims: Iterable[ResourceClaim]) -> list[Slot]:
 
 
 def resident_of(pod: KubernetesObject) -> Resident | None:
-    """A pod as a resident of its slots; None for one that has none, or that is on its way out."""
+    """A pod as a resident of its slots; None for a pod without slots, or one that is terminating."""
     named = pod.metadata.annotations.get(SLOTS)
     if not named or pod.metadata.deletion_timestamp is not None:
         return None
@@ -117,17 +117,18 @@ def resident_of(pod: KubernetesObject) -> Resident | None:
 def choose_slots(
     slots: Sequence[Slot], residents: Sequence[Resident], job: str, stage: str, gpus: int
 ) -> tuple[str, ...] | None:
-    """The slots of a new pod, all of one group: those with the fewest pods of its own stage, then where fewest pods of
-    the same stage of other jobs are in the whole group, whose work comes at the same time, and then where fewest pods
-    of other jobs are: a job's learner and its preparation do not work at the same time, so they are good neighbours.
+    """The slots of a new pod, all from one group. Slots with the fewest pods of its own stage come first. Then the
+    group with the fewest pods of the same stage of other jobs, because their work comes at the same time. Then the
+    slots with the fewest pods of other jobs: a job's learner and preparation do not work at the same time and can share
+    a slot.
 
     Args:
-        slots: that there are.
-        residents: the pods that have some.
-        gpus: slots that the pod needs.
+        slots: existing slots.
+        residents: pods with slots.
+        gpus: number of slots that the pod needs.
 
     Returns:
-        Their names; None where no group has as many.
+        Names of the slots; None if no group has that many.
     """
     groups: dict[str, list[str]] = {}
     for slot in slots:
@@ -171,7 +172,7 @@ def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence
 
 
 def gpus_of(pod: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The pool whose slots a new pod is to have, and how many; None for a pod that takes no turns."""
+    """The pool and the number of a new pod's slots; None for a pod that takes no turns."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     if POOL not in annotations or GPUS not in annotations:
         return None

@@ -12,8 +12,8 @@ from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slot_claims import CLAIMS, GROUP_LABEL, ResourceClaim, claim, claim_selector
 
 _ABANDONED_SECONDS = 60.0
-"""After this time claims are given back of which no job is known: longer than claims are kept after a namespace's last
-job, and than a new leader takes to find its jobs."""
+"""Seconds until claims without a known job are deleted: longer than claims are kept after a namespace's last job, and
+than a new leader takes to find its jobs."""
 
 _Groups = dict[str, list[ResourceClaim]]
 """The claims of each group of a namespace."""
@@ -21,35 +21,34 @@ _Groups = dict[str, list[ResourceClaim]]
 
 @dataclass(frozen=True)
 class ClaimsReview:
-    """The claims of a namespace at one look."""
+    """The claims of a namespace at one moment."""
 
     there: frozenset[str]
     """All of them."""
     ending: frozenset[str]
     """Those that are being deleted."""
     condemned: frozenset[str]
-    """Those whose pods have to go, as one of their group is being deleted: it takes no new pods."""
+    """Claims whose pods must go, because a claim of their group is being deleted: it takes no new pods."""
     elsewhere: str = ""
-    """Who has the pool's claims, where there is none for this namespace yet."""
+    """A message about who has the pool's claims, if this namespace has none yet."""
 
     @property
     def problem(self) -> str:
-        """What is wrong with them; empty if nothing is."""
+        """The problem of the claims; empty if there is none."""
         names = ", ".join(sorted(self.ending))
         return f"ResourceClaims are being deleted: {names}; their pods follow" if names else self.elsewhere
 
 
 class PoolDivision:
-    """Makes the claims of a pool's namespaces. Where the pool's settings name namespaces, each has its own part. Else
-    all share the pool: each has as many groups as its jobs can use, while there are enough, and its fair part if there
-    are not. A namespace that has more than its part, while another one lacks some of its own, gives groups back. Tasks
-    on them end first.
+    """Creates the claims of a pool's namespaces. If the pool's settings name namespaces, each has a fixed part.
+    Otherwise all share the pool: each gets as many groups as its jobs can use, or its fair part if there are too few. A
+    namespace with more than its part returns groups if another one lacks some. Tasks on them end first.
 
     Args:
-        client: of the cluster.
-        name: of the pool.
-        settings: of the pool; it names a DeviceClass.
-        namespaces: in which the operator may look for claims; all of them if empty.
+        client: client of the cluster.
+        name: name of the pool.
+        settings: settings of the pool, with a DeviceClass.
+        namespaces: namespaces in which the operator may list claims; all of them if empty.
     """
 
     def __init__(
@@ -64,24 +63,24 @@ class PoolDivision:
         self._namespaces = namespaces
         self._wanted: dict[str, int] = {}
         self._abandoned: dict[str, float] = {}
-        """Since when a namespace has had claims without a job."""
+        """Time since which a namespace has had claims without a job."""
         self._changing = asyncio.Lock()
 
     def want(self, namespace: str, groups: int) -> None:
-        """The jobs of a namespace can use so many groups."""
+        """Set the number of groups that the jobs of a namespace can use."""
         self._wanted[namespace] = groups
         if not groups:
             del self._wanted[namespace]
 
     def part(self, namespace: str) -> int:
-        """Groups that a namespace is to have now."""
+        """The number of groups that a namespace should have now."""
         if self._settings.namespaces:
             return min(self._wanted.get(namespace, 0), self._settings.share_of(namespace) // self._together)
         return self._parts().get(namespace, 0)
 
     async def review(self, namespace: str) -> ClaimsReview:
-        """Look at a namespace's claims, make those that are missing, and give back what another namespace lacks. Claims
-        that an operator left behind, as it ended soon after their last job, are given back too.
+        """List a namespace's claims, create missing ones, and return groups that another namespace lacks. Also delete
+        claims that an earlier operator left behind.
 
         Raises:
             ApiError: the API server refuses, or is not there.

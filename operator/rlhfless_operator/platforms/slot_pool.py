@@ -29,13 +29,14 @@ from rlhfless_operator.platforms.slots import SlotAccount
 _logger = logging.getLogger(__name__)
 
 _REVIEW_SECONDS = 5.0
-"""Between two looks at the claims."""
+"""Seconds between checks of the claims."""
 _KEPT_SECONDS = 30.0
-"""How long claims are kept after the last job: to get them again takes about as long. Without pods they hold no GPU."""
+"""Seconds that claims are kept after the last job. Getting them again takes about as long; without pods they hold no
+GPU."""
 _SCHEDULING_SECONDS = 15.0
-"""How long the scheduler of Kubernetes may take to use memory that was freed: it tries a pod again within 10 s."""
+"""Seconds that kube-scheduler may take to use freed memory: it retries a pod within 10 s."""
 _TICK_SECONDS = 1.0
-"""Between two looks at a stage whose task waits, though nothing was heard."""
+"""Seconds between checks of a stage with a waiting task, even without news."""
 
 
 class SlotUser(Protocol):
@@ -55,31 +56,31 @@ class SlotUser(Protocol):
         """Pods of any stage that are awake and have no task."""
 
     def leaving(self) -> Sequence[str]:
-        """Pods of any stage that give their slots back already."""
+        """Pods of any stage that are releasing their slots."""
 
     def take(self, pod: str) -> None:
-        """A task comes to a pod."""
+        """Assign a task to a pod."""
 
     def put_to_sleep(self, pod: str) -> None:
-        """Another pod needs its slots."""
+        """Put a pod to sleep, because another pod needs its slots."""
 
     def could_start(self, stage: Stage) -> float | None:
         """Seconds that one more pod of a stage takes to start; None if the stage can't have one more now."""
 
     def start(self, stage: Stage) -> None:
-        """Have one more pod of a stage: its tasks have waited for long while there were slots that no task wanted."""
+        """Start one more pod of a stage, because its tasks have waited long while slots were unused."""
 
     def reviewed(self, claims: ClaimsReview) -> None:
-        """The claims were looked at."""
+        """Handle a review of the claims."""
 
     def node_mates(self) -> Sequence[NodeMate]:
-        """All pods, as far as it matters to those on the same nodes."""
+        """All pods, with what matters to other pods on their nodes."""
 
     def end(self, pod: str) -> None:
-        """A pod without a task makes room for another one in its node's memory."""
+        """End a pod without a task, to free its node's memory for another one."""
 
     def trouble(self, problem: str) -> None:
-        """What keeps slots from being there; empty when nothing does any more."""
+        """Report a problem of the slots; an empty text ends it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class SlotShare:
     largest: int
     """GPUs of its largest instance."""
     priority: int = 0
-    """The higher comes first."""
+    """Priority; the higher goes first."""
 
 
 @dataclass
@@ -118,9 +119,9 @@ class SlotPool:
     """The slots of one namespace in one pool.
 
     Args:
-        name: of the pool.
-        settings: of the pool; it names a DeviceClass.
-        division: of the pool among its namespaces.
+        name: name of the pool.
+        settings: settings of the pool, with a DeviceClass.
+        division: the division of the pool among namespaces.
     """
 
     def __init__(self, namespace: str, name: str, settings: PoolSettings, division: PoolDivision) -> None:
@@ -139,46 +140,46 @@ class SlotPool:
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = itertools.count(1)
         self._turns: Turns | None = None
-        """What was decided since something last changed."""
+        """The decision since the last change."""
         self._changed = asyncio.Condition()
         self._review: asyncio.Task[None] | None = None
         self._giving_back: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._made_room = -math.inf
-        """When a pod was last seen that made room in its node's memory."""
+        """Time when a pod was last seen that frees its node's memory."""
 
     # --- jobs ---
 
     @property
     def size(self) -> int:
-        """Slots that there are to be for the jobs that have joined."""
+        """Wanted number of slots for the jobs that have joined."""
         return self._division.part(self._namespace) * self._together
 
     async def join(self, user: SlotUser, share: SlotShare) -> None:
-        """Let a job in, and make as many slots as it can use at a time, or as its namespace may have.
+        """Let a job join, and create as many slots as it can use at a time, or as its namespace may have.
 
         Raises:
-            PlatformUnavailableError: it can never run here, or the cluster has no claims, or refuses them, or as many
-                other namespaces as the pool has groups came first.
+            PlatformUnavailableError: the job can never run here, the cluster has no claims or refuses them, or other
+                namespaces already hold all of the pool's groups.
         """
         if share.largest > self._together:
             raise PlatformUnavailableError(
-                f"an instance asks for {share.largest} GPUs, and pool {self._name} allocates {self._together} together"
-                f" on a node; ask for fewer, or have gpusPerGroup of the pool raised"
+                f"an instance requests {share.largest} GPUs, but pool {self._name} allocates {self._together} together"
+                f" on a node; request fewer, or raise gpusPerGroup of the pool"
             )
         if self._most == 0:
             raise PlatformUnavailableError(
-                f"namespace {self._namespace} has no GPUs of pool {self._name}; have it named in the pool's namespaces"
+                f"namespace {self._namespace} has no GPUs of pool {self._name}; add it to the pool's namespaces"
             )
-        # A job that comes later has no claim to what the others had before.
+        # A later job has no claim to what the others got before it.
         used = min(self._use().used.values(), default=0.0)
         self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
         self._want()
         try:
             if self.size == 0:
                 raise PlatformUnavailableError(
-                    f"pool {self._name} has {self._gpus} GPUs, {self._together} together, and as many other namespaces"
-                    " have some of them; wait until their jobs have ended, or give the pool more gpus"
+                    f"pool {self._name} has {self._gpus} GPUs in groups of {self._together}, and other namespaces hold"
+                    " all groups; wait until their jobs have ended, or raise the pool's gpus"
                 )
             await self._make_claims()
         except (ApiError, PlatformUnavailableError) as error:
@@ -194,7 +195,7 @@ class SlotPool:
             self._review = asyncio.create_task(self._look_after())
 
     def leave(self, user: SlotUser) -> None:
-        """Let a job go. Slots that no job has needed for a while are given back."""
+        """Remove a job. Slots that no job has needed for a while are returned."""
         member = self._users.get(user.job)
         if member is not None and member.user is user:
             del self._users[user.job]
@@ -210,7 +211,7 @@ class SlotPool:
     # --- pods ---
 
     def arrived(self, user: SlotUser, pod: str, slots: Sequence[str], *, asleep: bool) -> None:
-        """A pod is there. Unless it is known to be `asleep`, no pod wakes on its slots before it has slept."""
+        """Add a pod. Unless it is known to be `asleep`, no pod wakes on its slots before it has slept."""
         self._owners[pod] = user
         self._account.place(pod, slots)
         if not asleep:
@@ -218,13 +219,13 @@ class SlotPool:
         self.notify()
 
     def slept(self, pod: str) -> None:
-        """A pod has given its slots back."""
+        """Record that a pod has released its slots."""
         self._account.sleep(pod)
         self._unsettled.discard(pod)
         self.notify()
 
     def gone(self, pod: str) -> None:
-        """A pod is no more, or has nothing of its slots any more."""
+        """Remove a pod that is gone, or that no longer uses its slots."""
         self._owners.pop(pod, None)
         self._unsettled.discard(pod)
         self._account.leave(pod)
@@ -237,13 +238,13 @@ class SlotPool:
     # --- turns ---
 
     async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: "Hope") -> str:
-        """A pod of a stage whose turn it is, once there is one. The pods that were awake on its slots sleep by then.
+        """Wait for a pod of a stage to get its turn, and return it. All other pods on its slots are asleep then.
 
         Args:
-            still_hoped_for: asked about once a second.
+            still_hoped_for: called about once a second; returns why waiting is pointless.
 
         Raises:
-            InstanceLostError: there is nothing to wait for.
+            InstanceLostError: waiting is pointless.
         """
         number = next(self._numbers)
         priority = self._users[user.job].share.priority if user.job in self._users else 0
@@ -269,7 +270,7 @@ class SlotPool:
             self.notify()
 
     def notify(self) -> None:
-        """Something has changed: tasks that wait look again."""
+        """Wake waiting tasks after a change."""
         self._turns = None
         task = asyncio.get_running_loop().create_task(self._tell())
         self._tasks.add(task)
@@ -280,7 +281,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def _decided(self) -> Turns:
-        """Whose turn it is now. Pods in the way are asked to sleep, once."""
+        """Decide whose turn it is now. Ask pods in the way to sleep, once."""
         turns = self._turns
         if turns is None:
             waiting = [replace(each.task, instances=self._able(each)) for each in self._waiting.values()]
@@ -291,7 +292,8 @@ class SlotPool:
         return turns
 
     def _note_shortages(self, lacking: Sequence[_Waiting]) -> None:
-        """Tasks wait for their pods' slots while others are free: after as long as a start takes, one more starts."""
+        """Note tasks that wait for their pods' slots while other slots are free. After the time that a start takes,
+        start one more pod."""
         now = time.monotonic()
         counts = Counter((each.user.job, each.stage) for each in lacking)
         for job, member in self._users.items():
@@ -328,7 +330,7 @@ class SlotPool:
         )
 
     def _pass(self, number: int, priority: int) -> None:
-        """A task's turn has come: those of its priority that came before it were passed."""
+        """Record that a task's turn has come, and that it passed earlier tasks of its priority."""
         for each in self._waiting.values():
             if each.task.number < number and each.task.priority == priority:
                 each.task = replace(each.task, passed=each.task.passed + 1)
@@ -350,10 +352,12 @@ class SlotPool:
         try:
             await self._division.give_back(self._namespace)
         except ApiError as error:
-            _logger.warning("slots of %s stay without pods: %s", self._namespace, self._explained(error))
+            _logger.warning(
+                "slots of %s could not be deleted; they stay without pods: %s", self._namespace, self._explained(error)
+            )
 
     async def _look_after(self) -> None:
-        """Make claims again that somebody has deleted, for as long as there are jobs."""
+        """Create deleted claims again, as long as there are jobs."""
         while True:
             await asyncio.sleep(_REVIEW_SECONDS)
             try:
@@ -366,7 +370,7 @@ class SlotPool:
                     member.user.trouble(self._explained(error))
 
     def _make_room(self) -> None:
-        """End a pod without a task where another one, whose task waits, lacks memory on the node."""
+        """End a pod without a task if a pod with a waiting task lacks memory on the node."""
         waiting = {(each.user.job, each.stage) for each in self._waiting.values()}
         members = list(self._users.values())
         pods = [replace(pod, priority=member.share.priority) for member in members for pod in member.user.node_mates()]
@@ -378,14 +382,14 @@ class SlotPool:
         chosen = pod_to_end(pods, waiting)
         if chosen is not None:
             self._made_room = now
-            _logger.warning("%s has no task, and ends: a pod whose task waits lacks memory on its node", chosen)
+            _logger.warning("%s has no task and is ended: a pod with a waiting task lacks memory on its node", chosen)
             self._owners[chosen].end(chosen)
 
     def _explained(self, error: ApiError) -> str:
         match error:
             case NotFoundError():
                 return (
-                    f"pool {self._name} has deviceClass {self._device_class}, and the cluster has no ResourceClaims of"
+                    f"pool {self._name} has deviceClass {self._device_class}, but the cluster has no ResourceClaims of"
                     " resource.k8s.io/v1; upgrade to Kubernetes 1.34 or newer, or install the chart without deviceClass"
                 )
             case InvalidError():
@@ -395,7 +399,7 @@ class SlotPool:
 
 
 class Hope(Protocol):
-    """Says whether a task should wait on for a pod."""
+    """Tells whether a task should keep waiting for a pod."""
 
     def __call__(self) -> str | None:
-        """None to wait on; else why not."""
+        """None to keep waiting; otherwise the reason to stop."""

@@ -1,4 +1,4 @@
-"""Slots: GPUs that instances use in turns. Which instance has which slots, and which one is awake on each.
+"""Slots: GPUs that instances use in turns. This module keeps the slots of each instance, and who is awake on each.
 
 On one machine a slot is a GPU, on a cluster a ResourceClaim. On both `planner/turns.py` decides whose turn it is.
 """
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 class SlotAccount:
-    """Which slots are whose. An instance has the same ones all its life, also after it has slept.
+    """The account of slots. An instance keeps the same slots all its life, also after it has slept.
 
     Args:
         slots: their names.
@@ -27,7 +27,7 @@ class SlotAccount:
 
     @property
     def holders(self) -> Mapping[str, str | None]:
-        """Who uses each slot."""
+        """The user of each slot; None if it is free."""
         return self._holders
 
     @property
@@ -40,23 +40,23 @@ class SlotAccount:
         return self._homes.get(instance, ())
 
     def place(self, instance: str, slots: Collection[str]) -> None:
-        """A fresh instance has these slots from now on, and sleeps. Slots that were not known are known now."""
+        """Give slots to a new instance, which sleeps. Adds unknown slots."""
         for slot in slots:
             self._holders.setdefault(slot, None)
         self._homes[instance] = tuple(slot for slot in self._holders if slot in slots)
 
     def sleep(self, instance: str) -> None:
-        """An instance uses its slots no longer."""
+        """Release the slots of an instance."""
         for slot in self.of(instance):
             if self._holders[slot] == instance:
                 self._holders[slot] = None
 
     def may_wake(self, instance: str) -> bool:
-        """Whether nobody else uses an instance's slots."""
+        """Whether no other instance uses an instance's slots."""
         return all(self._holders[slot] in (None, instance) for slot in self.of(instance))
 
     def wake(self, instance: str) -> bool:
-        """A sleeping instance is to use its slots again; False while others use any of them."""
+        """Let a sleeping instance use its slots again. Returns False while others use any of them."""
         if not self.may_wake(instance):
             return False
         for slot in self.of(instance):
@@ -64,7 +64,7 @@ class SlotAccount:
         return True
 
     def leave(self, instance: str) -> None:
-        """An instance has ended."""
+        """Remove an instance that has ended."""
         self.sleep(instance)
         self._homes.pop(instance, None)
 
@@ -73,5 +73,5 @@ class SlotAccount:
         return [slot for slot, holder in self._holders.items() if holder is None]
 
     def residents(self, slot: str) -> int:
-        """How many instances use a slot in turns."""
+        """Number of instances that use a slot in turns."""
         return sum(slot in home for home in self._homes.values())

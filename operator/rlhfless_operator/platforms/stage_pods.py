@@ -1,4 +1,4 @@
-"""The pods of one stage: what each is doing, as the ledger has it, and what the stage's requests need."""
+"""The pods of one stage: the state of each for the ledger, and what the stage's requests need."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from rlhfless_operator.platforms.pod_watch import PodView
 from rlhfless_operator.platforms.scaling import StageSituation
 
 _LATE_SECONDS = 2.0
-"""Creation times are in whole seconds; news that is later than this is late itself, and the pod's own time counts."""
+"""Creation times are whole seconds. If the news of a pod is later than this, the pod's creation time counts instead."""
 _PREPARATION_SECONDS = 15.0
-"""For a node to prepare a pod; it takes one or two."""
+"""Time limit for a node to prepare a pod, in seconds; it normally takes one or two."""
 _KEPT_PROBLEMS = 8
 _UNMEASURED_START_SECONDS = 10.0
-"""A start, before one was seen."""
+"""Assumed seconds of a start, before one was measured."""
 _COST_OF_WORK = "1000"
 _COST_OF_KEEPING = "100"
 
@@ -27,33 +27,33 @@ class _Pod:
 
     state: InstanceState = "starting"
     view: PodView | None = None
-    """None until the watch has told of it."""
+    """None until the watch has reported it."""
     starts_since: float | None = None
-    """Since when it has been seen to start, monotonic seconds; None once it has started."""
+    """Time when its start was first seen, in monotonic seconds; None once it has started."""
     idle_since: float = 0.0
     busy: bool = False
-    """Whether a request of ours is on it, or what it left is still being published."""
+    """Whether it works on a request, or still publishes after one."""
     asleep: bool = False
-    """Whether it has given its slots' memory back."""
+    """Whether it has released its slots' memory."""
     falling_asleep: bool = False
-    """Whether it is doing so."""
+    """Whether it is releasing its slots' memory."""
     suspicion: str = ""
-    """What keeps it from starting, though Kubernetes says nothing of it."""
+    """Why it does not start, if Kubernetes does not say."""
     to_be_prepared_by: float | None = None
-    """When its node should have prepared it, or when to look again at why it has not."""
+    """Deadline for its node to prepare it, or time of the next check after that."""
     proven: bool = False
-    """Whether it has worked before its readiness was told: news of that is on its way."""
+    """Whether it worked before the watch reported it ready; that report is still on its way."""
     fresh: bool = False
-    """Whether it has had no task since it started: it has nothing to wake, and what it loads is part of its task."""
+    """Whether it has had no task since its start: it has nothing to wake, and loading is part of its task."""
 
     @property
     def kept(self) -> bool:
-        """Whether it is there, and not on its way out."""
+        """Whether it exists and is not terminating."""
         return self.busy or self.view is None or not self.view.deleting
 
     @property
     def problem(self) -> str:
-        """What is wrong with it; empty if nothing is known."""
+        """Its problem; empty if none is known."""
         return (self.view.problem if self.view is not None else "") or self.suspicion
 
 
@@ -62,36 +62,36 @@ class StagePods:
     """The book of one stage.
 
     Args:
-        on_state: told of every change of a pod's state.
-        on_change: told that something has changed.
+        on_state: called with every change of a pod's state.
+        on_change: called after every change.
     """
 
     stage: Stage
     on_state: StateListener
     on_change: Callable[[], None]
     begin_asleep: bool = False
-    """Whether a pod that has started has nothing of its GPU yet, and waits for its turn."""
+    """Whether a started pod has nothing on its GPU yet, and waits for its turn."""
     wanted: int = 0
-    """Pods that are held."""
+    """Wanted number of pods."""
     most: int | None = None
-    """Pods that there is room for; None where requests alone say how many there are."""
+    """Number of pods that fit; None if only requests decide the number."""
     requests: int = 0
     """Requests under way."""
     sending: int = 0
-    """Those that no pod has taken yet."""
+    """Requests that no pod has taken yet."""
     start_seconds: float = _UNMEASURED_START_SECONDS
-    """What a pod takes to become ready, as it was the last time."""
+    """Seconds until a pod is ready, from the last start."""
     _pods: dict[str, _Pod] = field(default_factory=dict)
     _ended: dict[str, str] = field(default_factory=dict)
-    """What was wrong with pods that are no more, the newest last."""
+    """Problems of pods that are gone, the newest last."""
 
     # --- what the watch tells ---
 
     def changed(self, view: PodView, *, first: bool) -> None:
-        """A pod is there, or has changed.
+        """Record a pod that is new or has changed.
 
         Args:
-            first: whether it was there before anybody listened.
+            first: whether it existed before the subscription.
         """
         if view.ended:
             self.gone(view)
@@ -114,15 +114,15 @@ class StagePods:
         self.on_change()
 
     def suspect(self, instance: str, suspicion: str) -> None:
-        """What keeps a pod from starting, though Kubernetes says nothing of it; empty if nothing does."""
+        """Record why a pod does not start if Kubernetes does not say; an empty text clears it."""
         pod = self._pods.get(instance)
         if pod is not None and pod.suspicion != suspicion:
             pod.suspicion = suspicion
             self.on_change()
 
     def unprepared(self, at: float) -> list[PodView]:
-        """Pods that their nodes have not prepared for long. Each is named now, and again while that goes on: Kubernetes
-        tells the reason in events alone, and may come to another one."""
+        """Pods that their nodes have not prepared within the limit. Each is returned again later, because Kubernetes
+        gives the reason only in events, and it may change."""
         found = []
         for pod in self._pods.values():
             if pod.to_be_prepared_by is not None and at >= pod.to_be_prepared_by and pod.view is not None:
@@ -131,25 +131,25 @@ class StagePods:
         return found
 
     def suspect_unprepared(self, view: PodView, reason: str) -> None:
-        """Suspect a pod that its node has not prepared for long.
+        """Record a pod that its node has not prepared within the limit.
 
         Args:
-            reason: as Kubernetes has it; empty if it says none.
+            reason: Kubernetes' reason; empty if it gives none.
         """
         claims = f" (its ResourceClaims: {', '.join(view.claims)})" if view.claims else ""
         told = f"Pending: its node has not prepared it for {_PREPARATION_SECONDS:g} s{claims}"
         pod = self._pods.get(view.name)
-        # It may have been prepared while the reason was read.
+        # The node may have prepared it while the reason was fetched.
         if pod is not None and pod.to_be_prepared_by is not None:
             self.suspect(view.name, f"{told}: {reason}" if reason else told)
 
     @property
     def next_unprepared(self) -> float | None:
-        """When to look at `unprepared` again; None if no pod waits for its node."""
+        """Time of the next check of `unprepared`; None if no pod waits for its node."""
         return min((due for pod in self._pods.values() if (due := pod.to_be_prepared_by) is not None), default=None)
 
     def gone(self, view: PodView) -> None:
-        """A pod is no more."""
+        """Remove a pod that is gone."""
         pod = self._pods.pop(view.name, None)
         if pod is not None:
             if view.problem:
@@ -160,7 +160,7 @@ class StagePods:
             self.on_change()
 
     def forget(self) -> None:
-        """Somebody else keeps the book from now on."""
+        """Stop keeping the book, because another driver does from now on."""
         for name, pod in list(self._pods.items()):
             self._enter(name, pod, "ended")
         self._pods.clear()
@@ -168,9 +168,9 @@ class StagePods:
     # --- what requests tell ---
 
     def taken(self, instance: str) -> None:
-        """An instance has taken a request."""
+        """Record that an instance has taken a request."""
         self.sending -= 1
-        # A line may come before the watch has told of the pod that says it.
+        # A line may arrive before the watch has reported its pod.
         pod = self._pods.setdefault(instance, _Pod())
         pod.busy = True
         pod.proven = pod.view is None or not pod.view.ready
@@ -180,40 +180,40 @@ class StagePods:
         self.on_change()
 
     def works(self, instance: str) -> None:
-        """An instance that slept is awake, and works."""
+        """Record that a sleeping instance is awake and works."""
         pod = self._pods.get(instance)
         if pod is not None and pod.asleep:
             pod.asleep = False
             self._settle(instance, pod)
 
     def falls_asleep(self, instance: str) -> None:
-        """An instance was asked to give its slots' memory back."""
+        """Record that an instance was asked to release its slots' memory."""
         if (pod := self._pods.get(instance)) is not None:
             pod.falling_asleep, pod.fresh = True, False
             self._settle(instance, pod)
 
     def sleeps(self, instance: str) -> None:
-        """An instance has given its slots' memory back."""
+        """Record that an instance has released its slots' memory."""
         if (pod := self._pods.get(instance)) is not None:
             pod.asleep, pod.falling_asleep = True, False
             self._settle(instance, pod)
             self.on_change()
 
     def starts_anew(self, instance: str) -> None:
-        """An instance's process has ended, and another one follows in its pod."""
+        """Record that an instance's process has ended, and that another one follows in its pod."""
         if (pod := self._pods.get(instance)) is not None:
             pod.asleep = pod.falling_asleep = False
             self._enter(instance, pod, "starting")
             self._settle(instance, pod)
 
     def left(self, instance: str) -> None:
-        """What an instance had of a request is done or published."""
+        """Record that an instance has finished a request, or published its partial results."""
         pod = self._pods.get(instance)
         if pod is not None and pod.busy:
             pod.busy = pod.asleep = False
             pod.idle_since = time.monotonic()
             if pod.view is None:
-                # The watch may never tell of it; if it does, the pod is in the book again.
+                # The watch may never report it. If it does, the pod is in the book again.
                 del self._pods[instance]
                 self._enter(instance, pod, "ended")
             else:
@@ -231,17 +231,17 @@ class StagePods:
         return [name for name, pod in self._resting() if pod.state == "asleep"]
 
     def is_asleep(self, instance: str) -> bool:
-        """Whether a pod sleeps, or has never had anything on its slots."""
+        """Whether a pod sleeps, or has never used its slots."""
         pod = self._pods.get(instance)
         return pod is None or (pod.asleep and not pod.busy)
 
     @property
     def usable(self) -> bool:
-        """Whether there is a pod that could take a task, now or when its turn comes."""
+        """Whether a pod could take a task, now or when its turn comes."""
         return any(pod.kept and pod.view is not None and pod.view.ready for pod in self._pods.values())
 
     def leaving(self) -> list[str]:
-        """Pods that give their slots' memory back, or that end."""
+        """Pods that are releasing their slots' memory, or terminating."""
         return [name for name, pod in self._pods.items() if pod.falling_asleep or pod.state == "draining"]
 
     def _resting(self) -> list[tuple[str, _Pod]]:
@@ -263,35 +263,35 @@ class StagePods:
 
     @property
     def names(self) -> list[str]:
-        """All pods, those on their way out included."""
+        """All pods, including terminating ones."""
         return list(self._pods)
 
     @property
     def starting(self) -> bool:
-        """Whether a pod is on its way."""
+        """Whether a pod is starting."""
         return any(pod.state == "starting" for pod in self._pods.values())
 
     @property
     def there(self) -> int:
-        """Pods that are not on their way out."""
+        """Number of pods that are not terminating."""
         return sum(pod.kept for pod in self._pods.values())
 
     def view(self, instance: str) -> PodView | None:
-        """A pod as the watch has it."""
+        """The watch's view of a pod."""
         pod = self._pods.get(instance)
         return pod.view if pod is not None else None
 
     def resting_since(self, instance: str) -> float:
-        """When a pod had a task last, monotonic seconds; 0 if it never had one."""
+        """End of a pod's last task, in monotonic seconds; 0 if it never had one."""
         return self._pods[instance].idle_since
 
     def idle_for(self, at: float) -> float:
-        """How long the pod that is idle for longest has been so, in seconds; 0 if none is."""
+        """Longest idle time of a pod, in seconds; 0 if no pod is idle."""
         return max((at - pod.idle_since for pod in self._pods.values() if pod.state == "idle"), default=0.0)
 
     def wrong_costs(self, due_before: float) -> Iterator[tuple[PodView, str | None]]:
-        """Pods whose deletion cost is not as it should be, and what it should be: highest for those at work, and higher
-        for those that are kept a while than for those that have been idle since `due_before`."""
+        """Pods with a wrong deletion cost, and the right one: highest for working pods, and higher for pods that are
+        kept for now than for those that have been idle since `due_before`."""
         for pod in self._pods.values():
             if pod.view is None or not pod.kept:
                 continue
@@ -301,7 +301,7 @@ class StagePods:
                 yield pod.view, cost
 
     def problem(self, instance: str | None = None) -> str:
-        """What is wrong with a pod, or with the stage's pods; empty if nothing is known."""
+        """The problem of a pod, or of the stage's pods; empty if none is known."""
         if instance is not None:
             pod = self._pods.get(instance)
             found = pod.problem if pod is not None and pod.view is not None else self._ended.get(instance, "")
@@ -310,25 +310,25 @@ class StagePods:
         return "; ".join(f"{name}: {problem}" for name, problem in (problems or self._ended).items())
 
     def hopeless(self) -> bool:
-        """Whether there are pods, none works, and all have something that waiting does not mend."""
+        """Whether there are pods, none works, and waiting fixes none of them."""
         views = [pod.view for pod in self._pods.values() if pod.kept]
         return bool(views) and all(view is not None and view.fatal for view in views)
 
     # --- states ---
 
     def _settle(self, name: str, pod: _Pod) -> None:
-        """Bring a pod into the state that what is known of it comes to."""
+        """Set a pod's state from what is known about it."""
         view = pod.view
         state: InstanceState
         if self.begin_asleep and pod.state == "starting" and view is not None and view.ready:
             pod.asleep = pod.fresh = True
         if pod.busy:
-            # What it does in the time that it is given before it ends is work too.
+            # Work during its grace period counts too.
             state = "switching" if pod.asleep else "busy"
         elif pod.falling_asleep:
             state = "switching"
         elif pod.asleep:
-            # Also while it is on its way out: it holds nothing.
+            # Also while it terminates: it holds nothing.
             state = "asleep"
         elif view is not None and view.deleting:
             state = "draining"

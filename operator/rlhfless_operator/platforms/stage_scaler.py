@@ -1,4 +1,4 @@
-"""Keeps the number of a stage's pods where it should be, by the scale bounds of the Revision."""
+"""Controls the number of a stage's pods by the scale bounds of the Revision."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ from rlhfless_operator.platforms.stage_pods import StagePods
 logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""After the API server has refused."""
+"""Seconds until a retry after the API server has refused."""
 _SHORTAGE_SECONDS = 2.0
-"""Between two looks at why there are fewer pods than there should be."""
+"""Seconds between checks of why pods are missing."""
 _WAKE_SECONDS = 5.0
-"""Longest request that wakes Knative."""
+"""Time limit of the request that wakes Knative, in seconds."""
 
 
 class StageScaler:
@@ -35,9 +35,9 @@ class StageScaler:
 
     Args:
         pods: the stage's book.
-        preload: URI of the file that says what a fresh pod loads.
+        preload: URI of the file that names the model which a new pod loads.
         keep_alive: seconds that a surplus idle pod is kept.
-        on_problem: told what is wrong with the stage's pods, whenever that has changed.
+        on_problem: called when the problem of the stage's pods changes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StageScaler:
         self._reported = ""
 
     def preload(self, preload: Preload | None) -> None:
-        """What pods that start from now on load."""
+        """Set the model that new pods load."""
         self._preload = preload
         self.notice()
 
@@ -84,11 +84,11 @@ class StageScaler:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the stage's pods, or keeps them from being there; empty if nothing is known."""
+        """The problem of the stage's pods, or why pods are missing; empty if none is known."""
         return self._pods.problem() or self._shortage
 
     async def run(self) -> None:
-        """Keep the number of pods right, until cancelled."""
+        """Control the number of pods until cancelled."""
         try:
             while True:
                 await self._wait()
@@ -103,17 +103,17 @@ class StageScaler:
                 self._waking.cancel()
 
     async def release(self) -> None:
-        """Let all pods go."""
+        """Release all pods."""
         await self._bound(Scale(0))
 
     async def remove_pod(self, instance: str) -> None:
-        """Have a pod replaced that does not answer."""
+        """Replace a pod that does not answer."""
         view = self._pods.view(instance)
         if view is not None:
             try:
                 await self._pods_api.delete(self._namespace, instance, uid=view.uid, grace_period_seconds=1)
             except ApiError as error:
-                logger.warning("%s hangs and can't be deleted: %s", instance, error)
+                logger.warning("%s does not answer and can't be deleted: %s", instance, error)
 
     async def _wait(self) -> None:
         timeout = None if self._review_at is None else max(0.0, self._review_at - time.monotonic())
@@ -131,7 +131,7 @@ class StageScaler:
             self._pods.suspect_unprepared(view, await newest_warning(self._client, self._namespace, view.uid))
         self._review_at = _earlier(scale.review_at, self._pods.next_unprepared)
         if scale.bounds != self._applied:
-            # Before, so that whichever pod the ReplicaSet picks, it is none at work.
+            # Set deletion costs first: the ReplicaSet must not pick a working pod.
             if self._applied is None or scale.pods < self._applied[0]:
                 await self._mark(now)
             await self._bound(scale)
@@ -154,15 +154,15 @@ class StageScaler:
         self._applied = scale.bounds
 
     async def _mark(self, now: float) -> None:
-        """See to it that the pods which are to go are those that the ReplicaSet picks."""
+        """Set deletion costs to make the ReplicaSet pick the right pods."""
         for view, cost in list(self._pods.wrong_costs(now - self._keep_alive)):
             patch = {"metadata": {"uid": view.uid, "annotations": {DELETION_COST: cost}}}
             with contextlib.suppress(NotFoundError, ConflictError):
                 await self._pods_api.patch(self._namespace, view.name, patch)
 
     async def _look_into(self, missing: int) -> None:
-        """Find out why pods are missing. Where there are none at all, an autoscaler that has just started needs a
-        request before it looks at any bounds."""
+        """Find out why pods are missing. If there are none, send a request, because an autoscaler that has just started
+        reads no bounds before one."""
         if self._pods.there == 0 and (self._waking is None or self._waking.done()):
             self._waking = asyncio.create_task(self._wake())
         revision = await self._revisions.get(self._namespace, self._endpoint.revision)
@@ -175,7 +175,7 @@ class StageScaler:
     async def _wake(self) -> None:
         headers = {"host": self._endpoint.host} if self._endpoint.host else {}
         timeout = aiohttp.ClientTimeout(total=_WAKE_SECONDS)
-        # Its arrival is what counts, whatever becomes of it.
+        # Only its arrival matters, not its result.
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             async with self._session.get(f"{self._endpoint.url}/readyz", headers=headers, timeout=timeout):
                 pass

@@ -1,4 +1,4 @@
-"""One task over HTTP: POST the request, read the events. The same for a local process and a Knative service."""
+"""One task over HTTP: POST the request, read the events. Used for local processes and Knative Services alike."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ _MAX_LINE_BYTES = 16 * 2**20
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a limit on the length of a stream; silence is bounded by `stall_seconds` below."""
+    """A session without a limit on the length of a stream. `stall_seconds` below limits silence."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         read_bufsize=2**18,
@@ -21,10 +21,10 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def shows_work(event: Event) -> bool:
-    """Whether an event says that an instance which slept is awake and works.
+    """Whether an event shows that a sleeping instance is awake and works.
 
-    The server says `started` as it takes the request, and a heartbeat in every silence. All else comes from the
-    function, once it has its memory again.
+    The server sends `started` when it takes the request, and heartbeats during silence. All other events come from the
+    function, which sends them once it has its memory again.
     """
     return not isinstance(event, Started | Heartbeat)
 
@@ -42,14 +42,14 @@ async def run_task(
     """Yield a task's events, the `Done` record last. Closing the generator closes the stream, which cuts the task.
 
     Args:
-        url: base address of the instance or service.
+        url: base URL of the instance or Service.
         token: the job's bearer token.
         stall_seconds: longest silence; functions send heartbeats well within it.
-        start_seconds: longest time until the first line; `stall_seconds` if left out.
-        host: the `Host` to ask for, where it is not the address's own.
+        start_seconds: longest time until the first line; by default `stall_seconds`.
+        host: the `Host` header, if it differs from the URL's host.
 
     Raises:
-        InstanceLostError: no terminal record came; an `InstanceSilentError` if silence was what ended it.
+        InstanceLostError: the stream ended without a terminal record; `InstanceSilentError` if it was silent too long.
         TaskFailedError: the task failed or was refused.
     """
     body = request.model_dump_json().encode()
@@ -65,7 +65,7 @@ async def run_task(
                 try:
                     event = parse_event(line)
                 except ValueError as error:
-                    # A proxy that times out appends its own words to a stream that it then ends in good order.
+                    # A proxy that times out appends its own text to a stream and then ends it normally.
                     raise InstanceLostError(f"HTTP {response.status}: {error}") from error
                 patience = stall_seconds
                 if isinstance(event, Failed):
@@ -79,7 +79,7 @@ async def run_task(
     except (aiohttp.ClientError, ConnectionError) as error:
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
-        raise InstanceSilentError(f"nothing was heard for {patience:g} s") from error
+        raise InstanceSilentError(f"the instance was silent for {patience:g} s") from error
 
 
 async def _lines(

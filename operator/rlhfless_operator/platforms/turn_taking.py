@@ -1,4 +1,4 @@
-"""One job's pods on the slots of its namespace: which are awake, which are put to sleep, and where a task is sent."""
+"""One job's pods on the slots of its namespace: wakes them, puts them to sleep, and sends tasks to them."""
 
 import asyncio
 import contextlib
@@ -25,23 +25,23 @@ _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _SLEEP_SECONDS = 120.0
-"""Longest time for a pod to give its memory back."""
+"""Time limit for a pod to release its memory, in seconds."""
 _ASK_SECONDS = 2.0
 
 
 class TurnTaking:
-    """The pods of one job that take turns. Requests go to a pod itself, since Knative would choose any of its stage.
+    """The pods of one job that take turns. Requests go to pods directly, as Knative would choose any pod of a stage.
 
     Args:
         pool: the slots of its namespace.
         job: unique id of the job.
-        books: of the stages whose pods take turns.
-        session: for requests to pods; its maker closes it.
-        token: the job's own.
+        books: books of the stages whose pods take turns.
+        session: session for requests to pods; the caller closes it.
+        token: the job's token.
         remove: deletes a pod that does not answer.
-        problem: what is wrong with a stage's pods; empty if nothing is known.
-        on_problem: told what keeps pods from their slots, whenever that has changed, after a stage's name or `slots`
-            and a colon; without a text after it when nothing does any more.
+        problem: returns the problem of a stage's pods; empty if none is known.
+        on_problem: called when a problem of slots changes, with `STAGE: text` or `slots: text`; the text is empty when
+            the problem is over.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class TurnTaking:
         self._condemned: frozenset[str] = frozenset()
         self._reported = ""
         self._overlooked: set[str] = set()
-        """Pods of which the scheduler had said nothing at the last look."""
+        """Pods about which the scheduler had reported nothing at the last review."""
         self._ending: set[str] = set()
         self._evicted: set[str] = set()
-        """Pods that make room for others: they get no task any more."""
+        """Pods that end to free memory for others; they get no more tasks."""
         self._processes: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- what the platform calls ---
 
     def takes_turns(self, stage: Stage) -> bool:
-        """Whether the pods of a stage do."""
+        """Whether the pods of a stage take turns."""
         return stage in self._books
 
     async def acquire(self, stage: Stage) -> str:
-        """The pod that a task goes to, once its turn has come.
+        """Wait for a pod to get its turn for a task, and return the pod.
 
         Raises:
             InstanceLostError: no pod will take it.
@@ -95,7 +95,7 @@ class TurnTaking:
             now = time.monotonic()
             if book.usable:
                 without_pods = now
-            reason = self._problem(stage) or "its pods show nothing wrong"
+            reason = self._problem(stage) or "its pods report no problem"
             if now > without_pods + self._start_timeout:
                 return f"no {stage} pod was ready within {self._start_timeout:g} s: {reason}"
             if queue.look(now, idle_seconds=0.0, hopeless=book.hopeless()) == "give up":
@@ -105,10 +105,10 @@ class TurnTaking:
         return await self._pool.acquire(self, stage, hope)
 
     async def send(self, pod: str, request: RunRequest, stall_seconds: float) -> AsyncGenerator[Event, None]:
-        """Carry a task to a pod whose turn it is.
+        """Send a task to a pod whose turn it is.
 
         Raises:
-            InstanceLostError, TaskFailedError: as `run_task` does.
+            InstanceLostError, TaskFailedError: raised by `run_task`.
         """
         book = self._books[request.key.stage]
         view = book.view(pod)
@@ -125,16 +125,16 @@ class TurnTaking:
                         yield event
                 return
             except TaskFailedError as error:
-                # It may still publish what an earlier task left.
+                # It may still publish an earlier task's results.
                 if error.reason != "busy" or time.monotonic() > until:
                     raise
             await asyncio.sleep(_POLL_SECONDS)
 
     def pod_changed(self, view: PodView, *, first: bool) -> None:
-        """The watch tells of a pod; its book knows already.
+        """Handle a change of a pod, which its book has recorded already.
 
         Args:
-            first: whether it was there before this driver: it may be awake.
+            first: whether it existed before this driver, and so may be awake.
         """
         if view.stage not in self._books or view.ended:
             return
@@ -146,7 +146,7 @@ class TurnTaking:
                 self._spawn(self._see_off(view))
             return
         if known and before is not None and view.process != before:
-            # Its process has ended, and with it what it had on the slots.
+            # Its process has ended, which has released its slots.
             self._books[view.stage].starts_anew(view.name)
             self._pool.gone(view.name)
             known = False
@@ -154,19 +154,19 @@ class TurnTaking:
             self._welcome(view, first)
 
     def pod_gone(self, view: PodView) -> None:
-        """A pod is no more."""
+        """Handle a pod that is gone."""
         self._ending.discard(view.name)
         self._evicted.discard(view.name)
         self._processes.pop(view.name, None)
         self._pool.gone(view.name)
 
     def left(self) -> None:
-        """A pod has no task any more."""
+        """Handle a pod that no longer has a task."""
         self._pool.notify()
         self._evict()
 
     def close(self) -> None:
-        """Leave the pool. Pods that end still give their slots back."""
+        """Leave the pool. Terminating pods still release their slots."""
         self._pool.leave(self)
 
     # --- what the pool calls ---
@@ -184,37 +184,37 @@ class TurnTaking:
         return [name for book in self._books.values() for name in self._staying(book.free())]
 
     def leaving(self) -> Sequence[str]:
-        """Pods of any stage that give their slots back already."""
+        """Pods of any stage that are releasing their slots."""
         return [*self._evicted, *(name for book in self._books.values() for name in book.leaving())]
 
     def take(self, pod: str) -> None:
-        """A task comes to a pod."""
+        """Assign a task to a pod."""
         book = next(book for book in self._books.values() if pod in book.names)
         book.taken(pod)
 
     def put_to_sleep(self, pod: str) -> None:
-        """Another pod needs its slots."""
+        """Put a pod to sleep, because another pod needs its slots."""
         book = next(book for book in self._books.values() if pod in book.names)
         book.falls_asleep(pod)
         self._spawn(self._sleep(book, pod))
 
     def could_start(self, stage: Stage) -> float | None:
-        """Seconds that one more pod of a stage takes to start; None where it may have no more, or one is on its way. A
-        learner's state is in its one pod."""
+        """Seconds that one more pod of a stage takes to start; None if it may have no more, or if one is starting. A
+        learner's state is in its only pod."""
         book = self._books[stage]
         if stage == "learning" or book.most is None or book.starting or book.there < book.wanted:
             return None
         return book.start_seconds if book.wanted < book.most else None
 
     def start(self, stage: Stage) -> None:
-        """Have one more pod of a stage."""
+        """Start one more pod of a stage."""
         book = self._books[stage]
         book.wanted += 1
         book.on_change()
 
     def reviewed(self, claims: ClaimsReview) -> None:
-        """The claims were looked at: pods of those that take no new ones have to go, and pods that wait without a word
-        of the scheduler's since the look before are told of."""
+        """Handle a review of the claims: delete pods of claims that take no new pods, and report pods that the
+        scheduler has ignored since the previous review."""
         self._condemned = claims.condemned
         self.trouble(claims.problem)
         overlooked = set()
@@ -229,7 +229,7 @@ class TurnTaking:
         self._evict()
 
     def node_mates(self) -> Sequence[NodeMate]:
-        """All pods, as far as it matters to those on the same nodes."""
+        """All pods, with what matters to other pods on their nodes."""
         found = []
         for stage, book in self._books.items():
             resting = {*self.free(stage), *self.asleep(stage)}
@@ -248,7 +248,7 @@ class TurnTaking:
         return found
 
     def end(self, pod: str) -> None:
-        """A pod without a task makes room for another one in its node's memory. It starts anew when it is needed."""
+        """End a pod without a task, to free its node's memory for another one. A new one starts when needed."""
         self._evicted.add(pod)
         book = next(book for book in self._books.values() if pod in book.names)
         book.wanted = max(0, book.wanted - 1)
@@ -256,7 +256,7 @@ class TurnTaking:
         self._spawn(self._remove(book.stage, pod))
 
     def trouble(self, problem: str) -> None:
-        """What keeps slots from being there; empty when nothing does any more."""
+        """Report a problem of the slots; an empty text ends it."""
         if problem != self._reported:
             self._reported = problem
             self._on_problem(f"slots: {problem}")
@@ -269,7 +269,7 @@ class TurnTaking:
     def _welcome(self, view: PodView, first: bool) -> None:
         book = self._books[view.stage]
         if not view.slots:
-            problem = f"{view.name} has no slots: the operator's webhook was not asked about it"
+            problem = f"{view.name} has no slots: the API server did not call the operator's webhook for it"
             _logger.error("%s", problem)
             self._on_problem(f"{view.stage}: {problem}")
             self._spawn(self._remove(view.stage, view.name))
@@ -280,7 +280,7 @@ class TurnTaking:
             self._spawn(self._sleep(book, view.name))
 
     async def _sleep(self, book: StagePods, pod: str) -> None:
-        """Have a pod give its slots' memory back, or end it where it can't."""
+        """Make a pod release its slots' memory, or end it if it can't."""
         if await self._asked_to_sleep(book, pod):
             book.sleeps(pod)
             self._pool.slept(pod)
@@ -300,7 +300,7 @@ class TurnTaking:
         return False
 
     async def _see_off(self, view: PodView) -> None:
-        """A pod on its way out gives its slots back when its process has ended, long before the pod is gone."""
+        """Release the slots of a terminating pod when its process has ended, long before the pod is gone."""
         book = self._books[view.stage]
         # The platform may be closed before the pod has ended, and its session with it.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_SECONDS)) as session:
@@ -311,7 +311,7 @@ class TurnTaking:
         self._pool.gone(view.name)
 
     def _evict(self) -> None:
-        """Delete pods without work that keep a claim from being made anew."""
+        """Delete idle pods that keep a claim from being created again."""
         for stage, book in self._books.items():
             for name in (*book.free(), *book.asleep()):
                 view = book.view(name)
@@ -325,7 +325,7 @@ class TurnTaking:
 
 
 async def _answers(session: aiohttp.ClientSession, view: PodView) -> bool:
-    """Whether a pod's process is there."""
+    """Whether a pod's process answers."""
     try:
         async with session.get(f"{_url(view)}/healthz"):
             return True

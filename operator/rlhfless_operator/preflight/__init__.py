@@ -1,4 +1,4 @@
-"""The preflight: what a cluster lacks for jobs to run, and how to set it."""
+"""The preflight checks that a cluster can run jobs, and names the remedies."""
 
 from rlhfless_operator.preflight.cluster import ClusterLook, preflight, stages_of
 from rlhfless_operator.preflight.findings import Finding, Verdict, describe, failed

@@ -1,4 +1,4 @@
-"""The checks: pure functions of what was fetched from a cluster."""
+"""The checks: pure functions of a cluster's objects."""
 
 import math
 import re
@@ -20,13 +20,13 @@ from rlhfless_operator.preflight.knative_settings import autoscaler_changes, dep
 OLDEST_KNATIVE = (1, 21)
 """The first release in which a Revision's scale annotations can be changed."""
 _MODULE_OFFSET = 27
-"""Knative 1.21 calls itself 0.48 where its modules' version is shown."""
+"""Labels with the version of Knative's modules say 0.48 for Knative 1.21."""
 _COMPUTE = re.compile(r"(?:(requests|limits)\.)?(cpu|memory)")
 
 
 @dataclass(frozen=True)
 class Knative:
-    """Knative Serving as it is set up: the data of its ConfigMaps, and what its labels say of its version."""
+    """The set-up of Knative Serving: the data of its ConfigMaps, and the version from its labels."""
 
     namespace: str
     version: str
@@ -43,54 +43,54 @@ class StagePods:
     stage: str
     pods: PodsSpec
     most: int = 1
-    """How many there may be at a time."""
+    """Most of them at a time."""
     slots: SlotsWanted | None = None
-    """What they use in turns, besides what `pods` ask for; None where they have GPUs of their own, or none."""
+    """Slots that they use in turns, besides the resources in `pods`; None if they have GPUs of their own, or none."""
 
 
 def check_options(job: RLHFJob | None, settings: ClusterSettings, namespace: str) -> list[Finding]:
-    """What a job asks for that its pool can't do."""
+    """Find options of a job that its pool does not support."""
     refusal = why_not_ahead(job, settings, namespace) if job is not None else None
     return [Finding("spec.async", "error", refusal)] if refusal is not None else []
 
 
 def check_version(version: str) -> Finding:
-    """Whether Knative is new enough.
+    """Check that Knative is new enough.
 
     Args:
-        version: such as `1.21.0` or, of its modules, `0.48.2`; empty if nothing says.
+        version: such as `1.21.0`, or `0.48.2` as the version of its modules; empty if unknown.
     """
     check, wanted = "knative/version", ".".join(str(part) for part in OLDEST_KNATIVE)
     found = re.match(r"v?(\d+)\.(\d+)", version)
     if found is None:
-        return Finding(check, "unknown", f"no label tells Knative's version; {wanted} or newer is needed")
+        return Finding(check, "unknown", f"Knative's labels don't give its version; jobs need {wanted} or newer")
     release = (int(found[1]), int(found[2]))
     if release[0] == 0:
         release = (1, release[1] - _MODULE_OFFSET)
     if release < OLDEST_KNATIVE:
-        remedy = f"Upgrade Knative Serving to {wanted} or newer: older ones undo changes of a Revision's scale."
+        remedy = f"Upgrade Knative Serving to {wanted} or newer: older releases undo changes of a Revision's scale."
         return Finding(check, "error", f"Knative is {version}", remedy)
     return Finding(check, "ok", f"Knative is {version}")
 
 
 def check_features(knative: Knative, pod_specs: Sequence[Mapping[str, Any]]) -> Finding:
-    """Whether Knative lets pods be as they are to be.
+    """Check that Knative allows the pods' fields.
 
     Args:
-        pod_specs: as the Knative Services would have them.
+        pod_specs: pod specs of the Knative Services.
     """
     wanted = wanted_features(pod_specs)
     missing = missing_features(wanted, knative.features)
     check = "knative/config-features"
     if not missing:
-        return Finding(check, "ok", f"all {len(wanted)} flags that the pods need are on")
+        return Finding(check, "ok", f"all {len(wanted)} feature flags that the pods need are on")
     fields = "; ".join(f"{flag} (for {field})" for flag, field in missing.items())
     remedy = set_command("config-features", knative.namespace, dict.fromkeys(missing, "enabled"))
-    return Finding(check, "error", f"off, and needed: {fields}", remedy)
+    return Finding(check, "error", f"needed feature flags are off: {fields}", remedy)
 
 
 def check_volumes(stages: Sequence[StagePods]) -> Finding:
-    """Whether pods can write to the volumes that they are to write to: Knative mounts all but claims read only."""
+    """Check that pods can write to their writable volumes. Knative mounts all volumes but claims read-only."""
     paths = sorted(
         {
             volume.mount_path
@@ -100,34 +100,34 @@ def check_volumes(stages: Sequence[StagePods]) -> Finding:
         }
     )
     if not paths:
-        return Finding("volumes", "ok", "pods can write to the volumes that are not read only")
-    message = f"{', '.join(paths)}: Knative mounts folders of the node read only"
-    return Finding("volumes", "warning", message, "Use a claim to write to, or say readOnly: true.")
+        return Finding("volumes", "ok", "pods can write to all volumes that are not read-only")
+    message = f"{', '.join(paths)}: Knative mounts folders of the node read-only"
+    return Finding("volumes", "warning", message, "Use a claim for a writable volume, or set readOnly: true.")
 
 
 def check_autoscaler(knative: Knative, initial_scale: int) -> Finding:
-    """Whether functions may begin with, and go down to, no pods."""
+    """Check that functions may start with no pods and scale to zero."""
     check, name = "knative/config-autoscaler", "config-autoscaler"
     wrong = autoscaler_changes(knative.autoscaler, initial_scale)
     if "enable-scale-to-zero" in wrong:
         remedy = set_command(name, knative.namespace, {"enable-scale-to-zero": "true"})
-        return Finding(
-            check, "error", "enable-scale-to-zero is off, so that idle functions would keep their GPUs", remedy
-        )
+        return Finding(check, "error", "enable-scale-to-zero is off: idle functions would keep their GPUs", remedy)
     if wrong:
         remedy = set_command(name, knative.namespace, wrong)
-        remedy += "\nor install the chart with knative.initialScale: 1, which starts a pod of each function at once."
-        return Finding(check, "error", "allow-zero-initial-scale is off, so that Knative refuses the functions", remedy)
-    return Finding(check, "ok", "functions scale from and to zero")
+        remedy += (
+            "\nor install the chart with knative.initialScale: 1, which starts a pod of each function immediately."
+        )
+        return Finding(check, "error", "allow-zero-initial-scale is off: Knative refuses the functions", remedy)
+    return Finding(check, "ok", "functions can start from zero and scale to zero")
 
 
 def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
-    """Whether requests may take as long as the operator lets them."""
+    """Check that Knative lets requests take as long as the operator does."""
     check, key = "knative/config-defaults", "max-revision-timeout-seconds"
     longest = longest_request(knative.defaults)
     if longest >= request_timeout:
         return Finding(
-            check, "ok", f"requests may take {longest:.0f} s; the operator lets them take {request_timeout:g} s"
+            check, "ok", f"Knative lets requests take {longest:.0f} s; the operator's limit is {request_timeout:g} s"
         )
     needed = f"{math.ceil(request_timeout)}"
     remedy = set_command("config-defaults", knative.namespace, {key: needed})
@@ -136,40 +136,40 @@ def check_timeouts(knative: Knative, request_timeout: float) -> Finding:
         f'\'{{"spec":{{"template":{{"spec":{{"terminationGracePeriodSeconds":{needed}}}}}}}}}\''
         "\nor install the chart with a shorter knative.requestTimeout."
     )
-    return Finding(check, "error", f"{key} is {longest:.0f}, and the operator lets requests take {needed} s", remedy)
+    return Finding(check, "error", f"{key} is {longest:.0f}, but the operator lets requests take {needed} s", remedy)
 
 
 def check_release(settings: ClusterSettings) -> Finding:
-    """How long a pod that was let go holds its GPU."""
+    """Check how long a released pod holds its GPU."""
     check, seconds = "release", f"{settings.draining_seconds:g} s"
     if settings.admission_port is not None and settings.admission_grace_seconds is not None:
-        return Finding(check, "ok", f"pods that are let go hold their GPU for at most {seconds} (quickRelease)")
+        return Finding(check, "ok", f"released pods hold their GPU for at most {seconds} (quickRelease)")
     if settings.operator_namespace is None:
         remedy = "kubectl exec --namespace NAMESPACE deployment/rlhfless -- python -m rlhfless_operator preflight"
-        return Finding(check, "unknown", "the operator's own pods know whether it serves its webhook", remedy)
+        return Finding(check, "unknown", "only the operator's pods can tell whether it serves its webhook", remedy)
     remedy = "Install the chart with quickRelease.enabled: true."
-    return Finding(check, "warning", f"pods that are let go hold their GPU for {seconds}: quickRelease is off", remedy)
+    return Finding(check, "warning", f"released pods hold their GPU for {seconds}: quickRelease is off", remedy)
 
 
 def check_deployment(knative: Knative) -> Finding:
-    """Whether pods that wait for a node keep their Revision alive, and pods may share nodes."""
+    """Check that a Revision survives while its pods wait for a node, and that pods may share nodes."""
     check, name = "knative/config-deployment", "config-deployment"
     wrong = deployment_changes(knative.deployment)
     if not wrong:
-        return Finding(check, "ok", "pods may wait for nodes, and share them")
+        return Finding(check, "ok", "pods may wait for nodes and share them")
     reasons = {
-        "pod-is-always-schedulable": "while pods wait for a GPU node, Knative gives up starting more",
-        "default-affinity-type": "pods spread over nodes, so that fewer nodes can be let go",
+        "pod-is-always-schedulable": "while pods wait for a GPU node, Knative stops starting more",
+        "default-affinity-type": "pods spread over nodes, and fewer nodes become empty",
     }
     message = "; ".join(f"{key} is not {value}: {reasons[key]}" for key, value in wrong.items())
     return Finding(check, "warning", message, set_command(name, knative.namespace, wrong))
 
 
 def check_capacity(allocatable: Sequence[Mapping[str, str]], stages: Sequence[StagePods]) -> Finding:
-    """Whether the nodes have the GPUs, and other extended resources, that pods ask for.
+    """Check that the nodes have the GPUs and other extended resources that pods request.
 
     Args:
-        allocatable: of every node that takes pods.
+        allocatable: allocatable resources of every schedulable node.
     """
     check = "capacity"
     problems = []
@@ -179,23 +179,23 @@ def check_capacity(allocatable: Sequence[Mapping[str, str]], stages: Sequence[St
             total = sum(quantity(node.get(resource, "0")) for node in allocatable)
             if largest < amount:
                 problems.append(
-                    f"{stage.stage} asks for {amount:g} {resource} a pod, and no node has more than {largest:g}"
+                    f"{stage.stage} requests {amount:g} {resource} per pod, but no node has more than {largest:g}"
                 )
             elif total < amount * stage.most:
                 problems.append(
-                    f"{stage.stage} may want {amount * stage.most:g} {resource} at a time, and all nodes have {total:g}"
+                    f"{stage.stage} may use {amount * stage.most:g} {resource} at a time, but all nodes have {total:g}"
                 )
     if problems:
         remedy = (
-            "Add nodes (or let a cluster autoscaler do so), install the GPU operator where nodes hide their GPUs, "
+            "Add nodes (or let a cluster autoscaler do so), install the GPU operator if nodes don't offer their GPUs, "
             "or lower generation.instances.max."
         )
         return Finding(check, "warning", "; ".join(problems), remedy)
-    return Finding(check, "ok", f"{len(allocatable)} nodes have what a job asks for")
+    return Finding(check, "ok", f"{len(allocatable)} nodes have the resources that a job requests")
 
 
 def check_quota(quotas: Sequence[Mapping[str, Any]], stages: Sequence[StagePods], namespace: str) -> Finding:
-    """Whether the namespace's quotas let the pods start.
+    """Check that the namespace's quotas let the pods start.
 
     Args:
         quotas: ResourceQuota objects.
@@ -212,29 +212,31 @@ def check_quota(quotas: Sequence[Mapping[str, Any]], stages: Sequence[StagePods]
                 limit = quantity(hard[key])
                 left = limit - quantity(used.get(key, "0"))
                 if limit < amount:
-                    errors.append(f"quota {name} allows {limit:g} {resource}, and {stage.stage} needs {amount:g} a pod")
+                    errors.append(
+                        f"quota {name} allows {limit:g} {resource}, but {stage.stage} needs {amount:g} per pod"
+                    )
                 elif left < most:
-                    warnings.append(f"quota {name} has {left:g} {resource} left, and {stage.stage} may want {most:g}")
+                    warnings.append(f"quota {name} has {left:g} {resource} left, but {stage.stage} may use {most:g}")
             errors += [
-                f"quota {name} limits {resource}, so that pods of {stage.stage} must say theirs"
+                f"quota {name} limits {resource}, so pods of {stage.stage} must set it"
                 for resource in _unsaid(hard, stage.pods)
             ]
     check = f"quota of {namespace}"
     if errors:
-        remedy = f"Raise the quota (kubectl edit resourcequota --namespace {namespace}), or give spec.pods.resources."
+        remedy = f"Raise the quota (kubectl edit resourcequota --namespace {namespace}), or set spec.pods.resources."
         return Finding(check, "error", "; ".join(errors), remedy)
     if warnings:
-        remedy = "Jobs wait for what is in use: raise the quota, or lower generation.instances.max."
+        remedy = "Jobs wait until enough is free: raise the quota, or lower generation.instances.max."
         return Finding(check, "warning", "; ".join(warnings), remedy)
-    return Finding(check, "ok", f"{len(quotas)} quotas leave room" if quotas else "there is none")
+    return Finding(check, "ok", f"{len(quotas)} quotas leave room" if quotas else "there are no quotas")
 
 
 def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> Finding:
-    """Whether the API server's CustomResourceDefinition is the operator's.
+    """Check that the API server's CustomResourceDefinition matches the operator's.
 
     Args:
-        found: as it was fetched; None if there is none.
-        wanted: as `rlhfless crd` prints it.
+        found: the CRD on the API server; None if there is none.
+        wanted: the CRD that `rlhfless crd` prints.
     """
     check, remedy = "definition", "rlhfless crd | kubectl apply --server-side --force-conflicts --filename -"
     if found is None:
@@ -254,7 +256,8 @@ def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any])
 
 
 def _extended(stage: StagePods) -> Iterator[tuple[str, float]]:
-    """Extended resources of a pod, such as `nvidia.com/gpu`. What pods use in turns they don't ask for."""
+    """Extended resources that a pod requests, such as `nvidia.com/gpu`. Pods don't request GPUs that they use in
+    turns."""
     resources = stage.pods.resources
     limits = (resources.limits if resources else None) or {}
     for resource, amount in limits.items():
@@ -263,7 +266,7 @@ def _extended(stage: StagePods) -> Iterator[tuple[str, float]]:
 
 
 def _unsaid(hard: Mapping[str, str], pods: PodsSpec) -> list[str]:
-    """What a quota limits and the pods don't say: such pods are refused."""
+    """Resources that a quota limits and the pods don't set. The quota refuses such pods."""
     resources = pods.resources
     said = {"requests": (resources and resources.requests) or {}, "limits": (resources and resources.limits) or {}}
     unsaid = []

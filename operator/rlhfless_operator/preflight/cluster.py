@@ -1,4 +1,4 @@
-"""Asks a cluster what the checks look at."""
+"""Fetches the cluster's objects for the checks."""
 
 import asyncio
 import uuid
@@ -56,15 +56,15 @@ async def preflight(
     namespace: str | None = None,
     service_account: str | None = None,
 ) -> list[Finding]:
-    """Look at everything that jobs need of a cluster.
+    """Check everything that jobs need from a cluster.
 
     Args:
         api: the official client, with the cluster's configuration.
-        settings: the operator's.
-        job: also look at what this one needs; else at what the operator's own defaults need.
-        namespace: of jobs whose quotas are looked at; if left out the job's own, or the first that the operator serves,
-            or `default`.
-        service_account: `NAMESPACE/NAME` whose permissions are looked at; those of whoever asks if left out.
+        settings: the operator's settings.
+        job: a job whose needs are checked too; without it, the operator's defaults are.
+        namespace: namespace whose quotas are checked; by default the job's, else the first that the operator serves,
+            else `default`.
+        service_account: `NAMESPACE/NAME` of the account whose permissions are checked; by default the caller's.
 
     Raises:
         UnavailableError: the API server does not answer.
@@ -85,13 +85,13 @@ async def preflight(
 
 
 class ClusterLook:
-    """Looks at a cluster for any number of jobs. What is the same for all of them is fetched once in a while.
+    """Checks a cluster for any number of jobs. Caches what they share.
 
     Args:
         api: the official client, with the cluster's configuration.
-        settings: the operator's.
-        service_account: `NAMESPACE/NAME` whose permissions are looked at; those of whoever asks if left out.
-        memory: seconds for which what was fetched counts.
+        settings: the operator's settings.
+        service_account: `NAMESPACE/NAME` of the account whose permissions are checked; by default the caller's.
+        memory: seconds until fetched objects expire.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class ClusterLook:
         """Ask the API server for its version.
 
         Raises:
-            ApiError: it does not answer (`UnavailableError`), or refuses.
+            ApiError: the server does not answer (`UnavailableError`), or refuses.
         """
         await _get(self._transport, "/version")
 
     async def at_job(self, stages: Sequence[StagePods], namespace: str, *, nodes: bool = True) -> list[Finding]:
-        """What the pods of a job need: Knative's settings, volumes, GPUs and quota.
+        """Check what the pods of a job need: Knative's settings, volumes, GPUs and quota.
 
         Args:
-            nodes: whether to look at GPUs, for which nodes have to be listed.
+            nodes: whether to check GPUs, which needs the right to list nodes.
         """
         knative, quotas = await asyncio.gather(
             self._once("knative", lambda: _knative(self._transport, self._settings.knative_namespace)),
@@ -133,11 +133,11 @@ class ClusterLook:
         return findings
 
     async def at_turns(self, stages: Sequence[StagePods], names: Collection[str]) -> list[Finding]:
-        """What pools need whose GPUs pods use in turns, or what the cluster lacks for that where there are none.
+        """Check what pools with a DeviceClass need. Without such pools, report what the cluster lacks for them.
 
         Args:
             stages: pods of a job.
-            names: of pools with a DeviceClass.
+            names: names of the pools with a DeviceClass.
         """
         pools = {name: self._settings.pools[name] for name in names}
         found = await self._once("devices", lambda: _devices(self._transport, sure=bool(pools)))
@@ -152,10 +152,10 @@ class ClusterLook:
         return findings
 
     async def at_installation(self, *, definition: bool = True) -> list[Finding]:
-        """What every job needs: the operator's permissions and the definition of jobs.
+        """Check what every job needs: the operator's permissions and the CustomResourceDefinition.
 
         Args:
-            definition: whether to look at the latter, which takes a right in the whole cluster.
+            definition: whether to check the CustomResourceDefinition, which needs a cluster-wide permission.
         """
         account = self._service_account
         wanted = (*PERMISSIONS, *(TURNS_PERMISSIONS if self._settings.has_slots else ()))
@@ -168,7 +168,7 @@ class ClusterLook:
         return list(await asyncio.gather(*looks))
 
     async def _once(self, name: str, fetch: Callable[[], Coroutine[Any, Any, Fetched]]) -> Fetched:
-        """What `fetch` answers, or answered a short while ago; whoever asks meanwhile waits for the same answer."""
+        """The answer of `fetch`, cached for a while. Concurrent callers wait for the same answer."""
         now = asyncio.get_running_loop().time()
         since, task = self._fetched.get(name, (0.0, None))
         if task is None or now > since + self._memory or (task.done() and (task.cancelled() or task.exception())):
@@ -178,13 +178,13 @@ class ClusterLook:
 
 
 def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) -> list[StagePods]:
-    """The pods of every stage: the cluster's defaults under what the job says.
+    """The pods of every stage: the job's settings over the cluster's defaults.
 
-    Of a job that names no number of generation instances there are as many as its pool has room for, else one: what it
-    has by a quota fits the quota.
+    If a job does not limit its generation instances, their number is the room in its pool, or else one. A number that
+    comes from a quota fits the quota and needs no check.
 
     Args:
-        namespace: of the job.
+        namespace: namespace of the job.
     """
     if job is None:
         return [StagePods("every stage", settings.pods, slots=_slots(settings, DEFAULT_POOL, settings.pods))]
@@ -197,7 +197,7 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
 
 
 def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted | None:
-    """What pods use in turns, if their pool has a DeviceClass."""
+    """The slots that pods use in turns, if their pool has a DeviceClass."""
     pool = pools_with_turns(settings.pools).get(name)
     if pool is None or not (gpus := gpus_of(pods, pool)):
         return None
@@ -205,7 +205,7 @@ def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted 
 
 
 def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
-    """The pod spec that the Knative Service of a function with these pods would have."""
+    """The pod spec of the Knative Service of a function with these pods."""
     job = JobIdentity("default", _PREFLIGHT, "", API_VERSION, KIND)
     function = StageFunction(job, "generation", pods, root=_PREFLIGHT)
     spec: Mapping[str, Any] = service(function, settings)["spec"]["template"]["spec"]
@@ -218,12 +218,12 @@ async def _knative(transport: Transport, namespace: str) -> Knative | Finding:
         found = await asyncio.gather(*(_get(transport, f"{folder}/config-{name}") for name in _MAPS))
     except NotFoundError:
         remedy = (
-            "Install Knative Serving, or say where it is: --knative-namespace here, knative.namespace in the chart."
+            "Install Knative Serving, or name its namespace: --knative-namespace here, knative.namespace in the chart."
         )
-        return Finding("knative", "error", f"namespace {namespace} has no settings of Knative Serving", remedy)
+        return Finding("knative", "error", f"namespace {namespace} has no ConfigMaps of Knative Serving", remedy)
     except ApiError as error:
-        remedy = "Install the chart with knative.readSettings: true, or look with an account that may read them."
-        return Finding("knative", "unknown", f"its settings can't be read: {error.message}", remedy)
+        remedy = "Install the chart with knative.readSettings: true, or use an account that may read them."
+        return Finding("knative", "unknown", f"Knative's ConfigMaps can't be read: {error.message}", remedy)
     data = {name: content.get("data") or {} for name, content in zip(_MAPS, found, strict=True)}
     labels: Mapping[str, str] = found[0]["metadata"].get("labels", {})
     return Knative(namespace, labels.get("app.kubernetes.io/version", ""), **data)
@@ -240,7 +240,7 @@ def _check_knative(knative: Knative, settings: ClusterSettings, stages: Sequence
 
 
 async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Finding:
-    """What every node that takes pods has to give."""
+    """Allocatable resources of every schedulable node."""
     try:
         nodes = await _get(transport, "/api/v1/nodes")
     except ApiError as error:
@@ -257,10 +257,10 @@ async def _quotas(transport: Transport, namespace: str) -> list[Mapping[str, Any
 
 
 async def _devices(transport: Transport, *, sure: bool) -> DynamicResources | Finding:
-    """What there is for pods to use GPUs in turns.
+    """Fetch what pods need to use GPUs in turns.
 
     Args:
-        sure: whether to list devices; else that is done only where this account may, as no pool needs it.
+        sure: whether a pool needs the devices. If none does, they are listed only if the account may.
     """
     try:
         server = str((await _get(transport, "/version"))["gitVersion"])
@@ -274,7 +274,7 @@ async def _devices(transport: Transport, *, sure: bool) -> DynamicResources | Fi
         if not sure and not all([await _allowed(transport, right, None, None) for right in rights]):
             return found
     except ApiError as error:
-        return Finding("turns", "unknown", f"the API server won't say what it serves: {error.message}")
+        return Finding("turns", "unknown", f"the API server does not list the APIs that it serves: {error.message}")
     try:
         classes, slices = [(await _get(transport, f"/apis/{_DEVICES}/v1/{kind}"))["items"] for kind in _DEVICE_KINDS]
     except ApiError as error:
@@ -290,7 +290,7 @@ async def _permissions(
             *(_allowed(transport, permission, namespace, service_account) for permission in wanted)
         )
     except ApiError as error:
-        return Finding("permissions", "unknown", f"the API server won't say: {error.message}")
+        return Finding("permissions", "unknown", f"the API server does not review permissions: {error.message}")
     return check_permissions(dict(zip(wanted, answers, strict=True)), namespace)
 
 
@@ -316,12 +316,12 @@ async def _definition(transport: Transport) -> Finding:
     except NotFoundError:
         found = None
     except ApiError as error:
-        return Finding("definition", "unknown", f"it can't be read: {error.message}")
+        return Finding("definition", "unknown", f"the CustomResourceDefinition can't be read: {error.message}")
     return check_definition(found, crd())
 
 
 def check_store(base: str) -> Finding:
-    """Whether something can be written to the artifact store, read again and removed.
+    """Check that the artifact store can write, read and remove a file.
 
     Args:
         base: folder or URI.
@@ -329,9 +329,7 @@ def check_store(base: str) -> Finding:
     local = artifacts.local_path(base)
     if local is not None and not local.exists():
         remedy = "kubectl exec --namespace NAMESPACE deployment/rlhfless -- python -m rlhfless_operator preflight"
-        return Finding(
-            "artifacts", "unknown", f"{base} is a folder of the pods; it can be tried in one of them", remedy
-        )
+        return Finding("artifacts", "unknown", f"{base} is a folder in the pods and can only be checked there", remedy)
     probe = artifacts.join(base, f".{_PREFLIGHT}-{uuid.uuid4().hex}")
     try:
         artifacts.write_bytes(probe, b"rlhfless")
@@ -340,12 +338,12 @@ def check_store(base: str) -> Finding:
     except artifacts.ArtifactError as error:
         return Finding("artifacts", "error", str(error), _STORE_REMEDY)
     if not same:
-        return Finding("artifacts", "error", f"{base} gives back something else than was written", _STORE_REMEDY)
-    return Finding("artifacts", "ok", f"{base} can be written to")
+        return Finding("artifacts", "error", f"{base} returns different content than was written", _STORE_REMEDY)
+    return Finding("artifacts", "ok", f"{base} is writable")
 
 
 _STORE_REMEDY = (
-    "For a folder: user 65532 must be able to write to it. For an object store: name a Secret with its credentials in "
+    "For a folder: give user 65532 write access. For an object store: name a Secret with its credentials in "
     "the chart's artifacts.secrets."
 )
 

@@ -1,7 +1,7 @@
-"""What Dynamic Resource Allocation offers: how many devices of a DeviceClass the ResourceSlices of a cluster have.
+"""Count the devices of a DeviceClass that the ResourceSlices of a cluster offer (Dynamic Resource Allocation).
 
-The scheduler picks devices by the class's selectors, in CEL. Of these the common terms are read here: `device.driver ==
-'...'` and `device.attributes['...'].NAME == '...'`. Where a selector says more, the count is an upper bound.
+The scheduler picks devices by the class's CEL selectors. This module reads their common terms: `device.driver == '...'`
+and `device.attributes['...'].NAME == '...'`. If a selector has other terms, the count is an upper bound.
 """
 
 import re
@@ -18,33 +18,33 @@ _KEPT_AWAY = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class DynamicResources:
-    """What a cluster has of Dynamic Resource Allocation."""
+    """A cluster's support for Dynamic Resource Allocation."""
 
     server: str
     """Version of the API server."""
     versions: tuple[str, ...]
-    """Of `resource.k8s.io` that it serves."""
+    """Versions of `resource.k8s.io` that it serves."""
     classes: Mapping[str, Mapping[str, Any]] | None = None
-    """DeviceClasses by name; None where they can't be listed."""
+    """DeviceClasses by name; None if they can't be listed."""
     slices: Sequence[Mapping[str, Any]] | None = None
-    """ResourceSlices; None where they can't be listed."""
+    """ResourceSlices; None if they can't be listed."""
     refusal: str = ""
     """Why these can't be listed."""
 
     @property
     def has_claims(self) -> bool:
-        """Whether there are ResourceClaims of the version that slots are made of."""
+        """Whether the server has ResourceClaims of the version that slots use."""
         return "v1" in self.versions
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Devices of a class."""
+    """The devices of a class."""
 
     by_place: Mapping[str, int]
-    """How many a node has, or a pool of devices that no node has to itself."""
+    """Number of devices by node, or by a device pool that belongs to no single node."""
     exact: bool
-    """Whether these are all that the class picks; else they are an upper bound."""
+    """Whether the count is exact; otherwise it is an upper bound."""
 
     @property
     def total(self) -> int:
@@ -53,25 +53,25 @@ class Offer:
 
     @property
     def largest(self) -> int:
-        """On the node that has most."""
+        """Number of devices on the node with the most."""
         return max(self.by_place.values(), default=0)
 
     def in_groups_of(self, together: int) -> int:
-        """How many can be allocated as groups, each on one node."""
+        """Number of devices that can be allocated in groups, each on one node."""
         return sum(count // together * together for count in self.by_place.values())
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """What could be read of selectors."""
+    """The terms that could be read from selectors."""
 
     drivers: frozenset[str]
     attributes: frozenset[tuple[str, str, str]]
-    """Domain, name and value of each."""
+    """Domain, name and value of each attribute."""
     exact: bool
 
     def pick(self, driver: str, device: Mapping[str, Any]) -> bool:
-        """Whether a device is one of those."""
+        """Whether a device matches the terms."""
         if self.drivers - {driver}:
             return False
         found = device.get("attributes") or {}
@@ -79,7 +79,7 @@ class _Terms:
 
 
 def offer_of(device_class: Mapping[str, Any], slices: Sequence[Mapping[str, Any]]) -> Offer:
-    """The devices that a class picks of those that drivers offer."""
+    """The devices of the drivers that a class picks."""
     selectors = (device_class.get("spec") or {}).get("selectors") or []
     terms = _read([(selector.get("cel") or {}).get("expression", "") for selector in selectors])
     counts: dict[str, int] = defaultdict(int)
@@ -95,7 +95,7 @@ def offer_of(device_class: Mapping[str, Any], slices: Sequence[Mapping[str, Any]
 
 
 def _newest(slices: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The slices that count: when a pool of devices is described anew, the earlier description may still be there."""
+    """The newest slices of each device pool. An outdated description of a pool may still exist beside the new one."""
     specs = [found["spec"] for found in slices]
     newest: dict[tuple[str, str], int] = {}
     for spec in specs:
@@ -111,7 +111,7 @@ def _kept_away(device: Mapping[str, Any]) -> bool:
 
 
 def _attribute(attributes: Mapping[str, Mapping[str, Any]], driver: str, domain: str, name: str) -> str | None:
-    """An attribute's text. Those without a domain are of their driver's."""
+    """An attribute's text. An attribute without a domain belongs to its driver's domain."""
     found = attributes.get(f"{domain}/{name}") or (attributes.get(name) if domain == driver else None) or {}
     text: str | None = found.get("string")
     return text
@@ -133,7 +133,7 @@ def _read(expressions: Iterable[str]) -> _Terms:
 
 
 def _conjunction(expression: str) -> list[str]:
-    """The terms that all have to hold; the expression itself where it is no such thing."""
+    """The terms of a conjunction; for any other expression, the expression itself."""
     outside, before = expression, ""
     while outside != before:
         outside, before = _IN_PARENTHESES.sub("", outside), outside

@@ -1,4 +1,4 @@
-"""Which of Knative's feature flags a function's pods need: Knative refuses a pod field whose flag is off."""
+"""The Knative feature flags that a function's pods need. Knative refuses a pod field whose flag is off."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def wanted_features(pod_specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The flags that pods need, each with the first field that needs it.
 
     Args:
-        pod_specs: as a Knative Service has them in `spec.template.spec`.
+        pod_specs: as in a Knative Service's `spec.template.spec`.
     """
     wanted: dict[str, str] = {}
     for spec in pod_specs:
@@ -48,7 +48,7 @@ def wanted_features(pod_specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def missing_features(wanted: Mapping[str, str], features: Mapping[str, str]) -> dict[str, str]:
-    """Those of the wanted flags that are off.
+    """The wanted flags that are off.
 
     Args:
         features: data of Knative's `config-features`.
@@ -68,10 +68,10 @@ def _flags(spec: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for volume in spec.get("volumes") or []:
         for kind, flag in _VOLUMES.items():
             if kind in volume:
-                yield flag, f"volumes: {volume.get('name')} is of {kind}"
+                yield flag, f"volumes: {volume.get('name')} is a {kind}"
         claim = volume.get("persistentVolumeClaim")
         if claim is not None and not claim.get("readOnly"):
-            yield _WRITABLE_CLAIM, f"volumes: {volume.get('name')} is written to"
+            yield _WRITABLE_CLAIM, f"volumes: {volume.get('name')} is writable"
     containers: Sequence[Mapping[str, Any]] = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     for container in containers:
         for variable in container.get("env") or []:

@@ -1,4 +1,4 @@
-"""What a preflight finds, and how it is said."""
+"""The findings of a preflight, and their text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ class Finding:
     """The outcome of one check."""
 
     check: str
-    """What was looked at, such as `knative/config-features` or `quota`."""
+    """Subject of the check, such as `knative/config-features` or `quota`."""
     verdict: Verdict
-    """`error`: jobs can't run; `warning`: they can, but worse or not always; `unknown`: it could not be looked at."""
+    """`error`: jobs can't run; `warning`: jobs run, but worse or not always; `unknown`: the check was not possible."""
     message: str
     """What is so."""
     remedy: str = ""
-    """What to do about it: a command where there is one."""
+    """What to do about it: a command if there is one."""
 
 
 def failed(findings: Sequence[Finding]) -> bool:
-    """Whether something keeps jobs from running."""
+    """Whether a finding keeps jobs from running."""
     return any(finding.verdict == "error" for finding in findings)
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """All findings as text, a line each, with remedies below."""
+    """All findings as text, one line each, with remedies below."""
     marks: Mapping[Verdict, str] = {"ok": "ok     ", "warning": "warning", "error": "ERROR  ", "unknown": "unknown"}
     lines = []
     for finding in findings:

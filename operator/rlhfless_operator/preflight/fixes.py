@@ -1,4 +1,4 @@
-"""What `rlhfless preflight --fix` would change of Knative's objects: pure functions of what was fetched."""
+"""The changes of `rlhfless preflight --fix` to Knative's objects: pure functions of the fetched objects."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -17,33 +17,33 @@ from rlhfless_operator.preflight.knative_settings import (
 )
 
 CONFIG_MAPS = ("autoscaler", "defaults", "deployment", "features")
-"""Knative's ConfigMaps that are looked at, without `config-`."""
+"""Knative's ConfigMaps that are checked, without `config-`."""
 ACTIVATOR = "activator"
 _EXAMPLE = "_example"
-"""A key of every one of Knative's ConfigMaps that says what could be set, and sets nothing."""
+"""A key in each of Knative's ConfigMaps that documents the settings and sets nothing."""
 _OWNER = "KnativeServing"
 
 KubernetesDocument = dict[str, Any]
 
 
 class ManagedElsewhereError(UserError):
-    """Something else manages the objects, and would undo a change."""
+    """Another controller manages the objects and would undo a change."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of one object, to be merged into it."""
+    """A change to one object, as a merge patch."""
 
     kind: str
     """Such as `configmap`."""
     path: str
-    """Of the object, on the API server."""
+    """Path of the object on the API server."""
     body: KubernetesDocument
-    """The merge patch. It names the version that was seen, and is refused if the object has changed since."""
+    """The merge patch. It names the object's version, and is refused if the object has changed since."""
     before: str
-    """What is looked at of the object, as YAML."""
+    """The checked part of the object, as YAML."""
     after: str
-    """The same once it is patched."""
+    """The same part after the patch."""
 
     @property
     def target(self) -> str:
@@ -58,12 +58,12 @@ class Patch:
 
 
 def config_map_path(namespace: str, name: str) -> str:
-    """Where the API server has a ConfigMap."""
+    """API path of a ConfigMap."""
     return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
 
 
 def activator_path(namespace: str) -> str:
-    """Where the API server has the Deployment of Knative's activator."""
+    """API path of the Deployment of Knative's activator."""
     return f"/apis/apps/v1/namespaces/{namespace}/deployments/{ACTIVATOR}"
 
 
@@ -76,18 +76,18 @@ def patches(
     request_timeout: float,
     features: Mapping[str, str],
 ) -> list[Patch]:
-    """What has to be changed for jobs to run; nothing where all is right.
+    """The changes that jobs need; empty if Knative is set up already.
 
     Args:
-        config_maps: those of `CONFIG_MAPS`, by these names.
-        activator: its Deployment; None where it could not be read.
-        namespace: of Knative Serving.
+        config_maps: the ConfigMaps of `CONFIG_MAPS`, by these names.
+        activator: the activator's Deployment; None if it could not be read.
+        namespace: namespace of Knative Serving.
         initial_scale: pods that a function starts with.
         request_timeout: longest request that the operator makes, in seconds.
-        features: flags of `config-features` that pods need, as `wanted_features` says.
+        features: flags of `config-features` that pods need, from `wanted_features`.
 
     Raises:
-        ManagedElsewhereError: the Knative Operator manages the ConfigMaps; the message has what to give it.
+        ManagedElsewhereError: the Knative Operator manages the ConfigMaps; the message has the settings for it.
     """
     data = {name: dict(content.get("data") or {}) for name, content in config_maps.items()}
     changes = {
@@ -134,7 +134,7 @@ def _of_config_map(content: KubernetesDocument, namespace: str, change: dict[str
 
 
 def _of_activator(content: KubernetesDocument, namespace: str, seconds: int) -> Patch | None:
-    """The activator, through which requests go, has to live as long as they may take when it is ended."""
+    """Requests pass through the activator. When it terminates, it must live until they end."""
     key = "terminationGracePeriodSeconds"
     now = content["spec"]["template"]["spec"].get(key, 30)
     if now >= seconds:

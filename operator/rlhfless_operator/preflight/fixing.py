@@ -1,4 +1,4 @@
-"""`rlhfless preflight --fix`: shows what it would change of Knative, asks, and changes it with the caller's rights."""
+"""`rlhfless preflight --fix`: show the changes to Knative, ask, and apply them with the caller's permissions."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ _MANAGER = "rlhfless-preflight"
 
 
 class NotFixedError(UserError):
-    """Not everything was changed; the message says what was."""
+    """Not all changes were applied; the message says which were."""
 
 
 async def fix(
@@ -33,26 +33,27 @@ async def fix(
     say: Callable[[str], None],
     agrees: Callable[[], bool],
 ) -> None:
-    """Set what jobs need in Knative's ConfigMaps and for its activator. What is right already is not touched.
+    """Set what jobs need in Knative's ConfigMaps and its activator. Correct settings stay as they are.
 
-    Every patch is tried first, by the API server and by Knative's own admission: a refusal changes nothing.
+    Every patch is first sent as a dry run, which the API server and Knative's admission check. If one refuses, nothing
+    is changed.
 
     Args:
-        api: the official client, with the cluster's configuration and the caller's rights.
-        settings: the operator's.
-        job: also set what this one needs.
-        say: told what would be changed, and what was.
-        agrees: asked once before anything is changed.
+        api: the official client, with the cluster's configuration and the caller's permissions.
+        settings: the operator's settings.
+        job: also set what this job needs.
+        say: gets the text of the planned and the applied changes.
+        agrees: called once before anything is changed.
 
     Raises:
-        NotFixedError: the caller does not agree, or may not, or somebody else changes the same.
+        NotFixedError: the caller does not agree, has no permission, or somebody else changed the same object.
         ManagedElsewhereError: the Knative Operator manages the ConfigMaps.
         UnavailableError: the API server does not answer.
     """
     transport = Transport(api, patience=_PATIENCE_SECONDS)
     wanted = await _look(transport, settings, job, say)
     if not wanted:
-        say("Knative has all of these settings: nothing to change.")
+        say("Knative already has all of these settings.")
         return
     for patch in wanted:
         say(patch.diff)
@@ -68,13 +69,13 @@ async def fix(
 
 
 def agrees(yes: bool) -> bool:
-    """Whether to change what was shown: asked of the person at the terminal, unless `yes` answers.
+    """Ask at the terminal whether to apply the changes, unless `yes`.
 
     Raises:
-        NotFixedError: standard input is no terminal to ask at.
+        NotFixedError: standard input is not a terminal.
     """
     if not yes and not sys.stdin.isatty():
-        raise NotFixedError("nothing was changed: there is no terminal to ask at; say --yes to have this done")
+        raise NotFixedError("nothing was changed: standard input is not a terminal; give --yes to apply the changes")
     return yes or typer.confirm("Change this?")
 
 
@@ -88,7 +89,7 @@ async def _look(
         )
     except NotFoundError as error:
         raise NotFixedError(
-            f"namespace {namespace} has no settings of Knative Serving: install it, or say where it is with"
+            f"namespace {namespace} has no ConfigMaps of Knative Serving; install it, or name its namespace with"
             f" --knative-namespace"
         ) from error
     except ForbiddenError as error:
@@ -97,7 +98,7 @@ async def _look(
     try:
         activator = await _get(transport, activator_path(namespace))
     except (NotFoundError, ForbiddenError) as error:
-        say(f"The activator's grace period was not looked at: {error.message}")
+        say(f"The activator's grace period could not be checked: {error.message}")
     stages = stages_of(settings, job, (job.metadata.namespace if job else None) or "default")
     return patches(
         dict(zip(CONFIG_MAPS, found, strict=True)),
@@ -109,7 +110,7 @@ async def _look(
     )
 
 
-_ASK = "let somebody who administers Knative run this, or do it by hand (docs/install.md)"
+_ASK = "ask Knative's administrator to run this, or change it by hand (docs/install.md)"
 
 
 async def _send(transport: Transport, patch: Patch, *, done: Sequence[Patch], dry_run: bool) -> None:
@@ -119,7 +120,7 @@ async def _send(transport: Transport, patch: Patch, *, done: Sequence[Patch], dr
         await transport.send("patch", "PATCH", patch.path, query=query, body=patch.body, content_type=MERGE_PATCH)
     except ConflictError as error:
         raise NotFixedError(
-            f"{patch.target} was changed by somebody else meanwhile; {so_far}: run this again"
+            f"{patch.target} was changed by somebody else at the same time; {so_far}; run this again"
         ) from error
     except ForbiddenError as error:
         raise NotFixedError(f"you may not change {patch.target} ({error.message}); {so_far}: {_ASK}") from error

@@ -1,4 +1,4 @@
-"""What jobs need of the data of Knative's ConfigMaps, key by key."""
+"""The settings that jobs need in Knative's ConfigMaps, key by key."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from rlhfless_operator.preflight.features import missing_features
 
 LONGEST_REQUEST_SECONDS = 43200
-"""What requests may take where it is not set: half a day is longer than a learning step, or an actor's share of
-one. The operator's own limit is `knative.requestTimeout` of the chart."""
+"""Longest request if the setting is missing, in seconds: half a day is longer than a learning step, or an actor's share
+of one. The operator's own limit is `knative.requestTimeout` of the chart."""
 _KNATIVE_REQUEST_SECONDS = 600.0
 """Knative's own default."""
 _TIMEOUT = "max-revision-timeout-seconds"
@@ -24,7 +24,7 @@ USUAL_FEATURES = (
 
 
 def autoscaler_changes(data: Mapping[str, str], initial_scale: int) -> dict[str, str]:
-    """What `config-autoscaler` lacks for functions to begin with, and go down to, no pods."""
+    """Settings that `config-autoscaler` lacks for functions to start with no pods and scale to zero."""
     changes = {}
     if value_of(data, "enable-scale-to-zero", "true") != "true":
         changes["enable-scale-to-zero"] = "true"
@@ -34,7 +34,7 @@ def autoscaler_changes(data: Mapping[str, str], initial_scale: int) -> dict[str,
 
 
 def deployment_changes(data: Mapping[str, str]) -> dict[str, str]:
-    """What `config-deployment` lacks for pods to wait for nodes, and to share them."""
+    """Settings that `config-deployment` lacks for pods to wait for nodes and share them."""
     changes = {}
     if value_of(data, "pod-is-always-schedulable", "false") != "true":
         changes["pod-is-always-schedulable"] = "true"
@@ -44,13 +44,13 @@ def deployment_changes(data: Mapping[str, str]) -> dict[str, str]:
 
 
 def longest_request(data: Mapping[str, str]) -> float:
-    """Seconds that `config-defaults` lets a request take."""
+    """Longest request that `config-defaults` allows, in seconds."""
     text = value_of(data, _TIMEOUT, "")
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else _KNATIVE_REQUEST_SECONDS
 
 
 def defaults_changes(data: Mapping[str, str], request_timeout: float) -> dict[str, str]:
-    """What `config-defaults` lacks for requests of any length. What somebody has set stays, where it is enough.
+    """Settings that `config-defaults` lacks for long requests. Existing values stay if they are large enough.
 
     Args:
         request_timeout: longest request that the operator makes, in seconds.
@@ -61,11 +61,10 @@ def defaults_changes(data: Mapping[str, str], request_timeout: float) -> dict[st
 
 
 def features_changes(data: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """What `config-features` lacks: flags that jobs usually need, unless somebody has set them, and those that are
-    wanted.
+    """Flags that `config-features` lacks: the wanted ones, and those that jobs usually need, unless they are set.
 
     Args:
-        wanted: flags that pods need, as `wanted_features` says.
+        wanted: flags that pods need, from `wanted_features`.
     """
     flags: Iterable[str] = [*(flag for flag in USUAL_FEATURES if flag not in data), *missing_features(wanted, data)]
     return dict.fromkeys(sorted(flags), "enabled")

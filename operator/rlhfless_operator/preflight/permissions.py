@@ -1,4 +1,4 @@
-"""What the operator must be allowed to do: what the chart grants it."""
+"""The permissions that the operator needs. The chart grants them."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class Permission:
     group: str
     """Empty for the core group."""
     resource: str
-    """With its subresource after a slash, if it is one."""
+    """The resource, with its subresource after a slash if there is one."""
     verb: str
 
 
@@ -34,19 +34,19 @@ _RIGHTS: Mapping[tuple[str, str], str] = {
 PERMISSIONS: tuple[Permission, ...] = tuple(
     Permission(group, resource, verb) for (group, resource), verbs in _RIGHTS.items() for verb in verbs.split()
 )
-"""In every namespace with jobs."""
+"""Permissions in every namespace with jobs."""
 TURNS_PERMISSIONS: tuple[Permission, ...] = tuple(
     Permission("resource.k8s.io", "resourceclaims", verb) for verb in ("list", "create", "delete")
 )
-"""In every namespace with jobs too, where pods use GPUs in turns."""
+"""More permissions in every namespace with jobs, if pods use GPUs in turns."""
 
 
 def check_permissions(allowed: Mapping[Permission, bool], namespace: str | None) -> Finding:
-    """Whether everything is allowed.
+    """Check that the operator has all permissions.
 
     Args:
-        allowed: what the API server answered.
-        namespace: where it was asked for; None for all namespaces.
+        allowed: the API server's answers.
+        namespace: namespace of the permissions; None for all namespaces.
     """
     missing: dict[str, list[str]] = defaultdict(list)
     for permission, granted in allowed.items():

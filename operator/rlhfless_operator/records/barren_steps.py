@@ -1,6 +1,6 @@
-"""Steps that taught nothing: what the records say of them, and what a person should be told.
+"""Steps without anything to learn from: find them in the records, and tell people.
 
-Pure functions of the records: a driver that takes a job over, and a report that is made later, say the same.
+These are pure functions of the records, so a driver that takes a job over and a later report give the same message.
 """
 
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from rlhfless_operator.records.record import StepRecord
 
 TOLERATED = 2
-"""So many in a row are nothing to speak of."""
+"""Most such steps in a row without a warning."""
 
 
 def taught_nothing(record: StepRecord) -> bool:
-    """Whether no sample of a step moved the policy to or from what it had done; False where the step does not say."""
+    """Whether a step had nothing to learn from; False if its record does not say."""
     return record.step > 0 and record.metrics.get("batch/teaching_groups") == 0
 
 
 def barren_stretches(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
-    """Longest runs of steps in a row that taught nothing, of those that are longer than is tolerated."""
+    """Stretches of such steps in a row that are longer than tolerated."""
     stretches: list[list[StepRecord]] = [[]]
     for record in records:
         if taught_nothing(record):
@@ -28,31 +28,31 @@ def barren_stretches(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
 
 
 def describe(stretch: Sequence[StepRecord]) -> str:
-    """Why some steps in a row taught nothing, and what to do about it."""
+    """Why such steps had nothing to learn from, and what to do about it."""
     last = stretch[-1]
-    which = f"steps {stretch[0].step} to {last.step} taught nothing"
+    which = f"steps {stretch[0].step} to {last.step} had nothing to learn from"
     if last.metric("batch/masked_samples") == last.metric("batch/samples"):
         return (
-            f"{which}: every sample was left out of the loss, as unscorable or as truncated (algorithm.maskTruncated);"
-            " look at reward/unscorable and truncated in metrics.jsonl, and mend the rewards or raise"
+            f"{which}: every sample was excluded from the loss, as unscorable or truncated (algorithm.maskTruncated);"
+            " look at reward/unscorable and truncated in metrics.jsonl, and correct the rewards or raise"
             " sampling.maxResponseTokens"
         )
     reward = last.metrics.get("reward")
-    mean = "" if reward is None else f", {reward:.3g} in the mean"
+    mean = "" if reward is None else f", {reward:.3g} on average"
     return (
-        f"{which}: the samples of every group got the same reward{mean}; check the reward, and if it is right, add"
-        " easier or harder prompts, sample more of each (batch.samplesPerPrompt), or raise sampling.temperature"
+        f"{which}: all samples of each group got the same reward{mean}; check the reward and, if it is right, add"
+        " easier or harder prompts, raise batch.samplesPerPrompt, or raise sampling.temperature"
     )
 
 
 def warning_now(records: Sequence[StepRecord]) -> str | None:
-    """What is wrong after the last step; None if nothing is."""
+    """The problem after the last step; None if there is none."""
     stretches = barren_stretches(records)
     return describe(stretches[-1]) if stretches and stretches[-1][-1] is records[-1] else None
 
 
 def is_due(records: Sequence[StepRecord]) -> bool:
-    """Whether a person should be told now: when a stretch begins to count, and whenever it has doubled since."""
+    """Whether to warn now: when a stretch first exceeds the limit, and whenever it has doubled since."""
     if warning_now(records) is None:
         return False
     times, rest = divmod(len(barren_stretches(records)[-1]), TOLERATED + 1)

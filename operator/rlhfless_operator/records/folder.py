@@ -1,4 +1,4 @@
-"""Where everything of one job lies below its folder in the artifact store."""
+"""The layout of a job's folder in the artifact store."""
 
 from rlhfless_functions.api import Purpose
 from rlhfless_functions.artifacts import join
@@ -27,7 +27,7 @@ class JobFolder:
         return join(self.root, "rollouts", _named(step, purpose))
 
     def prefixes(self, step: int, purpose: Purpose) -> str:
-        """Keys and values of prompts' beginnings that one of a step's actors has computed for others."""
+        """Keys and values of shared prefixes that an actor of a step has computed for others."""
         return join(self.root, "prefixes", _named(step, purpose))
 
     def batches(self, step: int, purpose: Purpose) -> str:
@@ -35,15 +35,15 @@ class JobFolder:
         return join(self.root, "batches", _named(step, purpose))
 
     def pieces(self, step: int, overlap: str) -> str:
-        """The journal of the pieces that one step's batch is learnt from in, by the setting that made them."""
+        """The journal of the pieces of one step's batch, by the setting that made them."""
         return join(self.batches(step, "training"), f"pieces-{overlap}")
 
     def trace(self, step: int, part: str) -> str:
-        """A part of the run's trace: how long the responses of a chunk were."""
+        """A part of the run's trace: the lengths of a chunk's responses."""
         return join(self.root, "traces", _step(step), f"{part}.parquet")
 
     def drafts(self, step: int) -> str:
-        """What later steps draft tokens from: the step's responses, a part for each chunk."""
+        """A step's responses, from which later steps draft tokens; a part for each chunk."""
         return join(self.root, "drafts", _step(step))
 
     def weights(self, step: int) -> str:
@@ -71,16 +71,16 @@ class JobFolder:
         return join(self.root, "results", _step(step))
 
     def begun(self, step: int) -> str:
-        """With which weights an asynchronous job samples a step's groups."""
+        """The record of the weights with which an asynchronous job samples a step's groups."""
         return join(self.root, "journal", f"{_step(step)}-begun.json")
 
     def taken(self, step: int) -> str:
-        """What a step of an asynchronous job learns from."""
+        """The record of what a step of an asynchronous job learns from."""
         return join(self.root, "journal", f"{_step(step)}-taken.json")
 
     @property
     def replay(self) -> str:
-        """What a replay of the run writes."""
+        """The output of a replay of the run."""
         return join(self.root, "replay")
 
     @property

@@ -1,4 +1,4 @@
-"""What a job will take to its end, by what its last steps took."""
+"""Forecasts of a job's time and cost until its end, from its last steps."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -6,11 +6,11 @@ from decimal import Decimal
 from rlhfless_operator.records.record import StepRecord
 
 RECENT = 8
-"""Steps whose means the forecast assumes for those to come."""
+"""Number of last steps whose means the forecast uses."""
 
 
 def recent_steps(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The training steps that a forecast goes by."""
+    """The training steps that a forecast uses."""
     return [record for record in records if record.step > 0][-RECENT:]
 
 
@@ -18,9 +18,9 @@ def forecast_cost(cost: Decimal, records: Sequence[StepRecord], total_steps: int
     """Money for the whole job, if the steps to come cost what the last ones did; None before the first is finished.
 
     Args:
-        cost: so far.
-        records: of the finished steps.
-        total_steps: of the whole job.
+        cost: cost so far.
+        records: records of the finished steps.
+        total_steps: steps of the whole job.
     """
     recent = recent_steps(records)
     if not recent:

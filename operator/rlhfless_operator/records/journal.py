@@ -1,4 +1,4 @@
-"""What the control plane writes down: a step's batch, and files that grow by a line a step."""
+"""The control plane's records: a step's batch, and files that grow by a line per step."""
 
 import json
 import math
@@ -19,7 +19,7 @@ class PlanRecord(BaseModel):
     expected_seconds: float
     expected_instance_seconds: float
     cheapest_instance_seconds: float | None = None
-    """What the cheapest plan would have cost, whatever its time; None in records of before it was written down."""
+    """Cost of the cheapest plan, without a limit on its time; None in records of older releases."""
     lower_bound_instance_seconds: float
     rank_correlation: float | None = None
     """Spearman's ρ between predicted and actual lengths."""
@@ -28,7 +28,7 @@ class PlanRecord(BaseModel):
 
 
 class StepBatch(BaseModel):
-    """A generated and prepared step: with it, a driver that comes later goes on with learning."""
+    """A generated and prepared step, from which a later driver continues with learning."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,21 +36,21 @@ class StepBatch(BaseModel):
     cursor: dict[str, Any]
     """Position in the data after the step."""
     lengths: dict[int, list[int]]
-    """Response tokens of every group that was generated, by prompt."""
+    """Response tokens of every generated group, by prompt."""
     metrics: dict[str, float]
     plan: PlanRecord
     seconds: dict[str, float]
-    """Duration of generation, and of preparation beyond it."""
+    """Duration of generation, and of preparation after it."""
     samples: list[ExampleSample] = []
     """Some of its samples as text."""
 
 
 class JsonLines:
-    """A file of one JSON object a line, rewritten whole at each append, since object stores can't append.
+    """A file with one JSON object per line, rewritten whole at each append, because object stores can't append.
 
     Args:
-        uri: where it is.
-        lines: what it holds already.
+        uri: URI of the file.
+        lines: its present content.
     """
 
     def __init__(self, uri: str, lines: list[dict[str, Any]]) -> None:
@@ -63,7 +63,7 @@ class JsonLines:
         self._write()
 
     def replace_last(self, item: Mapping[str, Any]) -> None:
-        """Have another last line."""
+        """Replace the last line."""
         self._lines[-1:] = [json.dumps(item)]
         self._write()
 
@@ -72,16 +72,17 @@ class JsonLines:
 
 
 def read_lines(uri: str) -> list[dict[str, Any]]:
-    """The objects of a file of one JSON object a line; none if it is not there."""
+    """The objects of a file with one JSON object per line; empty if it does not exist."""
     if not artifacts.exists(uri):
         return []
     return [json.loads(line) for line in artifacts.read_bytes(uri).splitlines() if line.strip()]
 
 
 def mean_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Chunks' sums and counts as a step's metrics.
+    """Convert the sums and counts of chunks to a step's metrics.
 
-    `x/sum` over `x/count` is the mean `x`, and with `x/square/sum` also `x/std`; either of the two alone is `x` itself.
+    `x/sum` divided by `x/count` is the mean `x`; with `x/square/sum` also `x/std`. If only one of the two exists, it is
+    `x` itself.
     """
     metrics: dict[str, float] = {}
     for name, value in sums.items():

@@ -1,102 +1,109 @@
-"""Every metric of `metrics.jsonl`: those of the functions, and those that the control plane adds."""
+"""All metrics of `metrics.jsonl`: those of the functions, and those that the control plane adds."""
 
 from collections.abc import Collection
 
 from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS, Metric
 
 DRIVER_METRICS: dict[str, Metric] = {
-    "dynamic_sampling/rounds": Metric("number", "Rounds that the step sampled in, the first included."),
-    "dynamic_sampling/replaced_groups": Metric("groups", "Groups that taught nothing and were replaced by others."),
-    "generation/seconds": Metric("seconds", "From the step's beginning to its last sample."),
+    "dynamic_sampling/rounds": Metric("number", "Sampling rounds of the step, including the first."),
+    "dynamic_sampling/replaced_groups": Metric("groups", "Groups with nothing to learn from, which were replaced."),
+    "generation/seconds": Metric("seconds", "Time from the step's beginning to its last sample."),
     "generation/staleness": Metric(
         "versions",
-        "With `async`: between the weights that sampled the step's groups and those that it started from, mean over the"
-        " groups.",
+        "With `async`: versions between the weights that sampled the step's groups and those that it started from, mean"
+        " over the groups.",
     ),
-    "generation/lost_instances": Metric("instances", "Instances that were lost while they generated."),
-    "generation/cuts": Metric("requests", "Requests that were cut; their samples went on elsewhere."),
-    "generation/moved_samples": Metric("samples", "Samples that were moved to another actor by choice."),
-    "generation/passes": Metric("number", "Decode passes, all instances together, where transformers generates."),
+    "generation/lost_instances": Metric("instances", "Instances lost during generation."),
+    "generation/cuts": Metric("requests", "Cut requests, whose samples continued on other actors."),
+    "generation/moved_samples": Metric("samples", "Samples that the driver chose to move to another actor."),
+    "generation/passes": Metric("number", "Decode passes over all instances, if transformers generates."),
     "generation/tokens_per_pass": Metric(
-        "tokens", "Tokens that a sequence got from a decode pass, mean: 1 without drafts, where transformers generates."
+        "tokens", "Tokens of a sequence per decode pass, mean, if transformers generates; 1 without drafts."
     ),
-    "generation/drafts/tried": Metric("tokens", "Tokens that were drafted, and computed in passes to see."),
-    "generation/drafts/accepted": Metric("tokens", "Those of them that would have been sampled anyway."),
+    "generation/drafts/tried": Metric("tokens", "Drafted tokens that were verified in passes."),
+    "generation/drafts/accepted": Metric("tokens", "Verified drafted tokens that would have been sampled anyway."),
     "generation/drafts/coverage": Metric(
         "share",
-        "Of a sequence's passes before which drafts were looked for: those for which there was something to draft.",
+        "Share of a sequence's passes with a lookup of drafts that had something to draft.",
     ),
     "generation/drafts/acceptance": Metric(
-        "share", "Chance that a drafted token was right if all before it in its draft were. Plans go by it."
+        "share", "Probability that a drafted token was right if all before it in its draft were. Plans use it."
     ),
-    "generation/drafts/seconds": Metric("seconds", "Time of looking for drafts, all instances together."),
+    "generation/drafts/seconds": Metric("seconds", "Time to look up drafts, over all instances."),
     "generation/drafts/unreadable": Metric("number", "Times that responses of an earlier step could not be read."),
-    "generation/prefixes/tokens_sent": Metric("tokens", "Of shared prefixes: whose keys and values were sent."),
-    "generation/prefixes/tokens_fetched": Metric("tokens", "Of shared prefixes: whose keys and values were fetched."),
-    "generation/prefixes/bytes_sent": Metric("bytes", "Keys and values that were sent."),
-    "generation/prefixes/bytes_fetched": Metric("bytes", "Keys and values that were fetched."),
-    "generation/prefixes/seconds_sent": Metric("seconds", "Time of sending, all instances together."),
-    "generation/prefixes/seconds_fetched": Metric("seconds", "Time of fetching, all instances together."),
+    "generation/prefixes/tokens_sent": Metric("tokens", "Tokens of shared prefixes whose keys and values were sent."),
+    "generation/prefixes/tokens_fetched": Metric(
+        "tokens", "Tokens of shared prefixes whose keys and values were fetched."
+    ),
+    "generation/prefixes/bytes_sent": Metric("bytes", "Size of sent keys and values."),
+    "generation/prefixes/bytes_fetched": Metric("bytes", "Size of fetched keys and values."),
+    "generation/prefixes/seconds_sent": Metric("seconds", "Time to send keys and values, over all instances."),
+    "generation/prefixes/seconds_fetched": Metric("seconds", "Time to fetch keys and values, over all instances."),
     "weights/bytes_same_node": Metric(
         "bytes",
-        "On a cluster: bytes of new weights that generation instances on the learner's node read, since the step before"
+        "On a cluster: new weights that generation instances on the learner's node have read since the previous step"
         " was learnt. Each instance counts a version once.",
     ),
     "weights/bytes_same_zone": Metric(
-        "bytes", "The same of instances on other nodes of its zone, or of another domain of `placement.topologyKeys`."
+        "bytes", "The same for other nodes of its zone, or of another domain of `placement.topologyKeys`."
     ),
-    "weights/bytes_across_zones": Metric("bytes", "The same of instances in other zones."),
-    "weights/bytes_other_node": Metric("bytes", "The same of instances on other nodes, where zones are not known."),
-    "weights/seconds": Metric("seconds", "Until the last actor of the step had its weights."),
+    "weights/bytes_across_zones": Metric("bytes", "The same for instances in other zones."),
+    "weights/bytes_other_node": Metric("bytes", "The same for instances on other nodes, if zones are unknown."),
+    "weights/seconds": Metric("seconds", "Time until the last actor of the step had its weights."),
     "learning/beyond_preparation": Metric(
-        "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
+        "seconds", "Time from the last prepared group to the new weights, for a learner that followed preparation."
     ),
     "learning/instances": Metric("instances", "Instances that took the step together."),
     "learning/instances_chosen": Metric(
-        "instances", "Instances that the plan wanted, where `learning.instances` left it a choice."
+        "instances", "Instances that the plan wanted, if `learning.instances` left it a choice."
     ),
-    "planning/expected_seconds": Metric("seconds", "What the plan expected of generation."),
-    "planning/expected_step_seconds": Metric("seconds", "What the plan expected of the step, to the new weights."),
-    "planning/contention": Metric("share", "Of the pool's GPU time: what other jobs wanted when the step was planned."),
+    "planning/expected_seconds": Metric("seconds", "Duration of generation that the plan expected."),
+    "planning/expected_step_seconds": Metric(
+        "seconds", "Duration of the step, until the new weights, that the plan expected."
+    ),
+    "planning/contention": Metric(
+        "share", "Share of the pool's GPU time that other jobs wanted when the step was planned."
+    ),
     "planning/lower_bound_instance_seconds": Metric(
         "instance-seconds",
-        "Least that the step's generation could have cost, knowing all lengths, and where tokens are drafted, with"
-        " drafts that are all right.",
+        "Lowest possible cost of the step's generation if all lengths were known beforehand and all drafts were right.",
     ),
     "planning/lower_bound_share": Metric(
         "share",
-        "That bound over what generation's instances really cost. Not with `async`, which generates for other steps"
-        " meanwhile.",
+        "The lower bound divided by the actual cost of generation. Missing with `async`, which generates for other"
+        " steps at the same time.",
     ),
-    "prediction/seen_share": Metric("share", "Prompts that had been visited before."),
+    "prediction/seen_share": Metric("share", "Share of prompts that had been visited before."),
     "prediction/rank_correlation": Metric("number", "Spearman's ρ of predicted and actual lengths of all samples."),
-    "prediction/prompt_rank_correlation": Metric("number", "The same of the prompts' means."),
-    "prediction/relative_error": Metric(
-        "number", "Error of the predicted lengths over the actual, mean of the samples."
+    "prediction/prompt_rank_correlation": Metric(
+        "number", "Spearman's ρ of predicted and actual lengths, over the prompts' means."
     ),
-    "prediction/bias": Metric("number", "Sum of predicted over sum of actual lengths, minus 1: positive is too long."),
+    "prediction/relative_error": Metric(
+        "number", "Absolute error of the predicted lengths divided by the actual ones, mean over the samples."
+    ),
+    "prediction/bias": Metric("number", "Sum of predicted / sum of actual lengths, minus 1; positive means too long."),
 }
-"""What the control plane adds: how generation went, and how good its plan was."""
+"""Metrics of the control plane: the course of generation, and the quality of its plan."""
 
 STEP_METRICS = {**PREPARATION_METRICS, **DRIVER_METRICS, **LEARNING_METRICS}
-"""What `metrics` of a step may have. Where preparation and learning both measure something it is learning's."""
+"""Possible metrics of a step. If preparation and learning both measure one, learning's value counts."""
 
 EVALUATION_METRICS = {
     "accuracy": Metric("reward", "Mean reward on the evaluation's prompts, by the evaluation's rewards."),
     **PREPARATION_METRICS,
 }
-"""What `evaluation` of a step may have."""
+"""Possible metrics of a step's `evaluation`."""
 
 
 def metric_named(
     name: str, catalogue: dict[str, Metric], rewards: Collection[str], logged: Collection[str] = ()
 ) -> Metric | None:
-    """What a name of `metrics.jsonl` means; None for one that is not in the catalogue.
+    """The meaning of a name in `metrics.jsonl`; None if it is not in the catalogue.
 
     Args:
-        catalogue: where to look.
+        catalogue: the metrics to search.
         rewards: names of the job's rewards.
-        logged: what their functions log.
+        logged: names that their functions log.
     """
     found = catalogue.get(name)
     if found is not None or not name.startswith("reward/"):

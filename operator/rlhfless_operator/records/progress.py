@@ -1,4 +1,4 @@
-"""What is going on right now, for whoever looks: gathered from events, never asked for."""
+"""The current progress of a run, gathered from events."""
 
 import time
 from collections.abc import Callable
@@ -11,10 +11,10 @@ StageName = str
 
 @dataclass
 class LiveProgress:
-    """The current step as it goes. The terminal view reads it a few times a second."""
+    """The progress of the current step. The terminal view reads it a few times a second."""
 
     on_note: Callable[[str], None] = lambda note: None
-    """Told of what a person should know."""
+    """Called with messages for people."""
     stage_name: str = "starting"
     stage_since: float = field(default_factory=time.monotonic)
     step: int = 0
@@ -24,7 +24,7 @@ class LiveProgress:
     tokens: dict[int, int] = field(default_factory=dict)
     """Response tokens of each actor's current request."""
     engine: str | None = None
-    """What generates, and why."""
+    """The engine and why it was chosen."""
 
     def begin_step(self, step: int, samples: int) -> None:
         """A step begins."""
@@ -37,7 +37,7 @@ class LiveProgress:
             self.actors = actors
 
     def event(self, actor: int, event: Event) -> None:
-        """An actor said something."""
+        """Handle an event of an actor."""
         if isinstance(event, Progress):
             self.tokens[actor] = event.tokens
         elif isinstance(event, Samples):
@@ -47,5 +47,5 @@ class LiveProgress:
             self.note(f"generation runs on {event.engine}")
 
     def note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Pass on a message for people."""
         self.on_note(text)

@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`, `ledger.jsonl` and `samples.jsonl`: what a run tells people and scripts."""
+"""The lines of `metrics.jsonl`, `ledger.jsonl` and `samples.jsonl`, for people and scripts."""
 
 import math
 from decimal import Decimal
@@ -11,7 +11,7 @@ from rlhfless_functions import artifacts
 ChargedState = Literal["starting", "busy", "idle", "switching", "draining"]
 """States in which an instance has its GPUs."""
 KeptState = Literal[ChargedState, "asleep"]
-"""States of an instance that is there."""
+"""States of an existing instance."""
 CHARGED_STATES: tuple[ChargedState, ...] = get_args(ChargedState)
 KEPT_STATES: tuple[KeptState, ...] = (*CHARGED_STATES, "asleep")
 
@@ -23,26 +23,26 @@ class Record(BaseModel):
 
 
 class StageAccount(Record):
-    """What one stage's instances did in a step."""
+    """The account of one stage's instances in a step."""
 
     starting: float = 0.0
-    """Instance-seconds from being asked for until ready."""
+    """Instance-seconds from the request until ready."""
     busy: float = 0.0
     """Instance-seconds of work."""
     idle: float = 0.0
-    """Instance-seconds of being kept without work."""
+    """Instance-seconds of idle instances."""
     switching: float = 0.0
-    """Instance-seconds of being put to sleep, and of waking."""
+    """Instance-seconds of falling asleep and waking."""
     draining: float = 0.0
-    """Instance-seconds from being told to end until gone."""
+    """Instance-seconds from the order to end until gone."""
     asleep: float = 0.0
-    """Instance-seconds of being kept without a GPU, which cost nothing."""
+    """Instance-seconds of sleeping instances, which have no GPU and cost nothing."""
     cost: Decimal = Decimal(0)
-    """Price of all of them but those asleep."""
+    """Cost of all instance-seconds, except for sleeping ones."""
 
     @property
     def seconds(self) -> float:
-        """Instance-seconds in any state that is charged."""
+        """Charged instance-seconds, in all states."""
         seconds: list[float] = [getattr(self, state) for state in CHARGED_STATES]
         return sum(seconds)
 
@@ -53,9 +53,9 @@ class StepRecord(Record):
     step: int
     """Number of the step."""
     seconds: float = 0.0
-    """How long it took."""
+    """Duration in seconds."""
     stages: dict[str, float] = {}
-    """Seconds in which each stage alone held the step up: generation, preparation, learning, overhead."""
+    """Seconds in which only this stage delayed the step: generation, preparation, learning, overhead."""
     metrics: dict[str, float] = {}
     """Means of the step by name, such as `reward` or `kl/reference`."""
     ledger: dict[str, StageAccount] = {}
@@ -63,9 +63,9 @@ class StepRecord(Record):
     plan: dict[str, Any] | None = None
     """The plan that generation followed."""
     evaluation: dict[str, float] | None = None
-    """Results on the evaluation's prompts after this step, where it was evaluated."""
+    """Results on the evaluation's prompts after this step, if there was an evaluation."""
     finished_at: float | None = None
-    """Unix time at which it was finished."""
+    """Unix time of its end."""
 
     @field_validator("metrics", "evaluation", mode="before")
     @classmethod
@@ -78,7 +78,7 @@ class StepRecord(Record):
         return sum((account.cost for account in self.ledger.values()), Decimal(0))
 
     def metric(self, name: str) -> float:
-        """A metric; NaN where this step has none."""
+        """A metric; NaN if this step does not have it."""
         return self.metrics.get(name, math.nan)
 
     @property
@@ -88,7 +88,7 @@ class StepRecord(Record):
 
 
 class SpanRecord(Record):
-    """An instance was in a state for a while."""
+    """A period that an instance spent in one state."""
 
     instance: str
     """Name of the pod or local process."""
@@ -106,21 +106,21 @@ class SampleRecord(Record):
     """A response as text: of an evaluation's prompt, or of a training step."""
 
     when: Literal["before", "training", "after"]
-    """In the evaluation before the first step, in a training step, or in the evaluation after the last."""
+    """Whether it is from the evaluation before the first step, a training step, or the evaluation after the last."""
     step: int = 0
-    """The training step, or the one after which it was evaluated."""
+    """The training step, or the step before the evaluation."""
     row: int = 0
-    """Row of the prompt in the dataset as it was read."""
+    """Row of the prompt in the dataset as read."""
     index: int = 0
     """Number of the sample in its group."""
     prompt: str
     """The prompt's text."""
     response: str
-    """The response's text; the middle of a very long one is left out."""
+    """The response's text; a very long one is shortened in the middle."""
     reward: float | None = None
     """Its reward; None if it could not be scored."""
     terms: dict[str, float | None] = {}
-    """Each reward's own number, before weighting."""
+    """Each reward's value, before weighting."""
     advantage: float | None = None
     """Mean over its tokens, before whitening over the batch; None in an evaluation."""
     tokens: int = Field(default=0, ge=0)
@@ -128,7 +128,7 @@ class SampleRecord(Record):
     finish_reason: str = ""
     """Why it ended."""
     version: int = 0
-    """Weights version that sampled it: the step that made it."""
+    """Weights version that sampled it, named by its step."""
 
 
 RecordType = TypeVar("RecordType", bound=Record)
@@ -137,10 +137,10 @@ RecordType = TypeVar("RecordType", bound=Record)
 def read_records(uri: str, kind: type[RecordType]) -> list[RecordType]:
     """All records of a JSONL file; none if there is no such file.
 
-    The last line may be torn, because its writer was killed in the middle of it; it is left out then.
+    An incomplete last line is dropped: its writer was killed while writing.
 
     Raises:
-        ValueError: for any other line that is no such record, naming the file and the line.
+        ValueError: another line is not such a record; the message names the file and the line.
     """
     if not artifacts.exists(uri):
         return []

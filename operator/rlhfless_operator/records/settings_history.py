@@ -1,4 +1,4 @@
-"""Which settings each step of a job was learnt with: of those that may change in the middle of it."""
+"""The history of a job's changeable settings: those that each step was learnt with."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,46 +16,46 @@ class SettingsSpan(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     from_step: int
-    """First step that was taken with them; the next line's is the first that was not."""
+    """First step with these settings; they apply until the next line's first step."""
     settings: StepSettings
 
 
 class SettingsHistory:
-    """The settings of every step. It never changes: what comes after a change is another history."""
+    """The settings of every step. It is immutable: a change makes a new history."""
 
     def __init__(self, spans: Iterable[SettingsSpan] = ()) -> None:
         self.spans = tuple(spans)
 
     def of(self, step: int) -> StepSettings | None:
-        """What a step was taken with, or is to be; None where nothing was written down."""
+        """The settings of a step; None if there is no record."""
         return next((span.settings for span in reversed(self.spans) if span.from_step <= step), None)
 
     def other_than(self, settings: StepSettings, steps: Iterable[int]) -> dict[int, StepSettings]:
-        """Those of some steps that were taken with anything else."""
+        """The steps among these that were taken with different settings."""
         found = ((step, self.of(step)) for step in steps)
         return {step: then for step, then in found if then is not None and then != settings}
 
     def with_change(self, step: int, settings: StepSettings) -> "SettingsHistory":
-        """The history where a step, and all from there on, are taken with these settings."""
+        """The history in which a step and all later ones use these settings."""
         before = SettingsHistory(span for span in self.spans if span.from_step < step)
         if before.of(step) == settings:
             return before
         return SettingsHistory((*before.spans, SettingsSpan(from_step=step, settings=settings)))
 
     def changes(self) -> Iterator[tuple[int, list[str]]]:
-        """Each change in mid-run: the first step that it was for, and what changed, in a person's words."""
+        """Each change during the run: its first step, and a description of the change."""
         for before, after in zip(self.spans, self.spans[1:], strict=False):
             yield after.from_step, differences(before.settings, after.settings)
 
 
 def differences(before: StepSettings, after: StepSettings) -> list[str]:
-    """What tells two settings apart, field by field, as a document names it."""
+    """The differences of two settings, by the names of fields in a document."""
     old, new = _fields(before), _fields(after)
     return [f"{name} {old[name]} → {new[name]}" for name in old if new.get(name, old[name]) != old[name]]
 
 
 def read_settings_history(folder: JobFolder) -> SettingsHistory:
-    """What drivers have written down in a job's folder; empty where none has.
+    """The history in a job's folder; empty if there is none.
 
     Raises:
         ArtifactCorruptError: the file is damaged.
@@ -64,11 +64,11 @@ def read_settings_history(folder: JobFolder) -> SettingsHistory:
     try:
         return SettingsHistory(SettingsSpan.model_validate_json(line) for line in _lines(uri))
     except ValidationError as error:
-        raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error.errors()[0]['msg']}): restore it") from error
+        raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error.errors()[0]['msg']}); restore it") from error
 
 
 def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
-    """Write it down, all of it.
+    """Write the whole history.
 
     Raises:
         ArtifactUnwritableError: it can't be written.
@@ -88,6 +88,6 @@ def _lines(uri: str) -> list[bytes]:
 def _fields(settings: StepSettings) -> dict[str, Any]:
     optimizer = settings.optimizer.model_dump(by_alias=True)
     fields = {f"spec.optimizer.{name}": value for name, value in optimizer.items()}
-    # Where the rate is constant nothing depends on how many steps there are.
+    # With a constant rate, nothing depends on the number of steps.
     length = {"the job's steps": settings.total_steps} if settings.optimizer.schedule != "constant" else {}
     return {**fields, **length}

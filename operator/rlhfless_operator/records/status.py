@@ -13,7 +13,7 @@ RECENT_STEPS = 20
 
 
 class CheckpointStatus(Settings):
-    """The checkpoint that a fresh learner starts from."""
+    """The checkpoint that a new learner starts from."""
 
     step: int
     """Step after which it was written."""
@@ -22,10 +22,10 @@ class CheckpointStatus(Settings):
 
 
 class LearnersStatus(Settings):
-    """How many instances the plan has learn together."""
+    """Number of instances that learn together in the plan."""
 
     step: int
-    """Step that this was last decided for."""
+    """Step of the last decision."""
     instances: int
     """How many."""
     reason: str
@@ -40,55 +40,55 @@ class StepStatus(Settings):
     reward: float | None = None
     """Mean reward."""
     seconds: float
-    """How long it took."""
+    """Duration in seconds."""
     actors: int
     """Generation actors of its plan."""
     cost: Money
-    """What its instances cost."""
+    """Cost of its instances."""
 
 
 class DataStatus(Settings):
-    """What became of a dataset's rows when it was read."""
+    """Counts of a dataset's rows."""
 
     rows: int
     """Rows of the dataset."""
     prompts: int
-    """Those that are prompts to draw from."""
+    """Usable prompts."""
     too_long: int = 0
-    """Those that were left out, as they are longer than `sampling.maxPromptTokens`."""
+    """Rows dropped because they are longer than `sampling.maxPromptTokens`."""
     empty: int = 0
-    """Those that were left out, as nothing is said in them."""
+    """Rows dropped because they are empty."""
     answered: int = 0
-    """Those that were left out, as their last message is the assistant's."""
+    """Rows dropped because their last message is the assistant's."""
     without_ground_truth: int = 0
-    """Prompts without ground truth, where others have one."""
+    """Prompts without ground truth, if others have one."""
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many rows were left out for each reason that there was."""
+        """Number of dropped rows for each reason."""
         reasons = {"too_long": self.too_long, "empty": self.empty, "answered": self.answered}
         return {name: count for name, count in reasons.items() if count}
 
 
 class RLHFJobStatus(Settings):
-    """How far a job is. Whoever restarts reads this and the artifact store, and goes on."""
+    """The progress of a job. A restarted driver continues from this and the artifact store."""
 
     phase: Phase = "Pending"
     """For display: Pending, Running, Suspended, Succeeded, Failed or Interrupted."""
     uid: str = ""
     """Unique id of this incarnation of the job; starting over makes a new one."""
     stage: Literal[Stage, "evaluation", "export"] | None = None
-    """What the job is doing."""
+    """Current activity of the job."""
     step: int = 0
-    """Steps that are finished."""
+    """Finished steps."""
     steps: int = 0
     """Steps of the whole job."""
     prompts: int = 0
-    """Prompts of the training data, after what is no prompt was left out."""
+    """Usable prompts of the training data."""
     data: DataStatus | None = None
-    """What became of the training data's rows."""
+    """Counts of the training data's rows."""
     evaluation_data: DataStatus | None = None
-    """What became of the evaluation data's rows."""
+    """Counts of the evaluation data's rows."""
     weights: WeightsReference | None = None
     """The newest weights."""
     critic: WeightsReference | None = None
@@ -100,7 +100,7 @@ class RLHFJobStatus(Settings):
     best_evaluation: float | None = None
     """The best evaluation's mean reward."""
     learners: LearnersStatus | None = None
-    """What was chosen from `learning.instances`; none where there was no choice yet."""
+    """Number chosen from `learning.instances`; none before the first choice."""
     reward: float | None = None
     """Mean reward of the last step."""
     actors: int = 0
@@ -110,26 +110,26 @@ class RLHFJobStatus(Settings):
     instance_seconds: float = 0.0
     """Instance-seconds, over all drivers."""
     idle_seconds: float = 0.0
-    """Those of them in which an instance had nothing to do."""
+    """Idle instance-seconds, over all drivers."""
     gpu_seconds: float | None = None
-    """GPU-seconds, over all drivers; none where no driver has counted them."""
+    """GPU-seconds, over all drivers; none if no driver has counted them."""
     cost: Money = Decimal(0)
-    """What the instances cost, over all drivers."""
+    """Cost of the instances, over all drivers."""
     forecast: Money | None = None
-    """What the whole job will have cost at its end, if the steps to come cost what the last ones did."""
+    """Forecast of the job's total cost, if the remaining steps cost as much as the last ones."""
     budget_used: float | None = None
     """Share of `spec.budget` that is spent, the larger one of money and GPU-hours; none without a budget."""
     message: str = ""
-    """Why the job is in its phase, where there is something to say."""
+    """Why the job is in its phase, if there is a reason."""
     recent_steps: list[StepStatus] = Field(default=[], max_length=RECENT_STEPS)
     """The last steps."""
 
     @property
     def all_gpu_seconds(self) -> float:
-        """GPU-seconds; where an earlier release counted none, an instance had one GPU."""
+        """GPU-seconds. If an earlier release counted none, each instance counts as one GPU."""
         return self.instance_seconds if self.gpu_seconds is None else self.gpu_seconds
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job has ended."""
         return self.phase in ("Succeeded", "Failed")

@@ -1,4 +1,4 @@
-"""What a run says about itself afterwards: `report.html`, comparisons of runs, and the model card."""
+"""Reports about runs: `report.html`, comparisons of runs, and the model card."""
 
 from rlhfless_operator.report.compare import compare, write_comparison
 from rlhfless_operator.report.model_card import model_card

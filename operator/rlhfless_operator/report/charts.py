@@ -1,7 +1,7 @@
 """Charts as pure functions from numbers to HTML with inline SVG.
 
-Only marks are SVG, in a box that stretches with the page; labels are HTML around it, so that text keeps its size on
-every screen. No script: exact values appear as tooltips (`<title>`).
+Only marks are SVG, in a box that stretches with the page. Labels are HTML around it, and keep their size on every
+screen. There is no script: exact values appear as tooltips (`<title>`).
 """
 
 import math

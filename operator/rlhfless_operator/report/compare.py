@@ -1,4 +1,4 @@
-"""Several runs side by side: what differs in their jobs, and what came out."""
+"""Compare several runs: the differences of their jobs, and their results."""
 
 import io
 import json
@@ -92,7 +92,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """What came out: (label, one text for each run)."""
+    """The results: (label, one text for each run)."""
     rows = [
         ("algorithm", [run.algorithm for run in runs]),
         ("steps", [str(len(run.trained)) for run in runs]),
@@ -109,7 +109,7 @@ def results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Fields of the jobs' `spec` that are not the same in all of them: (field, one text for each run)."""
+    """Fields of the jobs' `spec` that differ: (field, one text for each run)."""
     flat = [_flat(run.spec) for run in runs]
     fields = sorted({field for fields in flat for field in fields})
     rows = [(field, [fields.get(field, _ABSENT) for fields in flat]) for field in fields]

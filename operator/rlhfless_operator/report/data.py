@@ -1,4 +1,4 @@
-"""The report's account of the data: what became of its rows. And of settings that changed in mid-run."""
+"""The report's section on data: the counts of rows, and settings that changed during the run."""
 
 from html import escape
 
@@ -8,15 +8,15 @@ from rlhfless_operator.report.run import Run
 _COLUMNS = {
     "rows": "rows",
     "prompts": "prompts",
-    "too_long": "left out: longer than sampling.maxPromptTokens",
+    "too_long": "dropped: longer than sampling.maxPromptTokens",
     "empty": "left out: empty",
-    "answered": "left out: ends with the assistant's message",
+    "answered": "dropped: ends with the assistant's message",
     "without_ground_truth": "without ground truth",
 }
 
 
 def section(run: Run) -> str:
-    """A table of what became of each dataset's rows, and a list of changed settings; empty where nothing is known."""
+    """A table of each dataset's counts of rows, and a list of changed settings; empty if neither is known."""
     return _datasets(run) + _changes(run)
 
 
@@ -25,7 +25,7 @@ def _datasets(run: Run) -> str:
     known = {name: DataStatus.model_validate(content) for name, content in given.items() if content}
     if not known:
         return ""
-    # A reason that there was not is no column; what there was stands out by being there.
+    # Reasons without rows get no column.
     shown = [
         name for name in _COLUMNS if name in ("rows", "prompts") or any(getattr(data, name) for data in known.values())
     ]
@@ -45,4 +45,4 @@ def _changes(run: Run) -> str:
         for step, changes in run.settings.changes()
         if changes
     )
-    return f"<p>Settings that changed in mid-run:</p><ul>{items}</ul>" if items else ""
+    return f"<p>Settings that changed during the run:</p><ul>{items}</ul>" if items else ""

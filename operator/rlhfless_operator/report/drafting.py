@@ -1,4 +1,4 @@
-"""The report's section on drafting: what it brought, and what it cost."""
+"""The report's section on drafting: its gain and its cost."""
 
 from rlhfless_operator.formatting import format_number, format_percent
 from rlhfless_operator.report.learning import metric_chart
@@ -8,23 +8,23 @@ _CHARTS = (
     (
         (("generation/tokens_per_pass", "tokens"),),
         "Tokens a pass",
-        "What a sequence got from a decode pass, mean; 1 without drafts.",
+        "Tokens of a sequence per decode pass, mean; 1 without drafts.",
     ),
     (
         (("generation/drafts/tried", "tried"), ("generation/drafts/accepted", "accepted")),
         "Drafted tokens",
-        "Tried, and those of them that would have been sampled anyway.",
+        "Verified drafted tokens, and those that would have been sampled anyway.",
     ),
     (
         (("generation/drafts/seconds", "looking for drafts"), ("generation/seconds", "generation")),
         "Seconds of drafting",
-        "Time of looking for drafts, all instances together, beside the time of generation.",
+        "Time to look up drafts, over all instances, next to the time of generation.",
     ),
 )
 
 
 def section(run: Run) -> str:
-    """Tokens a pass, drafts and their time, by step; nothing for a run that tried none."""
+    """Tokens per pass, drafts and their time, by step; empty for a run without drafts."""
     tried = sum(record.metrics.get("generation/drafts/tried", 0.0) for record in run.trained)
     if not tried:
         return ""

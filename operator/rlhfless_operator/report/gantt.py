@@ -1,4 +1,4 @@
-"""The Gantt chart: what each instance did, and when."""
+"""The Gantt chart: the states of each instance over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import ticks
 
 MOST_SPANS = 800
-"""Most rectangles of one lane; with more spans, a lane is cut into that many slices."""
+"""Most rectangles of one lane. A lane with more spans is divided into that many slices."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Lane:
 
 
 def lanes(spans: Sequence[SpanRecord]) -> list[Lane]:
-    """Put instances into as few rows as each stage ever had instances at a time.
+    """Put instances into rows. Each stage has as many rows as it had instances at a time.
 
     An instance stays in its row for its whole life; a row is free again when its instance is gone.
     """

@@ -1,4 +1,4 @@
-"""What a run paid for its instances, beside the least that any choice of keeping and letting go could have cost."""
+"""Compare the cost of a run's instances with the lowest possible cost of keeping and releasing them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ from rlhfless_operator.records.record import SpanRecord
 
 @dataclass(frozen=True)
 class Hindsight:
-    """Instance-seconds of a stage, or of all."""
+    """Instance-seconds of a stage, or of all stages."""
 
     paid: float
     """In every state."""
     least: float
-    """With the same work at the same time, and with the starts and drains of this run."""
+    """Lowest possible instance-seconds, for the same work at the same times, with the starts and drains of this run."""
 
     @property
     def ratio(self) -> float:
-        """Paid over least; 1 where nothing was paid."""
+        """Paid divided by least; 1 if nothing was paid."""
         return self.paid / self.least if self.least else 1.0
 
 
 def hindsight(spans: Sequence[SpanRecord]) -> dict[str, Hindsight]:
-    """Of each stage that did any work, in the order of a step.
+    """Compute both for each stage with work, in the order of a step.
 
     Args:
         spans: of the whole run.

@@ -1,4 +1,4 @@
-"""The report's charts of what was learnt."""
+"""The report's charts of learning."""
 
 import math
 from collections.abc import Sequence

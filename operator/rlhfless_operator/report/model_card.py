@@ -30,7 +30,7 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
 
     Args:
         job: the job as it ran.
-        summary: what is known of the outcome, under the names of `summary.json`; whatever is missing is left out.
+        summary: the known results, under the names of `summary.json`; missing ones are omitted.
     """
     spec = job.spec
     name, paper = _ALGORITHMS[spec.algorithm.name]

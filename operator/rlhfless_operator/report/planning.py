@@ -1,4 +1,4 @@
-"""The report's charts of what was foreseen, beside what came, of what was made ahead, and of who learns."""
+"""The report's charts of planning: forecasts and actual values, steps generated ahead, and learning instances."""
 
 from html import escape
 
@@ -19,12 +19,12 @@ _CHARTS = (
     (
         (("planning/expected_seconds", "planned"), ("generation/seconds", "actual")),
         "Seconds of generation",
-        "As planned when the step began, and as they were.",
+        "Planned at the beginning of the step, and actual.",
     ),
     (
         (("planning/lower_bound_share", "share"),),
         "Share of the lower bound",
-        "Least instance-seconds of generation that anyone could have needed in the same time, over what was held.",
+        "Lowest possible instance-seconds of generation in the same time, divided by the held ones.",
     ),
     (
         (("generation/staleness", "versions"),),
@@ -34,14 +34,14 @@ _CHARTS = (
     (
         (("learning/instances_chosen", "chosen"), ("learning/instances", "took the step")),
         "Learning instances",
-        "As many as the plan chose, and as many as took the step: fewer where one was lost or did not come.",
+        "Chosen by the plan, and taking the step: fewer if one was lost or did not start.",
     ),
 )
 
 
 def section(run: Run) -> str:
-    """Length prediction, the plan's forecast, how close to the lower bound the run came, staleness, and how many
-    instances learn together and why: those that it has."""
+    """Charts of length prediction, the plan's forecast, the lower bound's share, staleness, and learning instances, as
+    far as the run has them."""
     chosen = any("learning/instances_chosen" in record.metrics for record in run.trained)
     figures = [
         metric_chart(run, names, title, note)
@@ -55,7 +55,7 @@ def section(run: Run) -> str:
 
 
 def _learners(run: Run) -> str:
-    """How many instances learn together, and the reason that was written down with the newest choice."""
+    """The number of instances that learn together, and the recorded reason for the newest choice."""
     newest = run.status.get("learners")
     if not newest:
         return ""

@@ -19,7 +19,7 @@ _STAGE_STYLES = {"generation": "c1", "preparation": "c2", "learning": "c3", "ove
 
 
 def time(run: Run) -> str:
-    """Seconds of each step by what they went to."""
+    """Seconds of each step by stage."""
     present = [name for name in _STAGE_STYLES if any(name in record.stages for record in run.trained)]
     if not present:
         return ""
@@ -62,7 +62,7 @@ def instances(run: Run) -> str:
 
 
 def cost(run: Run) -> str:
-    """Money by stage, and its course."""
+    """Cost by stage and by step."""
     accounts = stage_accounts(run)
     total = sum((account.cost for account in accounts.values()), Decimal(0))
     if not total:
@@ -166,9 +166,7 @@ def _hindsight_table(stages: dict[str, Hindsight]) -> str:
         for stage, each in {**stages, "all stages": total(stages)}.items()
     )
     head = '<tr><th>stage</th><th class="n">paid</th><th class="n">least in hindsight</th><th class="n">ratio</th></tr>'
-    note = (
-        "The least that any choice of keeping and letting go could have cost, with the starts and drains of this run."
-    )
+    note = "Lowest possible cost of keeping and releasing instances, with the starts and drains of this run."
     return (
         f'<div class="card"><figcaption>Instance-seconds paid, and the least in hindsight</figcaption><p>{note}</p>'
         f'<div class="scroll"><table>{head}{rows}</table></div></div>'

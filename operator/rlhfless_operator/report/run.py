@@ -1,4 +1,4 @@
-"""A run as the report and the comparison read it from its folder."""
+"""A run, read from its folder for the report and the comparison."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rlhfless_operator.records.settings_history import SettingsHistory, read_set
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run has written for people. What an unfinished run lacks is empty."""
+    """Everything that a run has written for people. Missing parts of an unfinished run are empty."""
 
     job_text: str
     """The job document as YAML."""
@@ -29,11 +29,11 @@ class Run:
     records: Sequence[StepRecord]
     """The steps, from step 0 if there was an evaluation before the first."""
     spans: Sequence[SpanRecord]
-    """What the instances did."""
+    """States of the instances."""
     samples: Sequence[SampleRecord]
     """Responses of the evaluations and of training."""
     settings: SettingsHistory = field(default_factory=SettingsHistory)
-    """What the steps were learnt with."""
+    """Settings of the steps."""
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ def read_run(folder: str) -> Run:
     """
     job_uri = artifacts.join(folder, "job.yaml")
     if not artifacts.exists(job_uri):
-        raise ValueError(f"{folder} is no run: it has no job.yaml; give the folder of a job, such as runs/my-job")
+        raise ValueError(f"{folder} is not a run: it has no job.yaml; name the folder of a job, such as runs/my-job")
     text = artifacts.read_bytes(job_uri).decode()
     try:
         job = yaml.safe_load(text)

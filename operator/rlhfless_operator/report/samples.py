@@ -1,4 +1,4 @@
-"""The report's samples: before and after training side by side, and what the policy wrote in between."""
+"""The report's samples: before and after training side by side, and during training."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +13,7 @@ _SHORTEST_PREFIX = 40
 
 
 def samples_section(samples: Sequence[SampleRecord]) -> str:
-    """One card for each prompt of the evaluations; what all prompts begin with is shown once."""
+    """One card for each prompt of the evaluations; a common beginning of all prompts is shown once."""
     samples = [sample for sample in samples if sample.when != "training"]
     prompts = list(dict.fromkeys(sample.prompt for sample in samples))[:MOST_PROMPTS]
     if not prompts:
@@ -69,7 +69,7 @@ def _group(step: int, group: Sequence[SampleRecord], is_open: bool) -> str:
 
 
 def shared_lines(prompts: Sequence[str]) -> str:
-    """The whole lines that all of several prompts begin with, if that is long enough to be worth leaving out."""
+    """The whole lines with which all prompts begin, if they are long enough to omit."""
     if len(prompts) < 2:
         return ""
     ranks = zip(*(prompt.splitlines(keepends=True) for prompt in prompts), strict=False)

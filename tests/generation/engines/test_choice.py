@@ -36,7 +36,7 @@ def device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) 
     ("packages", "capability", "chosen", "reason"),
     [
         ({}, (9, 0), "transformers", "vLLM is not installed"),
-        ({"vllm": "0.32.0"}, (9, 0), "vllm", "vllm 0.32.0 is installed, and the device can"),
+        ({"vllm": "0.32.0"}, (9, 0), "vllm", "vllm 0.32.0 is installed and supports the device"),
         ({"vllm": "0.32.0"}, (6, 1), "transformers", "compute capability 7.0, and this one has 6.1"),
         ({"vllm": "0.32.0"}, None, "transformers", "there is no GPU"),
         ({"vllm": "0.32.0+cpu"}, None, "vllm", "is installed"),
@@ -67,6 +67,6 @@ def test_the_job_may_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_vllm_that_is_asked_for_and_not_installed_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    with pytest.raises(TaskError, match=r"generation.engine is vllm, and vLLM is not installed here") as caught:
+    with pytest.raises(TaskError, match=r"generation.engine is vllm, but vLLM is not installed here") as caught:
         choose_engine(EngineSettings(name="vllm"), MODEL)
     assert caught.value.reason == "model_unloadable"

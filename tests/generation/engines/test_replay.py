@@ -299,7 +299,7 @@ def test_a_bad_trace_is_named(tmp_path: Path, columns: dict[str, list[float]], m
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"nowhere holds no trace: give a Parquet file"):
+    with pytest.raises(TaskError, match=r"nowhere holds no trace; name a Parquet file"):
         engine_of(str(tmp_path / "nowhere"))
 
 

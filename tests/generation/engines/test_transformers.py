@@ -159,7 +159,7 @@ def test_running_out_of_memory_is_an_error_of_its_own(engine: Engine, monkeypatc
 
     run = engine.start(share(2, 2), SAMPLING, None)
     monkeypatch.setattr(torch.nn.functional, "embedding", exhausted)
-    with pytest.raises(TaskError, match="not enough memory") as caught:
+    with pytest.raises(TaskError, match="not have enough memory") as caught:
         run.step()
     assert caught.value.reason == "out_of_memory"
     assert caught.value.retryable

@@ -221,7 +221,7 @@ class Drafter:
         self, active: Integers, remaining: Integers, rows: int, padded: Callable[[int], int], most: int
     ) -> Drafts | None:
         row, learnt = self._rows, self._experience
-        # Every pass gives a token anyway, so that the last one allowed is never a draft.
+        # Every pass gives a token anyway, so the last allowed token is never a draft.
         hopeful = (row.places[active] >= 0) & (remaining > 1)
         slots, room = active[hopeful], remaining[hopeful] - 1
         if not len(slots):
@@ -235,7 +235,7 @@ class Drafter:
         chances = np.where(np.logical_and.accumulate(possible, axis=1), np.minimum(chances, 1.0), 0.0)
         self.counts.matched += int((chances[:, 0] >= _LEAST_CHANCE).sum())
         flat = chances.ravel()
-        # Stable: of equal chances in a row the nearer token comes first, so that a choice has no gaps.
+        # Stable sort: among equal probabilities in a row, the nearer token comes first, and a choice has no gaps.
         order = np.argsort(-flat, kind="stable")
         order = order[: np.searchsorted(-flat[order], -_LEAST_CHANCE)]
         if not len(order):

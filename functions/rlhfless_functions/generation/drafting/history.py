@@ -17,7 +17,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.data.draft_history import KnownResponse, read_draft_history, vocabulary_digest
 
 _KEPT_TOKENS = 1 << 22
-"""Tokens of parts that an instance keeps, so that it reads each part once."""
+"""Tokens of parts that an instance caches, to read each part once."""
 _CHUNK_TOKENS = 1 << 14
 """Tokens handed over at a time."""
 
@@ -114,7 +114,7 @@ class HistoryLoader:
     def _pass_over(self, what: str, error: Exception) -> None:
         self.unreadable += 1
         logger.warning(
-            "responses of an earlier step can't be used for drafts; generation goes on without them",
+            "responses of an earlier step can't be used for drafts; generation continues without them",
             extra={"fields": {"uri": what, "reason": str(error)}},
         )
 

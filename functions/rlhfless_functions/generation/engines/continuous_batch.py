@@ -33,12 +33,12 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 class ContinuousBatch(EngineRun):
     """A run of the transformers engine; see `EngineRun`.
 
-    A prompt but for its last token is prefilled once, and copied to the rows of its group. Its last token is then fed
-    like any sampled one, so that every response token comes out of a decode pass. A continued response is replayed
-    through the decode pass too, many tokens at once, each as a row of its own.
+    A prompt except for its last token is prefilled once, and copied to the rows of its group. Its last token is then
+    fed like a sampled one: every response token comes from a decode pass. A continued response is replayed through the
+    decode pass too, many tokens at once, each as a row of its own.
 
-    On a CPU with one thread and in float32, a token and its log-probability are bitwise the same whatever else is in
-    the batch and wherever the response was cut: prompts are prefilled with prompts of the same padded length alone,
+    On a CPU with one thread and in float32, a token and its log-probability do not depend on the rest of the batch or
+    on where the response was cut, bit for bit: prompts are prefilled only with prompts of the same padded length,
     decode rows are padded to `CPU_ROWS`, and attention reads whole blocks. In bfloat16 and on a GPU they are the same
     up to the kernels' own rounding.
 
@@ -90,7 +90,7 @@ class ContinuousBatch(EngineRun):
         self._active = self._vector(rows)
         self._tokens = torch.zeros(rows, sampling.max_response_tokens, dtype=torch.long, device=self._device)
         self._log_probs = torch.zeros(rows, sampling.max_response_tokens, device=self._device)
-        # The same on the host, so that planning a step waits for nothing.
+        # A copy on the host, to plan a step without waiting for the device.
         self._tasks: list[SequenceTask | None] = [None] * rows
         self._host_active = np.zeros(rows, dtype=bool)
         self._host_lengths = np.zeros(rows, dtype=np.int64)
@@ -127,7 +127,7 @@ class ContinuousBatch(EngineRun):
         except torch.OutOfMemoryError as error:
             raise TaskError(
                 "out_of_memory",
-                f"the device has not enough memory for {self.running} sequences: set a smaller"
+                f"the device does not have enough memory for {self.running} sequences; set a smaller"
                 f" generation.kvBudgetTokens or sampling.maxResponseTokens ({error})",
                 retryable=True,
             ) from error

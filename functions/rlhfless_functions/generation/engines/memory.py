@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 
 _CPU_SHARE = 0.5
 _GPU_SHARE = 0.8
-"""The rest is for activations, and on a CPU for whatever else runs there."""
+"""Share of the free memory for the KV cache. The rest is for activations, and on a CPU for other processes."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 

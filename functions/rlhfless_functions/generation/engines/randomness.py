@@ -2,7 +2,7 @@
 
 Each sample has a 64-bit key, a hash of (seed, purpose, step, prompt, index). The number for response token t is output
 t of the SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
-seeded with that key. SplitMix64 is counter-based: output t is a mix of key + (t + 1)·γ, so that a response continues on
+seeded with that key. SplitMix64 is counter-based: output t is a mix of key + (t + 1)·γ. So a response can continue on
 another actor without replaying a generator, and a whole batch of rows is one vectorised expression.
 """
 

@@ -3,8 +3,7 @@
 For planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them. Like a
 real engine it batches continuously, admits a sequence when there is room in its batch and its KV cache, holds the
 others up while it prefills, decodes all of them a token at a time, or as many as drafting gives on average, and keeps
-keys and values of what it has computed at these weights, so that a sequence that comes back to it is not prefilled
-again.
+keys and values that it has computed at these weights: a sequence that returns to it is not prefilled again.
 """
 
 import heapq
@@ -31,7 +30,7 @@ from rlhfless_functions.settings import EngineSampling, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 LEAST_PAUSE_SECONDS = 0.04
-"""Decode steps that take less than this together are made in one go, so that dozens of instances share a core."""
+"""Decode steps that together take less than this are made at once, so dozens of instances can share a core; seconds."""
 EOS = 1
 """The token that ends a response."""
 _FIRST_TOKEN, _TOKENS = 2, 62
@@ -143,8 +142,8 @@ def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) 
     if task.prompt >= len(lengths.prompt_tokens):
         raise TaskError(
             "data_invalid",
-            f"prompt {task.prompt} is not in the trace, which has {len(lengths.prompt_tokens)} prompts:"
-            " let the rehearsal make its own data, or give a trace of all of it",
+            f"prompt {task.prompt} is not in the trace, which has {len(lengths.prompt_tokens)} prompts;"
+            " let the rehearsal create its own data, or name a trace with all prompts",
         )
     wanted = lengths.response_tokens(step, task.prompt, task.index)
     return min(longest, max(wanted, len(task.response_tokens) + 1))

@@ -9,7 +9,7 @@ def draw(
     """Sample by the inverse of the cumulative distribution, which takes one random number a row; or take the likeliest.
 
     Log-probabilities are a float32 log-softmax of logits / temperature, as the trainer computes them; the cumulative
-    sum is float64, so that no token of a large vocabulary is lost to rounding.
+    sum is float64: otherwise rounding could lose tokens of a large vocabulary.
 
     Args:
         logits: [n, vocabulary], any floating dtype.

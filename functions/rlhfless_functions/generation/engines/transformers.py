@@ -59,7 +59,7 @@ class TransformersEngine:
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
         """
-        # Nothing is held until everything is, so that a failure leaves no mixture behind.
+        # Hold nothing until everything is loaded: a failure must not leave a mixture of weights.
         held, self._loaded = self._loaded, None
         if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
             self._cache = held = None
@@ -98,7 +98,8 @@ class TransformersEngine:
         """Open a run.
 
         A sequence is admitted when a slot is free, and every slot is long enough for the longest sequence of the share
-        at its full length, so that a run never runs out. On a CPU, up to 15 rows of padding come on top of the budget.
+        at its full length, so a run never runs out of slots. On a CPU, up to 15 rows of padding come on top of the
+        budget.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
@@ -166,9 +167,9 @@ def _check_positions(tasks: Sequence[SequenceTask], sampling: EngineSampling, po
         if positions is not None and len(task.prompt_tokens) + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",
-                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; with sampling.maxResponseTokens"
-                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions: lower"
-                " sampling.maxResponseTokens, or sampling.maxPromptTokens so that the prompt is dropped",
+                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; together with sampling.maxResponseTokens"
+                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions; lower"
+                " sampling.maxResponseTokens, or lower sampling.maxPromptTokens to drop the prompt",
             )
 
 

@@ -184,8 +184,8 @@ def test_vllms_own_settings_reach_it(folder: Path) -> None:
     ("argument", "said"),
     [
         ("max_model_len", "is what generation.vllm.maxModelLen says"),
-        ("logprobs_mode", "is not for a job to choose"),
-        ("max_num_sequences", "is no argument of this version of vLLM"),
+        ("logprobs_mode", "can't be set, because samples depend on it"),
+        ("max_num_sequences", "is not an argument of this version of vLLM"),
     ],
 )
 def test_an_argument_that_is_not_for_the_job_to_give_is_refused(folder: Path, argument: str, said: str) -> None:
@@ -197,7 +197,7 @@ def test_an_argument_that_is_not_for_the_job_to_give_is_refused(folder: Path, ar
 def test_a_budget_without_room_for_one_sequence_is_refused_before_anything_is_loaded(folder: Path) -> None:
     error = refusal(folder, kv_budget_tokens=100, sequence_tokens=128)
     assert error.reason == "bad_request"
-    assert "generation.kvBudgetTokens (100) has no room for one sequence of 128 tokens" in str(error)
+    assert "generation.kvBudgetTokens (100) is too small for a sequence of 128 tokens" in str(error)
 
 
 def test_a_model_that_vllm_cannot_load_is_named_and_the_engine_is_usable_afterwards(
@@ -232,7 +232,7 @@ def test_an_adapter_is_there_before_it_is_asked_for(
 def test_vllm_is_chosen_where_it_is_installed_and_says_why(folder: Path) -> None:
     choice = choose_engine(EngineSettings(), settings_of(folder))
     assert choice.name == "vllm"
-    assert "is installed, and the device can" in str(choice)
+    assert "is installed and supports the device" in str(choice)
 
 
 # --- when it fails -----------------------------------------------------------------------------------------------

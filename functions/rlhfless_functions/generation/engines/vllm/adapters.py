@@ -29,7 +29,7 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
     if rank is None:
         raise TaskError(
             "bad_request",
-            f"model.lora.rank ({lora.rank}) is more than vLLM's {RANKS[-1]}: lower it, or set generation.engine to"
+            f"model.lora.rank ({lora.rank}) is more than vLLM's {RANKS[-1]}; lower it, or set generation.engine to"
             " transformers",
         )
     return {"enable_lora": True, "max_loras": _SLOTS, "max_cpu_loras": _SLOTS, "max_lora_rank": rank}

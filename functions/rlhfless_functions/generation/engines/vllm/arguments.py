@@ -22,7 +22,7 @@ _SPARE_BLOCKS = 2
 """One stands for no block at all, and one is left over where the budget is no multiple."""
 
 _ENVIRONMENT = {
-    # The engine runs in this process, so that a step returns its tokens without a detour over sockets.
+    # The engine runs in this process: a step returns its tokens without a detour over sockets.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # The sampler takes the place of this runner's; the other one keeps its batch in kernels.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -164,11 +164,11 @@ def _check(extra: dict[str, Any], known: frozenset[str]) -> None:
     for name in extra:
         place = f"generation.vllm.extraArgs: {name}"
         if name in _OURS:
-            raise TaskError("bad_request", f"{place} is what {_OURS[name]} says: set that")
+            raise TaskError("bad_request", f"{place} can't be set here; set {_OURS[name]} instead")
         if name in _FIXED:
-            raise TaskError("bad_request", f"{place} is not for a job to choose, as samples depend on it: drop it")
+            raise TaskError("bad_request", f"{place} can't be set, because samples depend on it; remove it")
         if name not in known:
-            raise TaskError("bad_request", f"{place} is no argument of this version of vLLM: correct or drop it")
+            raise TaskError("bad_request", f"{place} is not an argument of this version of vLLM; correct or remove it")
 
 
 def _kv_cache(
@@ -192,8 +192,8 @@ def _kv_cache(
     if longest > budget:
         raise TaskError(
             "bad_request",
-            f"generation.kvBudgetTokens ({budget}) has no room for one sequence of {longest} tokens, the longest prompt"
-            " and response (or generation.vllm.maxModelLen): raise it, or lower sampling.maxResponseTokens",
+            f"generation.kvBudgetTokens ({budget}) is too small for a sequence of {longest} tokens, the longest prompt"
+            " and response (or generation.vllm.maxModelLen); raise it, or lower sampling.maxResponseTokens",
         )
     tokens = (_blocks(budget, block) + _SPARE_BLOCKS) * block
     return {"kv_cache_memory_bytes": tokens * kv_bytes_per_token(text, dtype)}

@@ -47,7 +47,7 @@ class _Loaded:
     settings: ModelSettings
     config: PretrainedConfig
     weights: WeightsReference | None
-    """None while nobody knows whether they are what they are said to be."""
+    """None while it is not certain which weights are loaded."""
     tensors: dict[str, tuple[int, ...]]
     """Shape of each tensor of the checkpoint."""
     tokenizer: Any
@@ -93,7 +93,7 @@ class VllmEngine:
         self._abandon()
         if weights.adapter is not None and model.lora is None:
             raise TaskError(
-                "bad_request", f"{weights.adapter} is given as an adapter, but model.lora is not set: set it"
+                "bad_request", f"{weights.adapter} is given as an adapter, but model.lora is not set; set it"
             )
         if held is None or not self._takes(held, model, weights):
             self._start_engine(model, weights)
@@ -170,8 +170,8 @@ class VllmEngine:
 
             arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
         remedy = (
-            "set generation.engine to transformers, or give a model that this version of vLLM supports; if it is memory"
-            " that it lacks, take an instance with more, or lower sampling.maxResponseTokens"
+            "set generation.engine to transformers, or name a model that this version of vLLM supports; if it lacks"
+            " memory, use an instance with more, or lower sampling.maxResponseTokens"
         )
         VllmEngine._resident = self
         try:
@@ -228,7 +228,7 @@ class VllmEngine:
             self.close()
             if self._device.type == "cuda":
                 # What an engine held in its own process is not surely free after it (vllm-project/vllm issue 21073).
-                raise _lost("vLLM was started without `sleeps`, so that its memory comes back with its process alone")
+                raise _lost("vLLM was started without `sleeps`, and only the end of its process releases its memory")
             return
         # An adapter too is loaded anew: whether vLLM still has it where it was is for vLLM to know.
         held.weights = None
@@ -244,7 +244,7 @@ class VllmEngine:
         """
         if self._loaded is not None and can_sleep(self._loaded.engine):
             # The allocator that lets it sleep serves one engine a process.
-            raise _lost("another model or vLLM's other settings were asked for, where vLLM can't start a second time")
+            raise _lost("the request needs another model or other settings, but vLLM can't start a second time here")
         self.close()
 
     def close(self) -> None:
@@ -268,9 +268,9 @@ class VllmEngine:
     ) -> VllmRun:
         """Open a run.
 
-        Sequences are handed to vLLM in order, as many as its batch holds, so that a group comes together and shares its
-        prompt; which of them run is then vLLM's choice, by the blocks that are free. A budget below the cache's size
-        bounds how many there can be by their full lengths.
+        vLLM gets sequences in order, as many as its batch holds: a group stays together and shares its prompt. vLLM
+        then chooses which of them run, by its free blocks. A budget below the cache's size limits their number by their
+        full lengths.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget, and
@@ -346,7 +346,7 @@ def import_vllm() -> None:
 
 
 def _lost(why: str) -> TaskError:
-    return TaskError("engine_lost", f"{why}: this instance ends, and another one goes on", retryable=True)
+    return TaskError("engine_lost", f"{why}; this instance ends, and another one continues", retryable=True)
 
 
 def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
@@ -364,17 +364,17 @@ def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positio
         raise TaskError(
             "bad_request",
             f"sampling.temperature ({sampling.temperature}) is below {LEAST_TEMPERATURE}, and vLLM would sample at"
-            " that: raise it, or set generation.engine to transformers",
+            " that instead; raise it, or set generation.engine to transformers",
         )
     for task in tasks:
         check_prompt(task)
         if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",
-                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; with sampling.maxResponseTokens"
-                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions: lower"
-                " sampling.maxResponseTokens, or sampling.maxPromptTokens so that the prompt is dropped, or raise"
-                " generation.vllm.maxModelLen where that is less than the model has",
+                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; together with sampling.maxResponseTokens"
+                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions; lower"
+                " sampling.maxResponseTokens, lower sampling.maxPromptTokens to drop the prompt, or raise"
+                " generation.vllm.maxModelLen if it is less than the model's positions",
             )
 
 

@@ -3,7 +3,7 @@
 A request may say that the beginning of its prompt is shared, and whether this instance is the one that computes it. The
 computing instance writes the blocks of the prefix to a file once they are there; the others wait for the file, read it
 into their own blocks and go on from its end. Files are in a folder that the instances share, and are named after the
-weights, the tokens and the form in which this kind of machine keeps them, so that no other file can be taken for one.
+weights, the tokens and the format of this kind of machine, so they can't be mistaken for each other.
 
 vLLM makes two of these objects: one in its scheduler, which decides, and one in each worker, which copies.
 """
@@ -207,7 +207,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 self.traffic.bytes_fetched += self._read(copy)
                 self.traffic.tokens_fetched += len(copy.blocks) * self._block_size
             except (OSError, SafetensorError, ValueError):
-                logger.warning("a shared prefix could not be read, and is computed", exc_info=True)
+                logger.warning("a shared prefix could not be read and is computed instead", exc_info=True)
                 self._failed |= set(copy.blocks)
             self.traffic.seconds_fetched += time.monotonic() - began
 
@@ -225,7 +225,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 self.traffic.bytes_sent += self._write(copy)
                 self.traffic.tokens_sent += len(copy.blocks) * self._block_size
             except (OSError, SafetensorError):
-                logger.warning("a shared prefix could not be written: others compute it", exc_info=True)
+                logger.warning("a shared prefix could not be written; other actors compute it", exc_info=True)
             self.traffic.seconds_sent += time.monotonic() - began
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -239,7 +239,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             for name, cache in self._caches.items():
                 blocks = tensors.get_slice(name)[copy.first : copy.first + len(copy.blocks)]
                 if blocks.shape != (len(copy.blocks), *cache.shape[1:]):
-                    raise ValueError(f"{copy.file}: {name} has blocks of another form")
+                    raise ValueError(f"{copy.file}: {name} has blocks of another format")
                 cache[copy.blocks] = blocks.to(cache.device)
                 size += blocks.nbytes
         return size

@@ -25,8 +25,8 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "truncated"}
 
 @dataclass
 class _Running:
-    """A sequence that vLLM has. Its tokens are read from vLLM's own record of the request, so that a token costs
-    nothing here until somebody asks for it."""
+    """A running sequence of vLLM. Its tokens are read from vLLM's own record of the request only when needed, so a
+    token costs nothing here."""
 
     task: SequenceTask
     name: str
@@ -145,8 +145,8 @@ class VllmRun(EngineRun):
         except Exception as error:
             raise TaskError(
                 "engine_lost",
-                f"vLLM failed with {len(self._running)} sequences ({type(error).__name__}: {error}): this instance"
-                " ends, and another one goes on; if it has too little memory, set a smaller generation.kvBudgetTokens",
+                f"vLLM failed with {len(self._running)} sequences ({type(error).__name__}: {error}); this instance"
+                " ends, and another one continues; if it lacks memory, set a smaller generation.kvBudgetTokens",
                 retryable=True,
             ) from error
         finished = [self._finish(output) for output in outputs if output.finished]
@@ -217,7 +217,7 @@ class VllmRun(EngineRun):
         each = self._remove(output.request_id)
         reason = output.outputs[0].finish_reason
         if reason not in _REASONS:
-            raise TaskError("engine_lost", f"vLLM ended a sequence for a reason of its own: {reason}", retryable=True)
+            raise TaskError("engine_lost", f"vLLM ended a sequence with an unexpected reason: {reason}", retryable=True)
         length = None
         if self._stop_strings is not None:
             # vLLM knows nothing of stop strings: what it ends may have come to its own end just then, or before.

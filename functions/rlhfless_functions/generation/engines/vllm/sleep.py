@@ -10,7 +10,7 @@ from typing import Any
 
 
 def can_sleep(engine: Any) -> bool:
-    """Whether vLLM's engine was started so that it can: its memory then comes from an allocator of its own."""
+    """Whether vLLM was started in sleep mode, in which its memory comes from an allocator of its own."""
     return bool(engine.vllm_config.model_config.enable_sleep_mode)
 
 
@@ -38,10 +38,10 @@ def wake(engine: Any) -> None:
 def weights_awake(engine: Any) -> Iterator[None]:
     """Memory for the weights within the block, in which all of them are replaced; all of the memory after it.
 
-    After level 2 what is there is whatever the memory held before, and vLLM would sample from it without a word
-    (vllm-project/vllm issue 29341); it restores the model's buffers alone. New weights are made ready layer by layer
-    in memory of their own and copied to where the old ones were, so that CUDA graphs still find them. That room is
-    there before the KV cache takes all that is left.
+    After level 2 the memory holds arbitrary data, and vLLM would sample from it without an error (vllm-project/vllm
+    issue 29341); it restores only the model's buffers. New weights are prepared layer by layer in memory of their own
+    and copied into the old place, where CUDA graphs expect them. This memory is available before the KV cache takes the
+    rest.
 
     Raises:
         RuntimeError: if vLLM does not wake up.
