@@ -256,7 +256,7 @@ def test_a_model_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(
     # A cache without room for one sequence.
     file = tiny_job(**short, generation={"kvBudgetTokens": 20})
     error = the_error(run(file))
-    assert "has room for 20: raise generation.kvBudgetTokens" in error
+    assert "holds 20; raise generation.kvBudgetTokens" in error
     assert_failed(file, error)
 
     file = tiny_job(**short, generation={"kvBudgetTokens": 100})

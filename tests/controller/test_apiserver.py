@@ -122,7 +122,7 @@ def test_steps_that_teach_nothing_are_a_condition_until_one_teaches_again(jobs: 
         assert "nothing to learn from: all samples of each group" in condition(status, "StepsTeach")["message"]
     with running_operator(tmp_path, emulation):
         let.add(4)
-        jobs.wait("job", lambda status: "steps 1 to 4 taught" in condition(status, "StepsTeach")["message"])
+        jobs.wait("job", lambda status: "steps 1 to 4 had" in condition(status, "StepsTeach")["message"])
         let.add(5)
         status = jobs.wait_phase("job", "Succeeded", "Failed")
     assert (status["phase"], condition(status, "StepsTeach")["status"]) == ("Succeeded", "True")

@@ -84,13 +84,13 @@ def test_the_format_may_be_told(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.jsonl", '{"prompt": "1"}\n\n{"prompt": \n', ["line 3", "is no JSON"]),
+        ("a.jsonl", '{"prompt": "1"}\n\n{"prompt": \n', ["line 3", "is not JSON"]),
         ("a.jsonl", '{"prompt": "1"}\n["2"]\n', ["line 2", "holds list, not a JSON object"]),
-        ("a.jsonl", '{"prompt": "\xff"}', ["line 1", "is no JSON"]),
+        ("a.jsonl", '{"prompt": "\xff"}', ["line 1", "is not JSON"]),
         ("a.jsonl", "", ["is empty"]),
         ("a.jsonl", "\n \n", ["is empty"]),
         ("a.parquet", "not parquet", ["not a readable Parquet"]),
-        ("a.jsonl.gz", "not gzip", ["no readable gzip"]),
+        ("a.jsonl.gz", "not gzip", ["not a readable gzip"]),
         ("a.csv", "prompt\n1\n", ["is neither a .jsonl or .parquet file", "data.format"]),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_sample_that_is_asked_for_twice_is_refused(
 ) -> None:
     error = refusal(make_request(samples=[SampleTask(prompt=1, index=2)] * 2), generator)
     assert error.reason == "bad_request"
-    assert "sample 2 of prompt 1 is asked for 2 times" in str(error)
+    assert "sample 2 of prompt 1 is requested 2 times" in str(error)
 
 
 def test_a_prompt_that_does_not_exist_is_refused(

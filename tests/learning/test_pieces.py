@@ -182,7 +182,7 @@ def test_a_learner_that_is_let_go_keeps_what_it_has_accumulated(
 ) -> None:
     job = make_job(kind, tmp_path, tiny_model)
     learner, driver = Learner(), Driver(job, 1, ORDER)
-    with pytest.raises(LetGoError, match="step 1 was let go"):
+    with pytest.raises(LetGoError, match="step 1 was interrupted"):
         learner.run(followed(job, driver, "let go"), CutWhileItWaits(monkeypatch, driver, 2).context)
     if sleeps:
         learner.sleep()

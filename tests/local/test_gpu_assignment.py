@@ -115,7 +115,7 @@ def test_there_are_no_more_actors_than_have_gpus() -> None:
     ],
 )
 def test_an_instance_that_needs_more_than_there_are_is_refused(spec: dict[str, Any], field: str) -> None:
-    with pytest.raises(TooFewGpusError, match=rf"{field}, and this machine has 2 GPUs \(5, 7\): lower it"):
+    with pytest.raises(TooFewGpusError, match=rf"{field}, but this machine has 2 GPUs \(5, 7\); lower it"):
         assignment(job(**spec), "5", "7")
 
 
@@ -124,7 +124,7 @@ def test_instances_that_learn_together_have_gpus_of_their_own_or_are_refused() -
     made = job(generation={"instances": {"max": 1}}, learning=learning)
     found = assignment(made, "0", "1", "2")
     assert (found.per_instance, found.takes_turns) == ({"generation": 1, "preparation": 0, "learning": 1}, False)
-    with pytest.raises(TooFewGpusError, match=r"can't take turns .* to 1 and learning\.processes to 2, or"):
+    with pytest.raises(TooFewGpusError, match=r"can't take turns.* to 1 and learning\.processes to 2, or"):
         assignment(made, "0", "1")
 
 
@@ -134,5 +134,5 @@ def test_generation_ahead_leaves_the_learner_its_gpus() -> None:
 
 
 def test_generation_ahead_of_a_learner_on_the_same_gpu_is_refused() -> None:
-    with pytest.raises(TooFewGpusError, match="async generates while it learns, which takes 2 GPUs at once"):
+    with pytest.raises(TooFewGpusError, match="async generates while it learns, which needs 2 GPUs at once"):
         assignment(job(**{"async": {}}), "0")

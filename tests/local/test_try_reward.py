@@ -134,7 +134,7 @@ def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:
     ("name", "text", "message"),
     [
         ("r.jsonl", '{"response": "1"}\n{"respons": "1"}\n', r"line 2 has no response; write \{\"response\""),
-        ("r.jsonl", "{oops\n", "line 1 is no JSON .* or name the file .txt"),
+        ("r.jsonl", "{oops\n", "line 1 is not JSON .* or name the file .txt"),
         ("r.jsonl", '{"response": "1", "row": -1}\n', "line 1: row: .*greater than or equal to 0"),
         ("r.jsonl", "\n", "is empty; write one response per line"),
     ],
@@ -146,7 +146,7 @@ def test_a_file_that_holds_no_responses_is_refused_with_its_line(
     file.write_text(text)
     with pytest.raises(TrialError, match=message):
         read_responses(file, None)
-    with pytest.raises(TrialError, match="cannot be read"):
+    with pytest.raises(TrialError, match="can't be read"):
         read_responses(tmp_path / "nowhere.jsonl", None)
 
 

@@ -44,7 +44,9 @@ def test_what_is_left_out_is_said_wherever_a_user_looks(tiny_job: MakeJob, capsy
 def test_too_much_left_out_fails_before_anything_is_generated_and_the_mended_job_goes_on(tiny_job: MakeJob) -> None:
     file = tiny_job(**SHORT)
     add_rows(file, *["1+" * 20] * 14)
-    with pytest.raises(StageFailedError, match=r"14 of the 26 rows of .*, more than limits\.droppedPrompts, 0\.5"):
+    with pytest.raises(
+        StageFailedError, match=r"14 of the 26 rows of .*, more than the share limits\.droppedPrompts \(0\.5\)"
+    ):
         run_job(file)
     assert not (folder_of(file) / "rollouts").exists()
     file = tiny_job(**SHORT, limits={"droppedPrompts": 0.6})

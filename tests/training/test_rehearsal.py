@@ -177,7 +177,7 @@ def test_an_unknown_gpu_is_named_with_those_there_are(rehearsal_job: MakeJob) ->
 
 def test_a_trace_whose_prompts_are_too_long_is_refused(rehearsal_job: MakeJob) -> None:
     sampling = {"maxPromptTokens": 5, "maxResponseTokens": 300}
-    with pytest.raises(StageFailedError, match=r"more than sampling\.maxPromptTokens \(5\): raise it to"):
+    with pytest.raises(StageFailedError, match=r"more than sampling\.maxPromptTokens \(5\); raise it to"):
         run_job(rehearsal_job(spec={"sampling": sampling}))
 
 

@@ -39,7 +39,7 @@ class Generator:
     """Generation's code with the caches of one instance.
 
     Args:
-        engine: what generates; what the settings say if left out.
+        engine: the engine; by default the one of the settings.
         clock: monotonic seconds.
         settings: of the engine, until a request brings others.
     """
@@ -106,7 +106,7 @@ class Generator:
             engine.sleep()
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
-        """What there is, where it is what is asked for."""
+        """The present engine, if it is the wanted one."""
         if self._given is not None:
             return self._given
         choice = choose_engine(settings, model)
@@ -117,7 +117,7 @@ class Generator:
 
 
 class _Share:
-    """One request on its way: what is finished, what is pending, and when to tell."""
+    """The progress of one request: its finished and pending samples, and the times of its reports."""
 
     def __init__(
         self,
@@ -153,10 +153,10 @@ class _Share:
         self._run: EngineRun | None = None
 
     def generate(self, engine: Engine) -> None:
-        """Step until the share is done or the task is told to stop, publishing on the way."""
+        """Step until the share is done or the task is told to stop, and publish along the way."""
         request = self._request
         run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
-        # From here on the share makes headway: what a request took to get so far is no fault of the instance's speed.
+        # Measure from here: the time before says nothing about the instance's speed.
         self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)

@@ -142,7 +142,7 @@ class TrainingBatch:
     def passes(
         self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool, packed: bool = False
     ) -> list[Block]:
-        """Cut what is in the loss of a minibatch."""
+        """Divide the samples in the loss of a minibatch."""
         return plan_micro_batches(
             self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts, packed=packed
         )

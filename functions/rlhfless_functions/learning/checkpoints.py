@@ -42,7 +42,7 @@ def _part(name: str, rank: int, size: int) -> str:
 
 
 def save_checkpoint(uri: str, state: TrainingState) -> None:
-    """Publish what a fresh learner needs to go on from here; nothing happens if `uri` has been published before.
+    """Publish what a new learner needs to continue from here. Does nothing if `uri` has been published before.
 
     Parameters that do not learn (the backbone below an adapter) are not in it: they are the initial weights'. No state
     of a random generator is either: every step seeds its own.

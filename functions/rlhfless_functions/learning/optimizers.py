@@ -38,7 +38,7 @@ def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) ->
 
 
 class ModelOptimizer:
-    """The optimizer of one model's trainable parameters: AdamW, or Muon with AdamW for what is no hidden matrix.
+    """The optimizer of one model's trainable parameters: AdamW, or Muon with AdamW for all but hidden matrices.
 
     Weight decay is decoupled, and does not apply to norms, biases, embeddings and other one-dimensional parameters.
     AdamW is arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024). It is scaled

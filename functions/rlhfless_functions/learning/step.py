@@ -169,12 +169,12 @@ class _Step:
             model.divide(by)
 
     def update(self) -> None:
-        """Take the optimizers' steps with what has been accumulated, and begin anew."""
+        """Take the optimizers' steps with the accumulated gradients, and start over."""
         for model in self._trained:
             model.update(self._step, self._factor)
 
     def move(self, device: torch.device) -> None:
-        """Move what is no part of the state."""
+        """Move tensors that are not part of the state."""
         for model in self._trained:
             model.move(device)
         self.report.move(device)

@@ -35,7 +35,7 @@ class StepReport:
     """Prompt tokens that did not, because another sample of the group had brought them."""
 
     def count(self, batch: TrainingBatch, block: Block) -> None:
-        """Take note of what a block's passes compute."""
+        """Count what a block's passes compute."""
         rows = [row for run in block.runs for row in run]
         whole = sum(len(batch.samples[row].prompt_tokens) for row in rows)
         prompts = sum(len(batch.samples[row].prompt_tokens) for row in block.prompts) if block.prompts else whole
@@ -51,7 +51,7 @@ class StepReport:
         self.statistics = {name: Moments(moments.data.to(device)) for name, moments in self.statistics.items()}
 
     def add_up(self, ranks: Ranks) -> None:
-        """Take in what the other ranks' passes came to."""
+        """Add the counts of the other ranks."""
         parts = ranks.all((self.tokens, {name: moments.data.cpu() for name, moments in self.statistics.items()}))
         if ranks.size > 1:
             self.tokens = sum(tokens for tokens, _ in parts)

@@ -24,7 +24,7 @@ from rlhfless_functions.weights import CriticModel
 
 @dataclass
 class TrainedModel:
-    """The policy or the critic, and what has been accumulated for its next optimizer update."""
+    """The policy or the critic, and the accumulated values for its next optimizer update."""
 
     name: str
     """For messages."""
@@ -59,7 +59,7 @@ class TrainedModel:
         _backward(self._loss_of(batch, None).total * 0)
 
     def move(self, device: torch.device) -> None:
-        """Move what has been accumulated, but for the gradients, which move with their parameters."""
+        """Move the accumulated values, except for gradients, which move with their parameters."""
         self._loss = self._loss.to(device)
 
     def divide(self, by: float) -> None:
@@ -70,11 +70,11 @@ class TrainedModel:
         self._loss /= by
 
     def update(self, step: int, factor: float) -> None:
-        """Take the optimizer's step with the gradients that have been accumulated, and begin anew.
+        """Take the optimizer's step with the accumulated gradients, and start over.
 
         Args:
             step: the training step, for messages.
-            factor: what the learning rate is multiplied by.
+            factor: factor of the learning rate.
 
         Raises:
             TaskError: `non_finite_loss`.

@@ -161,7 +161,7 @@ def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]
 
 
 def cost_of(runs: Sequence[Sequence[int]], lengths: Sequence[int], *, packed: bool = False) -> int:
-    """Tokens that runs of `micro_batches` or `packed_batches` compute, with what a pass costs besides."""
+    """Tokens that runs of `micro_batches` or `packed_batches` compute, plus the fixed cost of each pass."""
     if packed:
         return sum(lengths[index] for run in runs for index in run) + PASS_OVERHEAD_TOKENS * len(runs)
     return sum(len(run) * max(1, *(lengths[index] for index in run)) + PASS_OVERHEAD_TOKENS for run in runs)

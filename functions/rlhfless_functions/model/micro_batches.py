@@ -7,7 +7,7 @@ from rlhfless_functions.data.rollouts import Rollout
 from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
 
 KEYS_PER_TOKEN = 8
-"""Keys and values of so many prompt tokens, copied to a response, cost about what a token of its own does."""
+"""Copying the keys and values of this many prompt tokens to a response costs about as much as one of its own tokens."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 CHUNK_LOGITS = 2**24
-"""Logits of a chunk, in numbers (64 MiB each of the two or three tensors that a chunk takes), unless told otherwise."""
+"""Default number of logits in a chunk (64 MiB for each of the two or three tensors of a chunk)."""
 LEAST_CHUNK_TOKENS = 128
 """Fewer rows than this would leave a matrix product waiting for the head's weights."""
 
@@ -35,11 +35,11 @@ def token_log_probs(
     Args:
         model: a causal language model of transformers, with or without a peft adapter.
         hidden: [tokens, H] final hidden states.
-        ids: [tokens] what is predicted from each.
+        ids: [tokens] the token that is predicted from each.
         temperature: divides the float32 logits; above 0.
         entropy: whether to return the distributions' entropy as well.
         entropy_gradient: whether gradients flow through it.
-        chunk_tokens: tokens whose logits are held at once; from the vocabulary's size if left out.
+        chunk_tokens: tokens whose logits are held at once; by default from the vocabulary's size.
 
     Returns:
         Log-probabilities and entropies in nats, float32 [tokens].
@@ -99,7 +99,7 @@ def _formed(causal: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def check_output_logits(model: nn.Module) -> None:
-    """Make sure that `output_logits` is what the model itself does after its last layer.
+    """Check that `output_logits` equals what the model does after its last layer.
 
     Raises:
         ValueError: for an architecture that treats its logits in a way of its own.

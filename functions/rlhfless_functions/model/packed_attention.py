@@ -29,7 +29,7 @@ _TRIAL = ((3, 1, 4, 1, 5), (9, 2, 6))
 """Tokens that a model is tried with."""
 
 
-@torch.compiler.disable  # Its loops depend on the samples' lengths, for each of which they would be compiled anew.
+@torch.compiler.disable  # Its loops depend on the samples' lengths, and would be compiled again for each.
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -50,8 +50,8 @@ def packed_attention(
         key: [1, key-value heads, tokens, head size], like `value`.
         attention_mask: says nothing of a packed row.
         dropout: of what is not packed.
-        scaling: of the scores; 1 / √head size if left out.
-        sliding_window: tokens that one sees, itself among them; all before it if left out.
+        scaling: scale of the scores; by default 1 / √head size.
+        sliding_window: number of tokens that a token sees, itself included; by default all before it.
         packing: where the samples stand, in a packed row.
 
     Returns:

@@ -70,7 +70,7 @@ def positions(lengths: Sequence[int], first: Sequence[int] | None = None) -> tor
 
     Args:
         lengths: tokens of each sample.
-        first: position of each sample's first token; 0 if left out.
+        first: position of each sample's first token; by default 0.
     """
     starts = [0] * len(lengths) if first is None else first
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])[None]

@@ -38,7 +38,7 @@ class PreparationModels:
         self._critic: tuple[WeightsReference, CriticModel] | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """Load what a first request is likely to ask: version 0 is the reference, any other the policy.
+        """Load the model that a first request probably needs: version 0 is the reference, any other the policy.
 
         Raises:
             TaskError: if it cannot be loaded.
@@ -70,7 +70,7 @@ class PreparationModels:
         """
         held, self._policy = self._policy, None
         if held is not None and held[0] != weights:
-            # An adapter's backbone stays what it was loaded from.
+            # An adapter's backbone keeps the weights that it was loaded from.
             if isinstance(held[1], PeftModel) and held[0].uri != weights.uri:
                 held = None
             else:

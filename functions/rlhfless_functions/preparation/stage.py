@@ -1,4 +1,4 @@
-"""The preparation stage: datasets into prompts, and complete groups of samples into what the learner needs.
+"""The preparation stage: converts datasets to prompts, and complete groups of samples to the learner's input.
 
 A request holds a chunk of complete groups; a step has several while its tail still decodes. The result does not depend
 on the chunks: each group is scored by its own calls, and the learner does what needs the whole batch (whitening). Token
@@ -74,7 +74,7 @@ class Preparer:
         """Materialise a dataset, or prepare a chunk of groups.
 
         Raises:
-            TaskError: what is published is whole or not there at all. `reward_failed` names the reward.
+            TaskError: the task failed. Only complete results are published. `reward_failed` names the reward.
         """
         # Rewards are scored from the first moment, while models are loaded again.
         context.awake()

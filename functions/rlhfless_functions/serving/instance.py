@@ -42,9 +42,9 @@ class InstanceOptions(BaseModel):
     emulation: EmulationSettings | None = None
     """The GPU to emulate, in a rehearsal."""
     gpus: list[str] | None = None
-    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them, none if it is empty; all that there are if left out."""
+    """The GPUs to use, by their names in CUDA_VISIBLE_DEVICES; none if empty, all if omitted."""
     cache: str | None = None
-    """Folder that keeps what instances download and compile; each library's own if left out."""
+    """Folder for instances' downloads and compiled code; by default each library's own."""
     started_at: float
     """Unix time at which the instance was asked for, from which its cold start counts."""
 

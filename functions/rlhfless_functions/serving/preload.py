@@ -1,4 +1,4 @@
-"""The pointer file that says what a fresh pod loads before it is ready.
+"""The pointer file that names the model which a new pod loads before it is ready.
 
 A pod's environment stays the same for the whole job, so it names this file, which the control plane writes anew.
 """
@@ -36,7 +36,7 @@ def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
 
 
 def read_pointer(uri: str) -> PreloadPointer | None:
-    """What to load; None where there is no such file, or none that can be read: the first request names the fault."""
+    """The model to load; None if the file is missing or unreadable: then the first request reports the error."""
     try:
         return PreloadPointer.model_validate_json(artifacts.read_bytes(uri))
     except artifacts.ArtifactMissingError:

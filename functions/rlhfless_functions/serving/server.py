@@ -6,8 +6,8 @@
     GET  /readyz    the model is loaded (503 until then, and while draining)
     GET  /metrics   Prometheus
 
-To cut a task is to close its stream: the task publishes what it has, and the instance is free. SIGTERM drains: the task
-publishes what it has, the stream ends with its terminal record, and the process exits.
+Closing a task's stream cuts the task: it publishes its partial results, and the instance is free. SIGTERM drains: the
+task publishes its partial results, the stream ends with its terminal record, and the process exits.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.settings import ModelSettings
 
 MAX_REQUEST_BYTES = 64 * 2**20
-"""A share of a million samples is about 40 MB; more than this is no request of ours."""
+"""Largest request in bytes. A share of a million samples is about 40 MB."""
 _KEEP_ALIVE_SECONDS = 600
 """Longer than any client keeps an idle connection; Go's HTTP client does for 90 s."""
 
@@ -116,7 +116,7 @@ def _refusal(status: int, reason: Any, message: str, *, retryable: bool = False)
 
 
 class InstanceServer(uvicorn.Server):
-    """uvicorn, told when it listens, and draining the instance on SIGTERM before it closes."""
+    """uvicorn that reports when it listens, and drains the instance on SIGTERM before it closes."""
 
     def __init__(self, config: uvicorn.Config, instance: Instance, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)

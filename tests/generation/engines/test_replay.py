@@ -266,7 +266,7 @@ def test_new_weights_are_loaded_once_and_forget_what_was_computed(trace: str) ->
 
 def test_a_sequence_that_cannot_fit_is_refused_with_the_remedy(trace: str) -> None:
     engine, _ = engine_of(trace)
-    with pytest.raises(TaskError, match=r"has room for 20: raise generation\.kvBudgetTokens"):
+    with pytest.raises(TaskError, match=r"holds 20; raise generation\.kvBudgetTokens"):
         engine.start(share(), SAMPLING, 20)
 
 

@@ -23,7 +23,7 @@ class _Prompt:
 
 
 class Acceptance:
-    """Chances by the length of the match, and how far each prompt is from what they say. It outlives runs."""
+    """Probabilities by the length of the match, and each prompt's deviation from them. It outlives runs."""
 
     def __init__(self) -> None:
         self._accepted = _PRIOR * _PRIOR_TRIALS

@@ -9,10 +9,10 @@ PRIOR_ROWS = {"cpu": 24.0, "cuda": 512.0}
 """Rows that take as long as the pass itself does, until that has been measured. On a CPU 21 to 25 were found, for
 models of 0.3 and 26 million parameters."""
 PRIOR_DRAFTED = 0.25
-"""What drafting adds to a pass, and to each drafted row, as a share of what they take anyway, until it was measured."""
+"""Assumed cost of drafting per pass and per drafted row, as a share of their own cost, until it is measured."""
 _FORGET = 0.98
 _PRIOR_WEIGHT = 0.001
-"""Weight of the prior beside the passes that were measured: it decides what they can't tell apart."""
+"""Weight of the prior relative to the measured passes. It decides what they can't tell apart."""
 _FIT_EVERY = 4
 _SURPRISE = 1.3
 """Passes that took longer than was expected by more than this factor count as if they had not, and likewise shorter."""
@@ -43,7 +43,7 @@ class PassCosts:
             seconds: with what drafting took on the host.
         """
         if self._passes > 8:
-            # Another process's turn is no property of the pass.
+            # Time of other processes is not a property of the pass.
             expected = self.seconds(rows, drafted)
             seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
         features = np.array([1.0, rows, drafted > 0, drafted])

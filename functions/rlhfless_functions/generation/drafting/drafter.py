@@ -48,7 +48,7 @@ class PassTiming:
     plain_rows: int
     """That it would have computed without drafts."""
     used_rows: int
-    """Those of them that are no padding."""
+    """The ones that are not padding."""
 
 
 class DraftExperience:

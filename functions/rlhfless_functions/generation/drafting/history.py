@@ -1,6 +1,6 @@
 """Responses of earlier steps on their way into a run's index.
 
-Nothing depends on them but speed: what is missing, damaged, or another tokenizer's is passed over with a line in the
+Only speed depends on them: files that are missing, damaged, or from another tokenizer are skipped with a line in the
 log, and generation never waits for them.
 """
 
@@ -50,7 +50,7 @@ class HistoryCache:
 
 
 class HistoryLoader:
-    """Reads in a thread of its own what a run may use, and hands it over in pieces.
+    """Reads the responses that a run may use in a thread of its own, and passes them on in pieces.
 
     Args:
         folders: of the steps, in the order in which they are taken in: of equal n-grams the last one's is tried.

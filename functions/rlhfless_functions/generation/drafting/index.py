@@ -108,7 +108,7 @@ class DraftIndex:
         self._remember(self._salted(hashed, np.repeat(prompts, counts)), places)
 
     def enter(self, places: Integers, prompts: Integers) -> None:
-        """Remember that what is before each place is followed by the token there."""
+        """Record for each place that its preceding tokens are followed by the token there."""
         self._remember(self._slots(self._before(places), prompts), places)
 
     def _remember(self, slots: NDArray[np.int64], places: Integers) -> None:

@@ -1,4 +1,4 @@
-"""Whether drafting pays, from what it has cost and saved: off where it does not, and tried again seldom."""
+"""Switch drafting by its measured costs and savings: off if it does not save time, with rare retries."""
 
 from dataclasses import dataclass
 

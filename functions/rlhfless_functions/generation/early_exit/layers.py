@@ -14,7 +14,7 @@ from rlhfless_functions.model.output_head import check_output_logits, sampled_lo
 from rlhfless_functions.runtime.task import TaskError
 
 _TOKENS = 8
-"""By which the final norm is told."""
+"""Names by which the final norm is found."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def find_layers(model: PreTrainedModel, uri: str) -> ExitLayers:
         uri: for messages.
 
     Raises:
-        TaskError: `model_unloadable` if it has no layers, no final norm or no head that can be told.
+        TaskError: `model_unloadable`: its layers, final norm or head can't be found.
     """
     wanted = model.config.get_text_config().num_hidden_layers
     lists = [
@@ -128,7 +128,7 @@ def _final_norm(model: PreTrainedModel, path: Sequence[str]) -> nn.Module | None
 
 
 def _tensor(output: Any) -> Any:
-    """The hidden states of what a layer returns, which may be one of several things."""
+    """The hidden states in a layer's output, which has one of several forms."""
     return output[0] if isinstance(output, tuple) else output
 
 

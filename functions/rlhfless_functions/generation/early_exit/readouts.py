@@ -42,9 +42,9 @@ class Readouts:
     greedy: np.ndarray
     """bool: the read-out's likeliest token is the whole model's likeliest."""
     probability: np.ndarray
-    """float32: what the read-out gives to the token that the whole model drew."""
+    """float32: the read-out's probability of the token that the whole model drew."""
     confidence: np.ndarray
-    """float32: what the read-out gives to its likeliest token."""
+    """float32: the read-out's probability of its likeliest token."""
     lengths: Sequence[int]
     """Tokens of each response."""
 
@@ -111,7 +111,7 @@ def _read_chunk(
     return {
         "drawn": ((drawn == targets) & sound).cpu().numpy(),
         "likeliest": ((best == targets) & sound).cpu().numpy(),
-        # A read-out that is no distribution agrees with nothing.
+        # A read-out that is not a distribution agrees with no token.
         "best": torch.where(sound, best, -1).to(torch.int32).cpu().numpy(),
         "probability": probability.nan_to_num(0.0).cpu().numpy(),
         "confidence": confidence.nan_to_num(0.0).cpu().numpy(),

@@ -84,7 +84,7 @@ class SelfDrafting:
         Args:
             task: prompt and random numbers.
             length: at which it ends; at most the longest.
-            exit_: how to draft; a token a pass if left out.
+            exit_: how to draft; by default one token per pass.
         """
         self._aim(len(task.prompt_tokens) + self._longest)
         self._whole.prefill({0: task})

@@ -1,4 +1,4 @@
-"""From read-outs to what they say of a model: pure functions of arrays. Layers are counted from 1 here."""
+"""A model's suitability for early exit, from its read-outs: pure functions of arrays. Layers count from 1 here."""
 
 from dataclasses import dataclass
 

@@ -108,7 +108,7 @@ class EngineRun(ABC):
 
     Args:
         tasks: in the order of admission.
-        room: what the engine has room for; a share of a few sequences needs less.
+        room: what fits into the engine; a share of a few sequences needs less.
     """
 
     def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:

@@ -60,7 +60,7 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
 
 
 def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
-    """Import what the choice will need, without making anything: forks of this process then need not.
+    """Import the modules of the chosen engine without creating it: forks of this process then need not import them.
 
     This applies only to a machine without a GPU, because a fork of a process that has used a GPU can't use it. If the
     choice is not available, the code that creates the engine reports it.

@@ -51,7 +51,7 @@ class ContinuousBatch(EngineRun):
         eos_token_ids: tokens that end a response.
         stop_strings: strings that end a response, if any.
         slots: most sequences of this share at a time.
-        room: what the engine has room for.
+        room: what fits into the engine.
         drafter: says what to try, if anything does.
         most_rows: of a pass with drafts.
     """
@@ -305,7 +305,8 @@ class ContinuousBatch(EngineRun):
     # --- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Give free slots to waiting sequences, in order, and bring their rows to where sampling goes on."""
+        """Give free slots to waiting sequences, in order, and bring their rows to the point at which sampling
+        continues."""
         if not self._waiting:
             return
         free = [slot for slot in range(self._slots) if self._tasks[slot] is None]
@@ -335,7 +336,7 @@ class ContinuousBatch(EngineRun):
         self._prompt_slots = {task.prompt: slot for slot, task in self._running_tasks()}
 
     def _seat(self, admitted: dict[int, SequenceTask]) -> None:
-        """Set the rows' state, and replay what was sampled before."""
+        """Set the rows' state, and replay the tokens that were sampled before."""
         slots = list(admitted)
         tasks = list(admitted.values())
         for slot, task in admitted.items():

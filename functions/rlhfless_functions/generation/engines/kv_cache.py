@@ -137,7 +137,7 @@ class SlotCache(Cache):
                 store[slots, :, positions] = 0
 
     def reset(self) -> None:
-        """Give the memory back: what it holds may be NaN, which a mask does not hide."""
+        """Release the memory. It may hold NaN, which a mask does not hide."""
         self._stores.clear()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

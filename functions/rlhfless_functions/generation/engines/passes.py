@@ -1,4 +1,4 @@
-"""The passes of a model over a slot cache: whole prompts, responses that go on, and one token a row."""
+"""The passes of a model over a slot cache: whole prompts, continued responses, and one token per row."""
 
 from collections.abc import Collection
 
@@ -75,7 +75,7 @@ class ModelPasses:
             self.forward(index_of(self._device, [*chunk, *[chunk[-1]] * spare]), rows, window)
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] of a pass of one token a row; the cache has been told where they go."""
+        """Logits [rows, vocabulary] of a pass of one token per row; the cache already knows their places."""
         output = self._model(
             input_ids=inputs[:, None],
             attention_mask=self._masks.decode(positions, window, self._dtype),

@@ -22,7 +22,7 @@ def prefill(
     Args:
         model: on its device.
         masks: of the model.
-        prompts: tokens by prompt; one of a single token has nothing to compute, and is left out.
+        prompts: tokens by prompt; a prompt of a single token has nothing to compute and is skipped.
 
     Yields:
         The prompts of a pass, and of each layer keys and values, [prompts, heads, padded length, head size].

@@ -44,7 +44,7 @@ class ReplayEngine:
     """Holds a trace instead of a model; see `Engine`. Version v of the weights generates the trace's step v + 1.
 
     Args:
-        emulation: what the GPU is like.
+        emulation: settings of the emulated GPU.
         listens_at: when the instance has started, on the clock; nothing is loaded before.
         clock: monotonic seconds.
         sleep: for so many of them.

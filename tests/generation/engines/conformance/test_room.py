@@ -34,7 +34,7 @@ def test_the_cache_budget_bounds_the_running_sequences_and_order_is_kept(engine:
 
 
 def test_a_sequence_that_cannot_fit_the_budget_is_refused(engine: Engine) -> None:
-    with pytest.raises(TaskError, match=r"can have 64 tokens .* has room for 63") as caught:
+    with pytest.raises(TaskError, match=r"can have 64 tokens .* holds 63") as caught:
         engine.start(share(8, 1), SAMPLING, 63)
     assert caught.value.reason == "bad_request"
 

@@ -46,7 +46,7 @@ class Adapters:
     Args:
         engine: vLLM's.
         backbone: fingerprint of the weights that it holds.
-        lora: what it was started for.
+        lora: the adapter settings that it was started with.
     """
 
     def __init__(self, engine: Any, backbone: str, lora: LoraSettings) -> None:

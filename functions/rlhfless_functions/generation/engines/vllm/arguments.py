@@ -19,7 +19,7 @@ CPU_BLOCK_TOKENS = 32
 CPU_SEQUENCES = 256
 """Most sequences of a batch on a CPU, where vLLM would take as many as on the largest GPU."""
 _SPARE_BLOCKS = 2
-"""One stands for no block at all, and one is left over where the budget is no multiple."""
+"""One is the null block, and one is left over if the budget is not a multiple of the block size."""
 
 _ENVIRONMENT = {
     # The engine runs in this process: a step returns its tokens without a detour over sockets.
@@ -66,7 +66,7 @@ _FIXED = frozenset(
         "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
-"""Arguments without which samples or their log-probabilities would not be what they are said to be."""
+"""Arguments that make samples and their log-probabilities correct."""
 
 
 def prepare_environment(device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Code that vLLM compiled for one version of a model's weights, found again for the next.
 
 vLLM names compiled code after all settings of the model, and the folder of the weights is one of them. The code does
-not depend on it. A job's weights are in another folder after each step, and every start would compile anew.
+not depend on it. A job's weights are in another folder after each step, and every start would compile again.
 """
 
 import copy

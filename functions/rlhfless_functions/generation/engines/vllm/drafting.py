@@ -104,7 +104,7 @@ class DraftedRequests:
     ) -> None:
         """Tell the drafter what became of its drafts."""
         known = active[self._seated[active]]
-        # A request that got no token, as vLLM computes it anew, is not where the drafter left it.
+        # A request without a token, which vLLM recomputes, is not where the drafter left it.
         lost = np.flatnonzero(self._seated)
         lost = lost[~np.isin(lost, known)]
         if len(lost):
@@ -125,7 +125,7 @@ class DraftedRequests:
         rows = len(active) + (0 if drafts is None else len(drafts.tokens))
         seconds = time.perf_counter() - self._began
         if len(known) < len(active):
-            # The pass computed prompts as well: what it took says nothing about its rows.
+            # The pass computed prompts as well, so its time says nothing about its rows.
             seconds = min(seconds, self._experience.costs.seconds(rows, rows - len(active)))
         self._drafter.sampled(known, counts, tokens, drafts, PassTiming(seconds, rows, len(active), len(active)))
 

@@ -41,7 +41,7 @@ LEAST_TEMPERATURE = 0.01
 
 @dataclass
 class _Loaded:
-    """vLLM's engine, and what is in it."""
+    """vLLM's engine, and the weights in it."""
 
     engine: Any
     settings: ModelSettings
@@ -109,11 +109,11 @@ class VllmEngine:
         self._usable = True
 
     def _takes(self, held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
-        """Whether vLLM need not be started anew for these weights."""
+        """Whether vLLM can take these weights without a restart."""
         if held.adapters is not None:
             same = held.settings.model_copy(update={"lora": model.lora}) == model and held.backbone == weights.uri
             return same and held.adapters.take(model.lora)
-        # On a CPU, vLLM packs experts when it loads them, and not when they are replaced: it would go on with garbage.
+        # On a CPU, vLLM packs experts only when it loads them. After a replacement it would compute with garbage.
         packed = self._device.type == "cpu" and held.engine.vllm_config.model_config.is_moe
         return held.settings == model and (held.weights == weights or not packed)
 
@@ -192,7 +192,7 @@ class VllmEngine:
             raise
 
     def _warm_up(self) -> None:
-        """Sample one response: what is slow the first time is done before the instance is ready."""
+        """Sample one response, to do the slow first-time work before the instance is ready."""
         sampling = EngineSampling(max_response_tokens=2)
         assert self._loaded is not None
         run = VllmRun(
@@ -207,7 +207,7 @@ class VllmEngine:
             while run.running or run.waiting:
                 run.step(check=False)
         except TaskError as error:
-            # What fails here fails in every instance: to go on elsewhere is no remedy.
+            # This fails in every instance, so a retry elsewhere would not help.
             raise error.__cause__ or error from None
 
     def sleep(self) -> None:
@@ -230,7 +230,7 @@ class VllmEngine:
                 # What an engine held in its own process is not surely free after it (vllm-project/vllm issue 21073).
                 raise _lost("vLLM was started without `sleeps`, and only the end of its process releases its memory")
             return
-        # An adapter too is loaded anew: whether vLLM still has it where it was is for vLLM to know.
+        # Load an adapter again too: only vLLM knows whether it still has it.
         held.weights = None
         if not held.engine.is_sleeping():
             with self._lost_on_failure("gave its memory back"):

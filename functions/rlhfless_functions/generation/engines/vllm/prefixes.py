@@ -2,7 +2,7 @@
 
 A request may say that the beginning of its prompt is shared, and whether this instance is the one that computes it. The
 computing instance writes the blocks of the prefix to a file once they are there; the others wait for the file, read it
-into their own blocks and go on from its end. Files are in a folder that the instances share, and are named after the
+into their own blocks and continue from its end. Files are in a folder that the instances share, and are named after the
 weights, the tokens and the format of this kind of machine, so they can't be mistaken for each other.
 
 vLLM makes two of these objects: one in its scheduler, which decides, and one in each worker, which copies.
@@ -139,7 +139,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """A request has its blocks: remember what is to be copied."""
+        """Record what to copy for a request that has got its blocks."""
         prefix = self._prefix_of(request)
         if prefix is None:
             return

@@ -136,7 +136,7 @@ class VllmRun(EngineRun):
 
         Raises:
             NonFiniteLogitsError: if a sequence's distribution is not one.
-            TaskError: `engine_lost`; what was sampled before is still there.
+            TaskError: `engine_lost`; tokens sampled before are still available.
         """
         try:
             while self._waiting and len(self._running) < self._slots:
@@ -220,12 +220,12 @@ class VllmRun(EngineRun):
             raise TaskError("engine_lost", f"vLLM ended a sequence with an unexpected reason: {reason}", retryable=True)
         length = None
         if self._stop_strings is not None:
-            # vLLM knows nothing of stop strings: what it ends may have come to its own end just then, or before.
+            # vLLM does not check stop strings: a sequence that it ends may contain one, now or earlier.
             (length,) = self._stops(self._stop_strings, [each])
         return self._result(each, "stop" if length is not None else _REASONS[reason], length)
 
     def _stopped(self, strings: StopStrings) -> list[SequenceResult]:
-        """Sequences whose text now contains a stop string, of those that vLLM goes on with."""
+        """Running sequences whose text now contains a stop string."""
         running = list(self._running.items())
         lengths = self._stops(strings, [each for _, each in running])
         found = [(key, length) for (key, _), length in zip(running, lengths, strict=True) if length is not None]
@@ -288,7 +288,7 @@ def _result(each: _Running, reason: FinishReason, length: int | None = None) -> 
 
 
 def _sound(result: SequenceResult) -> SequenceResult:
-    """Without what was sampled from something that was no distribution."""
+    """Drop tokens that were not sampled from a valid distribution."""
     end = next((i for i, log_prob in enumerate(result.log_probs) if not math.isfinite(log_prob)), None)
     if end is None:
         return result

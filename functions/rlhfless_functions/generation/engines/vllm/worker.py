@@ -29,7 +29,7 @@ GREEDY = "rlhfless_greedy"
 class CounterSampler(torch.nn.Module):
     """Draws tokens by a number that depends on the sample and the position alone; in the place of vLLM's own draw.
 
-    vLLM's generator of a request with a seed starts anew where a request continues a response, and would repeat its
+    vLLM's generator of a request with a seed restarts when a request continues a response, and would repeat its
     numbers; and on a CPU a seed is an error where a prompt is prefilled in chunks. So requests have no seed, but the
     key of the counter-based numbers that the transformers engine uses too: equal logits give equal tokens.
 
