@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -221,6 +222,7 @@ async def run_jobs(
         "shares_while_all_work": timeline.shares(setting.slots, *middle),
         "changes_of_hands": timeline.changes_of_hands(scale),
         "pods": timeline.pods,
+        "spans": timeline.document(begun, scale),
     }
 
 
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, default=0.2, help="seconds here for each emulated second")
     parser.add_argument("--only", choices=_HOW, nargs="+", default=_HOW, help="leaves the others out")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
+    parser.add_argument("--spans", type=Path, default=None, help="file for what each pod of the last run did when")
     parser.add_argument("--spans", type=Path, default=None, help="file for what each pod did when, in the last run")
     given = parser.parse_args()
     if not HAS_API_SERVER:
@@ -290,11 +293,14 @@ def main() -> None:
         os.environ["KUBECONFIG"] = str(server.kubeconfig)
         for what, count, how in _runs(given.jobs, given.only):
             runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how, given.spans))
+            spans = runs[what].pop("spans", [])
             print(what, json.dumps(runs[what]), file=sys.stderr, flush=True)
             rows = summary(runs, given.jobs) if "alone" in runs else []
+            document = {"command": shlex.join(["python", *sys.argv]), "setting": vars(setting)}
+            document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
+            if given.spans is not None:
+                given.spans.write_text(json.dumps({**document, "run": what, "spans": spans}, indent=1) + "\n")
             if given.json is not None:
-                document = {"command": " ".join(["python", *sys.argv]), "setting": vars(setting)}
-                document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
                 given.json.write_text(json.dumps({**document, "summary": rows, "runs": runs}, indent=2) + "\n")
     if rows:
         Console().print(table_of(rows))
