@@ -169,7 +169,7 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-_PICTURES = {"step": step, "slots": slots, "money": money}
+PICTURES = {"step": step, "slots": slots, "money": money}
 
 
 def main() -> None:
@@ -177,10 +177,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the SVG pictures of the docs.")
     parser.add_argument("pictures", nargs="*", help="all if left out")
     given = parser.parse_args()
-    if unknown := set(given.pictures) - set(_PICTURES):
-        parser.error(f"no picture is called {', '.join(sorted(unknown))}; there are {', '.join(_PICTURES)}")
-    for name in given.pictures or _PICTURES:
-        (_DOCS / "images" / f"{name}.svg").write_text(_PICTURES[name]())
+    if unknown := set(given.pictures) - set(PICTURES):
+        parser.error(f"no picture is called {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+    for name in given.pictures or PICTURES:
+        (_DOCS / "images" / f"{name}.svg").write_text(PICTURES[name]())
 
 
 if __name__ == "__main__":
