@@ -117,12 +117,9 @@ def _state(span: SpanRecord) -> dict[str, Any]:
 def slots() -> str:
     """Two jobs on the same slots."""
     found = _read("slot_spans.json")
-    learnt = [
-        span["end"]
-        for span in found["spans"]
-        if (span["job"], span["stage"], span["state"]) == ("job-0", "learning", "busy")
-    ]
-    begin, end = sorted(learnt)[0], sorted(learnt)[2]
+    busy = [span for span in found["spans"] if span["state"] == "busy"]
+    learnt = sorted(span["end"] for span in busy if (span["job"], span["stage"]) == ("job-0", "learning"))
+    begin, end = min(span["start"] for span in busy), learnt[1]
     rows = []
     for number, slot in enumerate(sorted({slot for span in found["spans"] for slot in span["slots"]}), start=1):
         row = []
