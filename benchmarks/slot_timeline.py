@@ -45,6 +45,20 @@ class Timeline:
             self.spans.append(Span(job, change.instance, then.stage, then.state, then.at, change.at))
         self._open[change.instance] = (job, change)
 
+    def document(self, begun: float, scale: float) -> list[dict[str, Any]]:
+        """All spans with the slots of their pods, in emulated seconds after `begun`."""
+        return [
+            {
+                "job": each.job,
+                "stage": each.stage,
+                "state": each.state,
+                "slots": list(self._homes.get(each.pod, ())),
+                "start": round((each.start - begun) / scale, 2),
+                "end": round((each.end - begun) / scale, 2),
+            }
+            for each in self.spans
+        ]
+
     @property
     def pods(self) -> int:
         """Pods that were ever made."""

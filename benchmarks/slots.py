@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -179,12 +180,15 @@ async def cluster_with_operator(
                 await operating
 
 
-async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int, how: str) -> dict[str, Any]:
+async def run_jobs(
+    server: ApiServer, folder: Path, setting: Setting, count: int, how: str, spans: Path | None = None
+) -> dict[str, Any]:
     """Run so many jobs at once to their ends; all seconds are emulated ones.
 
     Args:
         how: on the same slots (`in turns`), each on its part of them (`apart`), or each on as many slots of its own as
             there are (`alone`): emulated GPUs cost nothing.
+        spans: file for what each pod did on its slots when, for a picture.
     """
     part = setting.part(count) if how == "apart" else setting
     names = [f"job-{number}" for number in range(count)]
@@ -204,6 +208,8 @@ async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int
                     ends[name] = time.monotonic()
             await asyncio.sleep(_POLL_SECONDS)
     scale = setting.time_scale
+    if spans is not None:
+        spans.write_text(json.dumps(timeline.document(begun, scale), indent=1) + "\n")
     seconds = {name: (end - begun) / scale for name, end in ends.items()}
     if how == "alone":
         shares = {name: timeline.shares(setting.slots, begun, end, job=name) for name, end in ends.items()}
@@ -216,6 +222,7 @@ async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int
         "shares_while_all_work": timeline.shares(setting.slots, *middle),
         "changes_of_hands": timeline.changes_of_hands(scale),
         "pods": timeline.pods,
+        "spans": timeline.document(begun, scale),
     }
 
 
@@ -275,6 +282,8 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, default=0.2, help="seconds here for each emulated second")
     parser.add_argument("--only", choices=_HOW, nargs="+", default=_HOW, help="leaves the others out")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
+    parser.add_argument("--spans", type=Path, default=None, help="file for what each pod of the last run did when")
+    parser.add_argument("--spans", type=Path, default=None, help="file for what each pod did when, in the last run")
     given = parser.parse_args()
     if not HAS_API_SERVER:
         raise SystemExit("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver; see setup-envtest")
@@ -283,14 +292,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="slots-") as name, job_server(Path(name)) as server:
         os.environ["KUBECONFIG"] = str(server.kubeconfig)
         for what, count, how in _runs(given.jobs, given.only):
-            runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how))
+            runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how, given.spans))
+            spans = runs[what].pop("spans", [])
             print(what, json.dumps(runs[what]), file=sys.stderr, flush=True)
             rows = summary(runs, given.jobs) if "alone" in runs else []
+            document = {"command": shlex.join(["python", *sys.argv]), "setting": vars(setting)}
+            document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
+            if given.spans is not None:
+                given.spans.write_text(json.dumps({**document, "run": what, "spans": spans}, indent=1) + "\n")
             if given.json is not None:
-                document = {"command": " ".join(["python", *sys.argv]), "setting": vars(setting)}
-                document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
                 given.json.write_text(json.dumps({**document, "summary": rows, "runs": runs}, indent=2) + "\n")
-    Console().print(table_of(rows))
+    if rows:
+        Console().print(table_of(rows))
 
 
 def _runs(counts: Sequence[int], only: Sequence[str]) -> list[tuple[str, int, str]]:

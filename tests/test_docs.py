@@ -1,6 +1,7 @@
 """The pages: their links lead somewhere, and what they list is all that there is."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,9 @@ def test_every_reason_that_asks_for_something_is_explained() -> None:
     explained = set(re.findall(r"^\| `([A-Z]\w+)` \|", page, re.MULTILINE))
     pods = {"Pending", "ImagePullBackOff", "CreateContainerConfigError", "Running", "CrashLoopBackOff"}
     assert explained - pods == {str(reason) for reason in Reason} - {str(reason) for reason in NOTHING_WRONG}
+
+
+def test_the_drawn_pictures_are_those_of_the_results() -> None:
+    pictures = runpy.run_path(str(REPOSITORY / "docs" / "pictures.py"))["PICTURES"]
+    for name, draw in pictures.items():
+        assert draw() == (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(), f"python docs/pictures.py {name}"

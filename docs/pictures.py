@@ -1,0 +1,184 @@
+"""The SVG pictures of docs/images: `python docs/pictures.py` draws them from the files in benchmarks/results.
+
+`python docs/pictures.py step money` draws only these. They are dark for a reader whose system is.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rlhfless_functions.api import STAGES
+from rlhfless_operator.records.record import SpanRecord
+from rlhfless_operator.report.gantt import lanes, window
+
+_DOCS = Path(__file__).resolve().parent
+_RESULTS = _DOCS.parent / "benchmarks" / "results"
+_WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 900, 130, 30, 24, 46
+_CENTS_AN_HOUR = 10
+"""Price of an instance in examples/quickstart/grpo.yaml."""
+_STYLE = """
+text { font: 13px sans-serif; fill: #24292f } .small { font-size: 12px; fill: #57606a } .title { font-weight: bold }
+.panel { fill: #ffffff } .grid { stroke: #d0d7de } .lane { fill: #f2f4f6 }
+.generation, .job0 { fill: #2f6fd0 } .preparation, .job1 { fill: #c77700 } .learning, .job2 { fill: #2b8a4b }
+.starting { fill: #b08ad9 } .idle { fill: #b9c0c8 } .switching { fill: #d9406a } .draining { fill: #7a828b }
+.busy { fill: #2f6fd0 } .inside { fill: #ffffff; font-size: 11px }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .small { fill: #9da7b1 } .panel { fill: #0d1117 } .grid { stroke: #30363d }
+.lane { fill: #161b22 } .idle { fill: #59626c } .draining { fill: #8b949e } .inside { fill: #ffffff } }
+"""
+
+
+def svg(title: str, height: float, body: str) -> str:
+    """A picture on a panel of its own, which is readable on any page."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img">'
+        f'<title>{escape(title)}</title><style>{_STYLE}</style><rect class="panel" width="100%" height="100%" rx="6"/>'
+        f'<text class="title" x="14" y="24">{escape(title)}</text>{body}</svg>\n'
+    )
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
+    """A rectangle of one class, with a tooltip."""
+    tip = f"<title>{escape(title)}</title>" if title else ""
+    size = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.4):.1f}" height="{height:.1f}"'
+    return f'<rect class="{kind}" {size}>{tip}</rect>'
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """A line of text."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def legend(kinds: Sequence[tuple[str, str]], y: float) -> str:
+    """Colours with their names."""
+    x, body = float(_LEFT), ""
+    for kind, name in kinds:
+        body += rect(x, y - 10, 12, 12, kind) + text(x + 17, y, name, "small")
+        x += 17 + 7 * len(name) + 22
+    return body
+
+
+def axis(start: float, end: float, bottom: float, unit: str = "seconds") -> str:
+    """Lines and numbers of a time axis that begins with 0 at `start`."""
+    length = end - start
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if length / step <= 9)
+    body = ""
+    for tick in range(0, int(length) + 1, step):
+        x = place(start + tick, start, end)
+        body += f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 6}" y2="{bottom:.1f}"/>'
+        body += text(x, bottom + 16, str(tick), "small", "middle")
+    return body + text(_WIDTH - _RIGHT, bottom + 32, unit, "small", "end")
+
+
+def place(at: float, start: float, end: float) -> float:
+    """Where a moment is from left to right."""
+    return _LEFT + (min(max(at, start), end) - start) / (end - start) * (_WIDTH - _LEFT - _RIGHT)
+
+
+def timeline(title: str, rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], keys: Sequence[tuple[str, str]]) -> str:
+    """Rows of spans, each with `start`, `end`, `kind` and `says`."""
+    spans = [span for _, row in rows for span in row]
+    start, end = min(span["start"] for span in spans), max(span["end"] for span in spans)
+    bottom = _TOP + _ROW * len(rows)
+    body = axis(start, end, bottom)
+    for number, (name, row) in enumerate(rows):
+        y = _TOP + _ROW * number
+        body += text(_LEFT - 10, y + 15, name, "", "end")
+        for span in row:
+            left, right = place(span["start"], start, end), place(span["end"], start, end)
+            body += rect(left, y + 2, right - left, _ROW - 5, span["kind"], span["says"])
+            if (letter := span.get("letter")) and right - left > 14:
+                body += text((left + right) / 2, y + 14, letter, "inside", "middle")
+    return svg(title, bottom + 64, body + legend(keys, bottom + 50))
+
+
+def step() -> str:
+    """The first two steps of the rehearsed job."""
+    spans = [SpanRecord(**span) for span in _read("rehearsal.json")["spans"] if span["state"] != "asleep"]
+    ends = sorted(span.end for span in spans if (span.stage, span.state) == ("learning", "busy"))
+    rows = []
+    for lane in window(lanes(spans), min(span.start for span in spans if span.state == "busy"), ends[1]):
+        name = f"actor {lane.number}" if lane.stage == "generation" else lane.stage
+        rows.append((name, [_state(span) for span in lane.spans]))
+    kinds = [(stage, f"{stage} at work") for stage in STAGES]
+    kinds += [(state, state) for state in ("starting", "idle", "draining")]
+    return timeline("Two steps: who holds a GPU, and what for", [row for row in rows if row[1]], kinds)
+
+
+def _state(span: SpanRecord) -> dict[str, Any]:
+    kind = span.stage if span.state == "busy" else span.state
+    says = f"{span.stage}, {span.state}, {span.end - span.start:.1f} s"
+    return {"start": span.start, "end": span.end, "kind": kind, "says": says}
+
+
+def slots() -> str:
+    """Two jobs on the same slots."""
+    found = _read("slot_spans.json")
+    busy = [span for span in found["spans"] if span["state"] == "busy"]
+    learnt = sorted(span["end"] for span in busy if (span["job"], span["stage"]) == ("job-0", "learning"))
+    begin, end = min(span["start"] for span in busy), learnt[1]
+    rows = []
+    for number, slot in enumerate(sorted({slot for span in found["spans"] for slot in span["slots"]}), start=1):
+        row = []
+        for span in found["spans"]:
+            shown = span["state"] in ("busy", "switching") and span["end"] > begin and span["start"] < end
+            if slot in span["slots"] and shown:
+                kind = f"job{span['job'][-1]}" if span["state"] == "busy" else "switching"
+                letter = span["stage"][0].upper() if span["state"] == "busy" else ""
+                says = f"{span['job']}, {span['stage']}, {span['state']}, {span['end'] - span['start']:.1f} s"
+                part = {"start": max(span["start"], begin), "end": min(span["end"], end)}
+                row.append(part | {"kind": kind, "says": says, "letter": letter})
+        rows.append((f"slot {number}", row))
+    kinds = [("job0", "first job"), ("job1", "second job"), ("switching", "one falls asleep, another wakes")]
+    title = "Two jobs on four GPUs: G generation, P preparation, L learning"
+    return timeline(title, rows, kinds)
+
+
+def money() -> str:
+    """What the quickstart cost on one machine and on a cluster, by stage and by what its instances did."""
+    found = _read("quickstart_cost.json")
+    bars = [
+        (f"{place}, {stage}", {state: seconds * _CENTS_AN_HOUR / 3600 for state, seconds in states.items()})
+        for place, name in (("one machine", "laptop"), ("cluster", "cluster"))
+        for stage, states in found[name]["instance_seconds"].items()
+    ]
+    most, left = max(sum(bar.values()) for _, bar in bars), 200.0
+    body = ""
+    for number, (name, bar) in enumerate(bars):
+        y, x = _TOP + 30 * number + 10 * (number // len(STAGES)), left
+        body += text(left - 10, y + 16, name, "", "end")
+        for state, cents in bar.items():
+            if cents:
+                width = cents / most * (_WIDTH - left - 110)
+                body += rect(x, y, width, 22, state, f"{state}: {cents:.2f} cents")
+                x += width
+        body += text(x + 8, y + 16, f"{sum(bar.values()):.2f} cents")
+    bottom = _TOP + 30 * len(bars) + 30
+    kinds = [(state, "at work" if state == "busy" else state) for state in ("starting", "busy", "idle", "draining")]
+    return svg("What a run of the quickstart costs, by stage", bottom + 16, body + legend(kinds, bottom))
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((_RESULTS / name).read_text())
+    return found
+
+
+PICTURES = {"step": step, "slots": slots, "money": money}
+
+
+def main() -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser(description="Draw the SVG pictures of the docs.")
+    parser.add_argument("pictures", nargs="*", help="all if left out")
+    given = parser.parse_args()
+    if unknown := set(given.pictures) - set(PICTURES):
+        parser.error(f"no picture is called {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+    for name in given.pictures or PICTURES:
+        (_DOCS / "images" / f"{name}.svg").write_text(PICTURES[name]())
+
+
+if __name__ == "__main__":
+    main()
