@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
+from rlhfless_operator.planner.history import History
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import rollouts_ahead
 from tests.training.dying_ahead import OVERTAKEN, POINTS
@@ -137,6 +138,20 @@ def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None
     run_job(file)
     assert [record["step"] for record in records_of(file) if record["evaluation"]] == [0, 2, 4]
     check_journal(file, 4, 1)
+
+
+@pytest.mark.usefixtures("warm_start")
+def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"learning": 100.0, "rollout": 10.0}
+    mean = History.mean
+    monkeypatch.setattr(
+        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
+    )
+    file = tiny_job("steady", **{**AHEAD, "async": {"maxStaleness": 3}}, steps=5)
+    run_job(file)
+    check_journal(file, 5, 1)
 
 
 @pytest.mark.usefixtures("warm_start")

@@ -144,7 +144,7 @@ class InstanceQueue:
     async def room_for(self, step: int, *, beside: int) -> None:
         """Wait until the rollout of step `beside` is under way, and an instance is left for the rollout of `step`.
 
-        From now on no instance is let go, until the rollout of `step` begins or `release` is called.
+        From now on an instance that is left is kept, until the rollout of `step` begins or `release` is called.
         """
         self._coming.add(step)
         while self._newest < beside or not self.has_room:

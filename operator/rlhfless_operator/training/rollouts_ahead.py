@@ -14,9 +14,11 @@ from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.rollout_record import record_rollout
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.staleness import last_step_begun
+from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.training.step_journal import StepJournal
 
+_ROLLOUT = "rollout"
+"""Under which name the history has what rollouts took."""
 _Made = tuple[BegunRollout, StepBatch]
 
 
@@ -77,10 +79,11 @@ class RolloutsAhead:
 
     def _last_admitted(self) -> int:
         """The last step whose rollout may begin."""
-        journal = self._journal
+        journal, history = self._journal, self._run.cost_model.history
         # What steps take is known once one of them is done.
         unknown = journal.budget() is not None and not any(record.step for record in journal.records)
-        return last_step_begun(journal.status.step, 0 if unknown else self._max_staleness)
+        ahead = steps_ahead(self._max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
+        return last_step_begun(journal.status.step, 0 if unknown else ahead)
 
     async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
         try:
@@ -121,6 +124,7 @@ class RolloutsAhead:
         rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
         if isinstance(rollout, StepBatch):
             return begun, rollout
+        run.cost_model.history.add(_ROLLOUT, sum(rollout.seconds.values()))
         batch = record_rollout(run, rollout)
         journal.keep_batch(step, batch)
         return begun, batch
