@@ -17,10 +17,13 @@ from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, TakenStep
 from rlhfless_operator.training.step_journal import StepJournal
 from tests.training.dying_driver import Deaths
-from tests.training.whole_jobs import run_job
+from tests.training.holding_back import hold_back
+from tests.training.whole_jobs import folder_of, run_job
 
 POINTS = tuple(f"{point}-{step}" for step in (2, 3) for point in ("begun", "prepared", "taken", "learnt"))
 """Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist."""
+OVERTAKEN = "overtaken"
+"""The second step's batch is complete, and written down, and the first one's is not."""
 
 
 def die_at(points: Collection[str], deaths: Deaths) -> None:
@@ -58,6 +61,19 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
     StepJournal.commit = dies_when_learnt  # type: ignore[method-assign]
 
 
+def die_when_overtaken(file: Path, deaths: Deaths) -> None:
+    """Have a driver die while a response of the first step goes on, and nothing of the second step does."""
+
+    def die(pid: int) -> None:
+        deaths.happened(OVERTAKEN)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    hold_back(1, until=(folder_of(file) / "results" / "step-000002" / "batch.json").exists, then=die)
+
+
 if __name__ == "__main__":
-    die_at(sys.argv[3:], Deaths(Path(sys.argv[2])))
-    run_job(Path(sys.argv[1]))
+    job, dead, points = Path(sys.argv[1]), Deaths(Path(sys.argv[2])), sys.argv[3:]
+    if OVERTAKEN in points and dead.due(OVERTAKEN):
+        die_when_overtaken(job, dead)
+    die_at(points, dead)
+    run_job(job)

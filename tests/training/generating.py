@@ -17,16 +17,18 @@ from rlhfless_functions.api import (
     GenerationResult,
     Samples,
     SampleTask,
+    Stage,
     Started,
     TaskKey,
     WeightsReference,
 )
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.migration import Actor, Migration, Move
-from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
 from rlhfless_operator.training import moves
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
+from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests import ActorAttempt
 
 Key = tuple[int, int]
@@ -160,6 +162,16 @@ def settings_of(**changes: object) -> GenerationSettings:
     return GenerationSettings(**arguments)  # type: ignore[arg-type]
 
 
+@dataclass
+class CountedCapacity:
+    """Remembers how many instances were asked for."""
+
+    counts: list[int] = field(default_factory=list)
+
+    async def use(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        self.counts.append(count)
+
+
 async def run_stage(
     platform: UnreliablePlatform,
     shares: list[list[SampleTask]],
@@ -168,21 +180,18 @@ async def run_stage(
     **changes: object,
 ) -> tuple:
     outcome = outcome or GenerationOutcome(sinks=[])
-    actors: list[int] = []
-
-    async def hold(count: int) -> None:
-        actors.append(count)
-
-    groups = [
-        group
-        async for group in generate(
-            platform,
-            shares,
-            outcome,
-            settings_of(**changes),
-            migration=migration_of(rule),
-            on_event=lambda actor, event: None,
-            on_actors=hold,
-        )
-    ]
-    return groups, outcome, actors
+    capacity = CountedCapacity()
+    async with InstanceQueue("generation", capacity).part(3, len(shares)) as instances:  # type: ignore[arg-type]
+        groups = [
+            group
+            async for group in generate(
+                platform,
+                shares,
+                outcome,
+                settings_of(**changes),
+                migration=migration_of(rule),
+                instances=instances,
+                on_event=lambda actor, event: None,
+            )
+        ]
+    return groups, outcome, capacity.counts[1:]

@@ -1,6 +1,7 @@
 """Asynchronous jobs, whole: what they generate ahead, what they write down of it, and what a replay makes of that."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -14,8 +15,11 @@ from typer.testing import CliRunner
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import rollouts_ahead
-from tests.training.dying_ahead import POINTS
+from tests.training.dying_ahead import OVERTAKEN, POINTS
+from tests.training.holding_back import hold_back
 from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
@@ -94,6 +98,24 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
 
 
 @pytest.mark.usefixtures("warm_start")
+def test_the_next_step_is_generated_while_the_longest_response_of_this_one_goes_on(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process of the first step stands still until the whole second step is written down."""
+    file = tiny_job("long", **AHEAD, limits={"stall": "250s"}, steps=4)
+    second = folder_of(file) / "results" / "step-000002" / "batch.json"
+    monkeypatch.setattr(LocalPlatform, "run", LocalPlatform.run)
+    finished = hold_back(1, until=second.exists, then=lambda pid: os.kill(pid, signal.SIGCONT))
+    assert run_job(file)["phase"] == "Succeeded"
+    last = max(at for at, step in enumerate(finished) if step == 1)
+    assert finished[: last + 1].count(2) == 16, "the second step's samples were finished before the first step's last"
+    assert check_journal(file, 4, 1)[:2] == [0, 0]
+    check_prompts(file)
+    assert records_of(file)[0]["metrics"]["generation/lost_instances"] == 0
+    assert "4 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -119,6 +141,20 @@ def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None
 
 
 @pytest.mark.usefixtures("warm_start")
+def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"learning": 100.0, "rollout": 10.0}
+    mean = History.mean
+    monkeypatch.setattr(
+        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
+    )
+    file = tiny_job("steady", **{**AHEAD, "async": {"maxStaleness": 3}}, steps=5)
+    run_job(file)
+    check_journal(file, 5, 1)
+
+
+@pytest.mark.usefixtures("warm_start")
 def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +173,9 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "points", [("taken-2",), pytest.param(POINTS, marks=pytest.mark.slow)], ids=["one death", "eight deaths"]
+    "points",
+    [(OVERTAKEN,), ("taken-2",), pytest.param(POINTS, marks=pytest.mark.slow)],
+    ids=["overtaken", "one death", "eight deaths"],
 )
 def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
     tiny_job: MakeJob, tmp_path: Path, points: tuple[str, ...]

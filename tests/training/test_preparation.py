@@ -10,7 +10,9 @@ import pytest
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Done, GroupResult, JournalledPiece, PrepareResult, SampleTask, piece_uri
 from rlhfless_operator.training.generated import CompleteGroup
+from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
+from tests.training.generating import CountedCapacity
 
 GROUPS = 36
 
@@ -42,18 +44,21 @@ def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[i
     async def on_prepared(result: PrepareResult) -> None:
         told.append([group.prompt for group in result.groups])
 
-    asyncio.run(
-        prepare(
-            platform,  # type: ignore[arg-type]
-            one_by_one(range(GROUPS)),
-            GROUPS,
-            lambda part, attempt, groups: (part, groups),  # type: ignore[arg-type,return-value]
-            outcome or PreparationOutcome(),
-            driver=3,
-            retries=0,
-            on_prepared=on_prepared if follows else None,
-        )
-    )
+    async def prepare_all() -> None:
+        async with InstanceQueue("preparation", CountedCapacity()).part(1, 1) as instance:  # type: ignore[arg-type]
+            await prepare(
+                platform,  # type: ignore[arg-type]
+                one_by_one(range(GROUPS)),
+                GROUPS,
+                lambda part, attempt, groups: (part, groups),  # type: ignore[arg-type,return-value]
+                outcome or PreparationOutcome(),
+                instance=instance,
+                driver=3,
+                retries=0,
+                on_prepared=on_prepared if follows else None,
+            )
+
+    asyncio.run(prepare_all())
     if follows:
         assert told == [prompts for _, prompts in platform.chunks]
     return [len(prompts) for _, prompts in platform.chunks]

@@ -8,7 +8,7 @@ from typing import Literal
 
 Unit = Literal[
     "number", "share", "reward", "nats per token", "tokens", "samples", "groups", "updates", "bytes", "seconds",
-    "instance-seconds", "instances", "requests", "versions",
+    "instance-seconds", "instances", "requests", "versions", "threads",
 ]  # fmt: skip
 """`share` is from 0 to 1; `number` has no unit; `reward` is in units of the rewards' weighted sum."""
 

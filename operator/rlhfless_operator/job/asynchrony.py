@@ -13,7 +13,8 @@ class AsyncSpec(Settings):
 
     max_staleness: int = Field(default=1, ge=1, le=8)
     """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's
-    generation waits until the learner is near enough, so the bound always holds."""
+    generation waits until the learner is near enough, so the bound always holds. Generation goes no further ahead than
+    keeps the learner from waiting."""
     new_weights: Literal["finish"] = "finish"
     """What happens to a response when newer weights are published: `finish` completes it, and all groups of its step,
     with the weights that began it."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import Event, Progress, Samples, Started
+from rlhfless_functions.api import Event, Samples, Started
 
 StageName = str
 
@@ -21,14 +21,18 @@ class LiveProgress:
     actors: int = 0
     finished: int = 0
     samples: int = 0
-    tokens: dict[int, int] = field(default_factory=dict)
-    """Response tokens of each actor's current request."""
     engine: str | None = None
     """The engine and why it was chosen."""
 
-    def begin_step(self, step: int, samples: int) -> None:
-        """A step begins."""
-        self.step, self.samples, self.finished, self.tokens = step, samples, 0, {}
+    def begin_step(self, step: int, samples: int, *, beside: bool = False) -> None:
+        """A step begins.
+
+        Args:
+            beside: whether samples of earlier steps are still generated: then the counts are of all of them.
+        """
+        if not beside:
+            self.samples, self.finished = 0, 0
+        self.step, self.samples = step, self.samples + samples
 
     def stage(self, name: str, *, actors: int | None = None) -> None:
         """A stage begins."""
@@ -36,11 +40,9 @@ class LiveProgress:
         if actors is not None:
             self.actors = actors
 
-    def event(self, actor: int, event: Event) -> None:
+    def event(self, event: Event) -> None:
         """Handle an event of an actor."""
-        if isinstance(event, Progress):
-            self.tokens[actor] = event.tokens
-        elif isinstance(event, Samples):
+        if isinstance(event, Samples):
             self.finished += len(event.samples)
         elif isinstance(event, Started) and event.engine not in (None, self.engine):
             self.engine = event.engine

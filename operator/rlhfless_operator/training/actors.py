@@ -19,6 +19,8 @@ class Actor:
     samples: list[SampleTask]
     """What it holds, in the order of admission; those that are finished are still among them."""
     request: asyncio.Task[bool] | None = None
+    has_instance: bool = False
+    """Whether its turn has come; from then on until it has nothing left."""
     attempts: int = 0
     failures: int = 0
     """Losses in a row without a sample finished in between."""

@@ -1,8 +1,8 @@
 """The asynchronous training loop: the learner takes one step after the other, while the next steps' groups are made.
 
 Generation and preparation of a step go on beside the learning of the steps before it (`rollouts_ahead.py`). Weights
-that are published while a step is generated are used from the next step on. An evaluation waits for the rollout that is
-under way, and no other begins meanwhile.
+that are published while a step is generated are used from the next step on. An evaluation's actors have the next
+instances that become free.
 """
 
 import time
@@ -15,7 +15,7 @@ from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.async_journal import AsyncJournal
-from rlhfless_operator.training.evaluation import evaluate, evaluation_due
+from rlhfless_operator.training.evaluation import evaluate
 from rlhfless_operator.training.learning import Learning
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
 from rlhfless_operator.training.run import TrainingRun
@@ -37,10 +37,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
     async with RolloutsAhead(run, journal, files, settings.max_staleness) as ahead:
         for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
             batch, learned = await take_step(run, journal, ahead, files, step)
-            evaluation = None
-            if evaluation_due(run.spec, step, run.prompts.total_steps):
-                async with ahead.paused():
-                    evaluation = await evaluate(run, journal, step, learned.weights)
+            evaluation = await evaluate(run, journal, step, learned.weights)
             await journal.commit(step, batch, learned, evaluation, partial(_position, run, batch))
             ahead.advance()
 

@@ -9,7 +9,7 @@ and to ask once for all of it.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from rlhfless_operator.planner.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.training.actors import Actor, ActorPool, Heard, key_of
 from rlhfless_operator.training.generated import CompleteGroup, Completion, GenerationOutcome
+from rlhfless_operator.training.instance_queue import Part
 from rlhfless_operator.training.moves import MoveInProgress
 from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.sinks import SinkIndex
@@ -53,28 +54,29 @@ async def generate(
     settings: GenerationSettings,
     *,
     migration: Migration,
+    instances: Part,
     on_event: Callable[[int, Event], None],
-    on_actors: Callable[[int], Awaitable[None]],
 ) -> AsyncGenerator[CompleteGroup, None]:
-    """Run all shares at once and yield each group when its last sample has been published.
+    """Run all shares at once, as far as there are instances, and yield each group when its last sample has been
+    published.
 
     Args:
         shares: the plan's; one actor each.
         outcome: filled in along the way.
         migration: told of everything that the actors say, and asked which samples to move where.
+        instances: gives each share one; told how many actors have anything left whenever that changes.
         on_event: told of every event, with the actor's number.
-        on_actors: told how many actors have anything left whenever that changes, so that instances can be released.
 
     Raises:
         StageFailedError: samples can't be finished.
     """
     groups: asyncio.Queue[CompleteGroup | None] = asyncio.Queue()
     completion = Completion(shares, outcome, groups.put_nowait)
-    stage = _Stage(platform, outcome, completion, settings, migration, on_event)
+    stage = _Stage(platform, outcome, completion, settings, migration, instances, on_event)
 
     async def run() -> None:
         try:
-            await stage.run(shares, on_actors)
+            await stage.run(shares)
         finally:
             groups.put_nowait(None)
 
@@ -100,6 +102,7 @@ class _Stage:
         completion: Completion,
         settings: GenerationSettings,
         migration: Migration,
+        instances: Part,
         on_event: Callable[[int, Event], None],
     ) -> None:
         self._platform = platform
@@ -107,6 +110,7 @@ class _Stage:
         self._completion = completion
         self._settings = settings
         self._migration = migration
+        self._instances = instances
         self._on_event = on_event
         self._pool = ActorPool()
         self._sinks = SinkIndex(outcome.before)
@@ -114,7 +118,7 @@ class _Stage:
         self._ended: asyncio.Queue[tuple[Actor, bool]] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
 
-    async def run(self, shares: Sequence[Sequence[SampleTask]], on_actors: Callable[[int], Awaitable[None]]) -> None:
+    async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
         async with self._tasks:
             for share in shares:
                 actor = self._pool.open(share)
@@ -127,7 +131,7 @@ class _Stage:
                 self._settle(*await self._ended.get())
                 if len(self._pool) != told:
                     told = len(self._pool)
-                    await on_actors(told)
+                    await self._instances.has_left(told)
 
     # --- what an actor's request comes to ---
 
@@ -140,6 +144,8 @@ class _Stage:
             actor.request.add_done_callback(lambda request: self._ended.put_nowait((actor, _was_lost(request))))
         else:
             self._pool.release(actor)
+            if actor.has_instance:
+                self._instances.give()
 
     def _settle(self, actor: Actor, lost: bool) -> None:
         """A request has ended, in whatever way."""
@@ -155,6 +161,9 @@ class _Stage:
 
     async def _request(self, actor: Actor) -> bool:
         """One request, from its start to whatever ends it; returns whether its instance was lost."""
+        if not actor.has_instance:
+            await self._instances.turn()
+            actor.has_instance = True
         sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
         keys = [key_of(sample) for sample in actor.samples]
         places = self._sinks.places(keys)
@@ -221,8 +230,9 @@ class _Stage:
         now, look_seconds = time.monotonic(), self._settings.look_seconds
         if not self._move.may_look(now):
             return
-        if any(actor.cut_at is not None for actor in self._pool):
-            # An actor that was cut and has not gone on yet would only read the same parts once more.
+        if any(actor.cut_at is not None or not actor.has_instance for actor in self._pool):
+            # An actor that was cut and has not gone on yet would only read the same parts once more, and one that waits
+            # for an instance can neither be cut nor given more.
             self._move.look_again_at(now + look_seconds)
             return
         self._move.begin(self._migration.decide(now), now, look_seconds)
@@ -246,6 +256,8 @@ class _Stage:
             if move.destination is None:
                 target = self._pool.open([])
                 target.cut_at = source.cut_at
+                self._instances.take()
+                target.has_instance = True
                 opened.append(target)
             else:
                 target = self._pool[move.destination]

@@ -11,6 +11,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareRequest, PrepareResult
 from rlhfless_operator.platforms.base import Platform
 from rlhfless_operator.training.generated import CompleteGroup
+from rlhfless_operator.training.instance_queue import Part
 from rlhfless_operator.training.tasks import run_to_end
 
 _CHUNKS_PER_STEP = 6
@@ -59,6 +60,7 @@ async def prepare(
     make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
     outcome: PreparationOutcome,
     *,
+    instance: Part,
     driver: int,
     retries: int,
     on_prepared: Callable[[PrepareResult], Awaitable[None]] | None = None,
@@ -70,6 +72,7 @@ async def prepare(
         expected: number of groups to come, which sets the size of a chunk.
         make_request: (part, attempt, groups) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
+        instance: of preparation, whose turn is awaited for each chunk.
         on_prepared: where a learner takes groups as they come, told of every chunk. Chunks then become smaller, each a
             sixth of the groups that are left, so that few wait for others at the end.
 
@@ -106,8 +109,12 @@ async def prepare(
             chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
             # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
             part = f"{_CHUNK}{driver}-{len(outcome.chunks):04d}"
+            await instance.turn()
             began = time.monotonic()
-            result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+            try:
+                result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+            finally:
+                instance.give()
             outcome.seconds += time.monotonic() - began
             prepared = PrepareResult.model_validate(result)
             outcome.add(prepared)

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
@@ -50,6 +51,8 @@ class Rollout:
     """Of the first round."""
     generated: GenerationOutcome
     prepared: PreparationOutcome
+    cursor: dict[str, Any]
+    """The position in the training data after its prompts."""
     seconds: dict[str, float]
     """Duration of generation, and of preparation beyond it."""
     rounds: int
@@ -90,6 +93,8 @@ async def roll_out(
     journal: PieceJournal | None = None
     while rounds.count:
         prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+        # Another rollout may draw before this one is complete.
+        cursor = run.prompts.cursor.state()
         plan = run.plans.plan(prompts, samples, "training")
         if first_plan is not None:
             run.progress.samples += len(prompts) * samples
@@ -113,6 +118,7 @@ async def roll_out(
         plan=first_plan,
         generated=generated,
         prepared=prepared,
+        cursor=cursor,
         seconds={"generation": generation_seconds, "preparation": preparation_seconds},
         rounds=rounds.done,
         replaced_groups=rounds.replaced,
@@ -144,62 +150,66 @@ async def generate_and_prepare(
         examples: those of the samples that are to be had as text.
         journal: where the batch is learnt from in pieces, told of what is prepared.
     """
-    await run.capacity.use("generation", len(plan.shares), Preload(run.spec.model, task.policy, run.requests.engine))
-    await run.capacity.use("preparation", 1)
-    if task.purpose == "training":
-        run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
-    run.progress.stage("generation" if task.purpose == "training" else task.purpose, actors=len(plan.shares))
-    generated_at = time.monotonic()
-    settings = _generation_settings(run, task, plan)
-    migration = run.cost_model.open_migration(plan)
-
-    reads = ReadsOfVersion(run.weights_traffic, task.policy.version)
-
-    def on_event(actor: int, event: Event) -> None:
-        run.progress.event(actor, event)
-        reads(actor, event)
-
-    async def groups() -> AsyncGenerator[CompleteGroup, None]:
-        nonlocal generated_at
-        async for group in generate(
-            run.platform,
-            plan.shares,
-            generated,
-            settings,
-            migration=migration,
-            on_event=on_event,
-            on_actors=partial(run.capacity.use, "generation"),
-        ):
-            yield group
-        generated_at = time.monotonic()
+    preload = Preload(run.spec.model, task.policy, run.requests.engine)
+    all_at_once = run.generators.has_room_for(len(plan.shares))
+    async with (
+        run.generators.part(task.step, len(plan.shares), preload) as generators,
+        run.preparers.part(task.step, 1) as preparer,
+    ):
         if task.purpose == "training":
-            run.progress.stage("preparation")
+            run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
+        run.progress.stage("generation" if task.purpose == "training" else task.purpose, actors=len(plan.shares))
+        generated_at = time.monotonic()
+        settings = _generation_settings(run, task, plan, all_at_once=all_at_once)
+        migration = run.cost_model.open_migration(plan)
 
-    def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
-        samples = [sample for group in chunk for sample in group.samples]
-        visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
-        rollouts = sorted({uri for group in chunk for uri in group.parts})
-        return run.requests.prepare(
-            task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits, examples
+        reads = ReadsOfVersion(run.weights_traffic, task.policy.version)
+
+        def on_event(actor: int, event: Event) -> None:
+            run.progress.event(event)
+            reads(actor, event)
+
+        async def groups() -> AsyncGenerator[CompleteGroup, None]:
+            nonlocal generated_at
+            async for group in generate(
+                run.platform,
+                plan.shares,
+                generated,
+                settings,
+                migration=migration,
+                instances=generators,
+                on_event=on_event,
+            ):
+                yield group
+            generated_at = time.monotonic()
+            if task.purpose == "training":
+                run.progress.stage("preparation")
+
+        def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
+            samples = [sample for group in chunk for sample in group.samples]
+            visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
+            rollouts = sorted({uri for group in chunk for uri in group.parts})
+            return run.requests.prepare(
+                task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits, examples
+            )
+
+        async def note(result: PrepareResult) -> None:
+            assert journal is not None
+            prompts = [group.prompt for group in result.groups]
+            tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
+            await asyncio.to_thread(journal.prepared, tasks, result.part)
+
+        await prepare(
+            run.platform,
+            groups(),
+            len(plan.estimates),
+            make_request,
+            prepared,
+            instance=preparer,
+            driver=run.driver,
+            retries=run.spec.limits.retries,
+            on_prepared=note if journal is not None else None,
         )
-
-    async def note(result: PrepareResult) -> None:
-        assert journal is not None
-        prompts = [group.prompt for group in result.groups]
-        tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
-        await asyncio.to_thread(journal.prepared, tasks, result.part)
-
-    await prepare(
-        run.platform,
-        groups(),
-        len(plan.estimates),
-        make_request,
-        prepared,
-        driver=run.driver,
-        retries=run.spec.limits.retries,
-        on_prepared=note if journal is not None else None,
-    )
-    await run.capacity.use("preparation", 0)
     return time.monotonic() - generated_at
 
 
@@ -211,9 +221,12 @@ def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
     return sorted(prompts, key=lambda prompt: (plan.estimates[prompt].mean, prompt))
 
 
-def _generation_settings(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> GenerationSettings:
+def _generation_settings(
+    run: TrainingRun, task: RolloutTask, plan: GenerationPlan, *, all_at_once: bool
+) -> GenerationSettings:
     tree, tokens = run.prompts.prefix_tree(task.purpose), run.prompts.tokens(task.purpose)
-    shares = tree is not None and run.spec.generation.share_prefixes and len(plan.shares) > 1
+    # Nothing is computed for others where they would wait for an actor that has no instance yet.
+    shares = tree is not None and run.spec.generation.share_prefixes and len(plan.shares) > 1 and all_at_once
     sharing = run.cost_model.share_prefixes(tree, plan.shares, tokens) if shares and tree is not None else None
     return GenerationSettings(
         sink_root=run.folder.rollouts(task.step, task.purpose),

@@ -27,7 +27,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     predicted = report.metrics()
     return StepBatch(
         batch=rollout.batch,
-        cursor=run.prompts.cursor.state(),
+        cursor=rollout.cursor,
         lengths=lengths,
         metrics=prepared | _metrics(rollout, bound) | predicted,
         plan=_plan_record(plan, report),

@@ -1,8 +1,10 @@
-"""Rollouts that are made ahead of the learner, one step's after the other's, as far as staleness allows."""
+"""Rollouts that are made ahead of the learner, as far as staleness allows.
+
+The next one begins as soon as an actor of those under way has nothing left, and takes over its instance: the longest
+responses of a step go on beside the first ones of the next.
+"""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +14,12 @@ from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.rollout_record import record_rollout
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.staleness import oldest_version
+from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.training.step_journal import StepJournal
+
+_ROLLOUT = "rollout"
+"""Under which name the history has what rollouts took."""
+_Made = tuple[BegunRollout, StepBatch]
 
 
 class RolloutsAhead:
@@ -34,12 +40,12 @@ class RolloutsAhead:
         self._journal = journal
         self._files = files
         self._max_staleness = max_staleness
-        self._rollouts: dict[int, asyncio.Future[tuple[BegunRollout, StepBatch]]] = {}
-        self._advanced = asyncio.Event()
-        self._stages = asyncio.Lock()
-        self._making: asyncio.Task[None] | None = None
+        self._rollouts: dict[int, asyncio.Task[_Made]] = {}
+        """By step, those that the learner has not taken."""
+        self._last = journal.status.step
+        """The last step whose rollout may begin."""
 
-    async def rollout(self, step: int) -> tuple[BegunRollout, StepBatch]:
+    async def rollout(self, step: int) -> _Made:
         """A step's rollout once it is complete, and what it was made with; each is asked for once.
 
         Raises:
@@ -48,70 +54,77 @@ class RolloutsAhead:
             BudgetExhaustedError: the step would take the job past its budget.
         """
         try:
-            return await self._of(step)
+            return await self._rollouts[step]
         finally:
             del self._rollouts[step]
 
     def advance(self) -> None:
-        """A step is done: its weights may sample, and a later step may begin."""
-        self._advanced.set()
-
-    @contextlib.asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """Once the rollout under way is complete no other begins, and its stages are free, until this is left."""
-        async with self._stages:
-            yield
+        """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness allows."""
+        last = min(self._last_admitted(), self._run.prompts.total_steps)
+        for step in range(self._last + 1, last + 1):
+            earlier = self._rollouts.get(step - 1)
+            self._rollouts[step] = asyncio.create_task(self._make(step, earlier))
+            self._last = step
 
     async def __aenter__(self) -> Self:
-        self._making = asyncio.create_task(self._make_all(self._journal.status.step + 1))
+        self.advance()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._making is not None
-        self._making.cancel()
-        await asyncio.gather(self._making, *self._rollouts.values(), return_exceptions=True)
+        for rollout in self._rollouts.values():
+            rollout.cancel()
+        await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
 
-    async def _make_all(self, first: int) -> None:
-        step = first
-        try:
-            for step in range(first, self._run.prompts.total_steps + 1):
-                made = await self._make(step)
-                self._of(step).set_result(made)
-        except asyncio.CancelledError:
-            self._of(step).cancel()
-            raise
-        except Exception as error:
-            self._of(step).set_exception(error)
-
-    async def _make(self, step: int) -> tuple[BegunRollout, StepBatch]:
-        run, journal = self._run, self._journal
-        while journal.status.step < self._done_before(step):
-            self._advanced.clear()
-            await self._advanced.wait()
-        async with self._stages:
-            # A version that is not written down would be made anew by the next driver.
-            await journal.written()
-            check_affordable(run, journal, step)
-            policy, critic = run.requests.newest(journal.published)
-            begun = BegunRollout(step=step, policy=policy, critic=critic)
-            begun = await asyncio.to_thread(self._files.begin, begun)
-            run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
-            task = RolloutTask(step, "training", begun.policy, begun.critic)
-            rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
-            if isinstance(rollout, StepBatch):
-                return begun, rollout
-            batch = record_rollout(run, rollout)
-            journal.keep_batch(step, batch)
-            return begun, batch
-
-    def _done_before(self, step: int) -> int:
-        """The last step that has to be done when a step's generation begins."""
-        oldest, journal = oldest_version(step, self._max_staleness), self._journal
+    def _last_admitted(self) -> int:
+        """The last step whose rollout may begin."""
+        journal, history = self._journal, self._run.cost_model.history
         # What steps take is known once one of them is done.
         unknown = journal.budget() is not None and not any(record.step for record in journal.records)
-        return max(oldest, step - 1) if unknown else oldest
+        ahead = steps_ahead(self._max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
+        return last_step_begun(journal.status.step, 0 if unknown else ahead)
 
-    def _of(self, step: int) -> asyncio.Future[tuple[BegunRollout, StepBatch]]:
-        return self._rollouts.setdefault(step, asyncio.get_running_loop().create_future())
+    async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
+        try:
+            if earlier is not None:
+                await self._wait_for_room(step, earlier)
+            return await self._roll_out(step)
+        finally:
+            await self._run.generators.release(step)
+
+    async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made]) -> None:
+        """Wait until the rollout of the step before has no use for one of its instances."""
+        if self._run.requests.algorithm.dynamic_sampling_rounds:
+            # It may yet draw the prompts that come next.
+            await earlier
+            return
+        room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
+        try:
+            await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            room.cancel()
+        if earlier.done():
+            # Where it has failed, this one never begins.
+            earlier.result()
+
+    async def _roll_out(self, step: int) -> _Made:
+        run, journal = self._run, self._journal
+        # A version that is not written down would be made anew by the next driver.
+        await journal.written()
+        check_affordable(run, journal, step)
+        policy, critic = run.requests.newest(journal.published)
+        begun = BegunRollout(step=step, policy=policy, critic=critic)
+        begun = await asyncio.to_thread(self._files.begin, begun)
+        beside = any(not rollout.done() for other, rollout in self._rollouts.items() if other < step)
+        run.progress.begin_step(
+            step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
+        )
+        task = RolloutTask(step, "training", begun.policy, begun.critic)
+        rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
+        if isinstance(rollout, StepBatch):
+            return begun, rollout
+        run.cost_model.history.add(_ROLLOUT, sum(rollout.seconds.values()))
+        batch = record_rollout(run, rollout)
+        journal.keep_batch(step, batch)
+        return begun, batch

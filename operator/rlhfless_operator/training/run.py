@@ -16,6 +16,7 @@ from rlhfless_operator.training.capacity import Capacity
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.draft_history import DraftHistory
 from rlhfless_operator.training.gang import GangSize
+from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
@@ -38,6 +39,10 @@ class TrainingRun:
     """Where the functions run."""
     capacity: Capacity
     """What asks the platform for instances."""
+    generators: InstanceQueue
+    """Which actors have one, of all rollouts under way."""
+    preparers: InstanceQueue
+    """Whose groups are prepared."""
     prompts: Prompts
     """The datasets, and the position in the training data."""
     cost_model: CostModel
@@ -122,7 +127,11 @@ def open_run(
     learners = GangSize(job.spec.learning.instances)
     if status.learners is not None and job.spec.chooses_learners:
         learners.choose(status.learners.instances)
+    generators, preparers = InstanceQueue("generation", capacity), InstanceQueue("preparation", capacity)
     run = TrainingRun(
-        job, folder, requests, platform, capacity, prompts, cost_model, plans, learners, progress, driver=lease.number
+        *(job, folder, requests, platform, capacity, generators, preparers, prompts, cost_model, plans),
+        learners=learners,
+        progress=progress,
+        driver=lease.number,
     )
     return run, journal
