@@ -106,5 +106,5 @@ def test_the_notes_say_which_pools_take_turns(server: ApiServer) -> None:
     found = notes("--values", str(CHART / "ci" / "slots.yaml"), "--set", "pools.spare.gpus=8")
     turns = "use the 16 GPUs of pool default in turns: ResourceClaims of DeviceClass gpu.nvidia.com, in groups of 4."
     assert turns in found
-    assert "have GPUs of pool spare to themselves" in found
+    assert "Each pod has GPUs of pool spare of its own" in found
     assert "in turns" not in notes("--set", "artifacts.uri=s3://training", "--set", "pools.spare.gpus=8")

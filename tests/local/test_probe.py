@@ -164,7 +164,7 @@ def test_a_tokenizer_that_is_elsewhere(tiny_model: Path, prompts: Path, tmp_path
 
 def test_fields_become_options() -> None:
     said = in_options("lower sampling.maxResponseTokens, or lower sampling.maxPromptTokens")
-    assert said == "lower --max-tokens, or --max-prompt-tokens"
+    assert said == "lower --max-tokens, or lower --max-prompt-tokens"
 
 
 def test_a_page_of_models_without_steps_or_exits_has_no_holes() -> None:
