@@ -83,9 +83,9 @@ def share(claims: Sequence[Claim], pool: Pool, begun: int = 0) -> dict[tuple[str
     before all others of its priority, the one that has waited longest first. So none waits for ever.
 
     The first claim that is larger than what is left gets what becomes free. Until the tasks that began before it have
-    left enough, smaller ones pass it, but never have more than it leaves of the pool at last: it waits no longer than
-    for the tasks that it found. A claim that its namespace's quota has no room for holds up that namespace alone. What
-    needs no GPU is not held up at all.
+    left enough, smaller ones pass it. Together they never have more than it leaves of the pool: while it is the first,
+    it waits no longer than for the tasks that it found. A claim that its namespace's quota has no room for holds up
+    that namespace alone. What needs no GPU is not held up at all.
 
     Args:
         begun: tasks that the pool has begun so far.
@@ -174,12 +174,8 @@ def check_feasible(claim: Claim, pool: Pool) -> None:
     quota = min(pool.gpus, pool.namespaces.get(claim.namespace, pool.gpus))
     count = max(1, claim.wanted - claim.working) if claim.together else 1
     if claim.gpus * count > quota:
-        asks = (
-            f"{count} instances of {claim.stage} that work together ask"
-            if count > 1
-            else (f"an instance of {claim.stage} asks")
-        )
+        one, gang = f"an instance of {claim.stage} asks", f"{count} instances of {claim.stage} that work together ask"
         raise ValueError(
-            f"{asks} for {claim.gpus * count} GPUs, and namespace {claim.namespace} may have {quota} of the pool's"
-            f" {pool.gpus}: ask for fewer a pod, or raise the quota"
+            f"{gang if count > 1 else one} for {claim.gpus * count} GPUs, and namespace {claim.namespace} may have"
+            f" {quota} of the pool's {pool.gpus}: ask for fewer a pod, or raise the quota"
         )
