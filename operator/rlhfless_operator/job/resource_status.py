@@ -52,6 +52,9 @@ class ResourceStatus(RLHFJobStatus):
 
     observed_generation: int = 0
     """Generation of the job that this status was made from."""
+    stages: str = ""
+    """What the job is doing, as `kubectl get` shows it. Stages that are under way at once are all there, each with its
+    step, such as `generation 13 · learning 12`."""
     progress: str = ""
     """Finished steps and steps of the whole job, such as `41/200`."""
     budget: str = ""

@@ -43,6 +43,8 @@ class ViewState:
     """Steps of the whole job."""
     stage: str = ""
     """What is going on: generation, preparation, learning, evaluation, export."""
+    under_way: Sequence[tuple[str, int]] = ()
+    """Stages that are under way and their steps; an asynchronous job has several at once."""
     done: int = 0
     """Samples of the stage that are finished."""
     wanted: int = 0
@@ -173,7 +175,11 @@ class TrainingView:
 
 def _heading(state: ViewState) -> Text:
     text = Text.assemble((state.job, "bold"), "  ", f"step {min(state.finished + 1, state.steps)}/{state.steps}")
-    if state.stage in STAGES:
+    steps = dict(state.under_way)
+    if len(steps) > 1:
+        text.append("  ")
+        text.append(" · ".join(f"{stage} {step}" for stage, step in steps.items()), style="bold cyan")
+    elif state.stage in STAGES:
         for stage in STAGES:
             text.append("  " if stage == STAGES[0] else " → ", style="dim")
             text.append(stage, style="bold cyan" if stage == state.stage else "dim")

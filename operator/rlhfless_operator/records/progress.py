@@ -15,6 +15,8 @@ class LiveProgress:
 
     on_note: Callable[[str], None] = lambda note: None
     """Told of what a person should know."""
+    on_stage: Callable[[], None] = lambda: None
+    """Told when a stage of a step begins or ends."""
     stage_name: str = "starting"
     stage_since: float = field(default_factory=time.monotonic)
     step: int = 0
@@ -23,6 +25,9 @@ class LiveProgress:
     samples: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     """Response tokens of each actor's current request."""
+    under_way: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The stage of each rollout and of the learner, by which of the two it is and the step. An asynchronous job has
+    several at once."""
     engine: str | None = None
     """What generates, and why."""
 
@@ -30,11 +35,32 @@ class LiveProgress:
         """A step begins."""
         self.step, self.samples, self.finished, self.tokens = step, samples, 0, {}
 
-    def stage(self, name: str, *, actors: int | None = None) -> None:
-        """A stage begins."""
+    def stage(self, name: str, *, step: int | None = None, actors: int | None = None) -> None:
+        """A stage begins, of a step or of the job."""
         self.stage_name, self.stage_since = name, time.monotonic()
         if actors is not None:
             self.actors = actors
+        if step is not None:
+            self.under_way[_lane(name), step] = name
+            self.on_stage()
+
+    def over(self, name: str, step: int) -> None:
+        """A stage of a step has ended, and its step has no other one yet."""
+        self.under_way.pop((_lane(name), step), None)
+        if self.under_way:
+            self.stage_name = next(reversed(self.under_way.values()))
+        self.on_stage()
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        """The stages that are under way and their steps, in the order of a step."""
+        found = [(name, step) for (_, step), name in self.under_way.items()]
+        return sorted(found, key=lambda each: (each[0] == "learning", each[0] == "preparation", each[1]))
+
+    @property
+    def at_once(self) -> str:
+        """The stages that are under way where they are several, such as `generation 13 · learning 12`."""
+        return " · ".join(f"{name} {step}" for name, step in self.stages) if len(self.under_way) > 1 else ""
 
     def event(self, actor: int, event: Event) -> None:
         """An actor said something."""
@@ -49,3 +75,8 @@ class LiveProgress:
     def note(self, text: str) -> None:
         """Something that a person should know."""
         self.on_note(text)
+
+
+def _lane(stage: str) -> str:
+    """Who does a stage: the learner, or a rollout, which does one stage after the other."""
+    return "learner" if stage == "learning" else "rollout"

@@ -148,7 +148,8 @@ async def generate_and_prepare(
     await run.capacity.use("preparation", 1)
     if task.purpose == "training":
         run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
-    run.progress.stage("generation" if task.purpose == "training" else task.purpose, actors=len(plan.shares))
+    stage = "generation" if task.purpose == "training" else task.purpose
+    run.progress.stage(stage, step=task.step, actors=len(plan.shares))
     generated_at = time.monotonic()
     settings = _generation_settings(run, task, plan)
     migration = run.cost_model.open_migration(plan)
@@ -173,7 +174,7 @@ async def generate_and_prepare(
             yield group
         generated_at = time.monotonic()
         if task.purpose == "training":
-            run.progress.stage("preparation")
+            run.progress.stage("preparation", step=task.step)
 
     def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
         samples = [sample for group in chunk for sample in group.samples]
@@ -200,6 +201,7 @@ async def generate_and_prepare(
         on_prepared=note if journal is not None else None,
     )
     await run.capacity.use("preparation", 0)
+    run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
 
 
