@@ -32,6 +32,7 @@ NAMES = {
     "cold_start_seconds": {"stage"},
     "generation_actors": {"kind"},
     "instances_asleep": {"stage"},
+    "steps_under_way": {"stage"},
     "cost_forecast_total": set(),
     "budget_used_ratio": set(),
     "cost_plan_total": {"kind"},
@@ -117,6 +118,22 @@ async def test_numbers_are_those_of_the_run(tmp_path: Path) -> None:
     assert of(metrics, "cost_forecast_total") == pytest.approx(float(summary["cost"]))
     assert of(metrics, "cost_plan_total", kind="chosen") >= of(metrics, "cost_plan_total", kind="bound") > 0
     assert sum(value for name, _, value in samples(metrics) if name == "control_seconds_count") > 0
+
+
+async def test_an_asynchronous_job_is_in_several_stages_at_once(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    told: set[tuple[float, ...]] = set()
+
+    def note(request: RunRequest) -> bool:
+        names = ("generation", "learning")
+        at_once = [of(metrics, "steps_under_way", stage=stage) for stage in names]
+        told.add((*at_once, of(metrics, "generation_actors", kind="wanted")))
+        return (1.0, 1.0, 1.0) not in told
+
+    emulation = Emulation(holding=lambda request: request.task == "learn" and note(request), task_seconds=0.1)
+    await asyncio.wait_for(train(metrics, tmp_path, emulation, steps=3, **{"async": {}}), 60)
+    assert (1.0, 1.0, 1.0) in told
+    assert of(metrics, "steps_under_way", stage="learning") == 0
 
 
 async def test_counters_never_fall_when_a_driver_follows_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from tests.controller.api_server_jobs import jobs as jobs  # A fixture.
 from tests.controller.api_server_jobs import server as server  # A fixture.
-from tests.controller.operator_harness import Jobs, running_operator, small_job
+from tests.controller.operator_harness import Jobs, condition, running_operator, small_job
 from tests.prerequisites import needs_api_server
 
 ONE_GPU = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "1"}))
@@ -60,3 +60,18 @@ def test_a_quota_of_the_namespace_counts_too(
 ) -> None:
     limit(jobs, gpus)
     assert actors_of(jobs, tmp_path, pools) == actors
+
+
+@needs_api_server("no quota is read")
+def test_an_asynchronous_job_waits_for_a_quota_that_has_room_for_all_of_its_stages(jobs: Jobs, tmp_path: Path) -> None:
+    limit(jobs, "2")
+    with running_operator(tmp_path, pods=ONE_GPU):
+        jobs.apply(small_job(**{"async": {}}, generation={"instances": {"max": 1}}))
+        status = jobs.wait("job", lambda status: condition(status, "ServicesReady").get("status") == "False")
+        assert status["phase"] == "Pending"
+        told = "takes 3 nvidia.com/gpu at once, and quota gpus of the namespace allows 2: remove async"
+        assert told in condition(status, "ServicesReady")["message"]
+        path = f"/api/v1/namespaces/{jobs.namespace}/resourcequotas/gpus"
+        raised = {"spec": {"hard": {"requests.nvidia.com/gpu": "3"}}}
+        assert jobs.server.request("PATCH", path, raised, "application/merge-patch+json")[0] == 200
+        assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"

@@ -126,7 +126,7 @@ def test_a_row_that_the_data_does_not_have_is_named(tiny_job: MakeJob, tmp_path:
 def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:
     file = tiny_job()
     (file.parent / "train.jsonl").write_text("{oops\n")
-    with pytest.raises(InvalidJobError, match=r"line 1 of .*train\.jsonl is no JSON"):
+    with pytest.raises(InvalidJobError, match=r"line 1 of .*train\.jsonl is not JSON"):
         raise try_reward(file).exception or AssertionError
 
 

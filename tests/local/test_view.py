@@ -125,6 +125,12 @@ def test_before_the_first_step_there_is_no_forecast() -> None:
     assert "evaluation" in shown(state)
 
 
+def test_an_asynchronous_job_shows_all_stages_that_are_under_way() -> None:
+    state = replace(MIDDLE, under_way=[("generation", 14), ("learning", 13)])
+    assert "generation 14 · learning 13  10/32 samples" in shown(state).replace(f"{state.done}/{state.wanted}", "10/32")
+    assert "generation → preparation → learning" in shown(replace(MIDDLE, under_way=[("generation", 13)]))
+
+
 def test_the_used_share_of_the_budget_stands_beside_the_money() -> None:
     assert "budget" not in shown(MIDDLE)
     text = shown(replace(MIDDLE, budget_used=0.416))

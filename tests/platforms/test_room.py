@@ -10,7 +10,7 @@ from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas
+from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas, why_not_in_quotas
 
 SETTINGS = ClusterSettings(
     functions_image="f:1",
@@ -69,3 +69,16 @@ def test_a_quota_leaves_room_for_one_instance_of_each_other_stage(
     job: Callable[..., RLHFJob], spec: dict[str, Any], quotas: list[dict[str, Any]], room: int | None
 ) -> None:
     assert room_in_quotas(job(**spec), SETTINGS, quotas) == room
+
+
+def test_a_quota_must_have_room_for_all_stages_of_an_asynchronous_job(job: Callable[..., RLHFJob]) -> None:
+    ahead = job(**{"async": {}})
+    assert why_not_in_quotas(ahead, SETTINGS, []) is None
+    assert why_not_in_quotas(ahead, SETTINGS, [quota(gpu="6"), quota(mig="1")]) is None
+    assert why_not_in_quotas(job(), SETTINGS, [quota(gpu="5")]) is None, "its stages wait for each other"
+    small = {"metadata": {"name": "gpus"}, **quota(gpu="5")}
+    assert why_not_in_quotas(ahead, SETTINGS, [quota(gpu="6"), small]) == (
+        "spec.async generates while it learns, which takes 6 nvidia.com/gpu at once, and quota gpus of the namespace"
+        " allows 5: remove async, ask for fewer a pod, lower generation.instances.min or learning.instances.max, or"
+        " raise the quota"
+    )

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfless_functions.api import Done, Event, ExportRequest, RunRequest, Stage, Started, TaskKey, WeightsReference
+from rlhfless_functions.api import (
+    Done,
+    Event,
+    ExportRequest,
+    Gang,
+    LearnRequest,
+    RunRequest,
+    Stage,
+    Started,
+    TaskKey,
+    WeightsReference,
+)
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.planner.whole_gpus import SwitchCost
@@ -221,6 +232,75 @@ async def test_a_job_that_can_never_run_is_refused_and_leaves_the_others_alone()
     with pytest.raises(ValueError, match="an instance of learning asks for 4 GPUs"):
         join(pool, "b", gpus={"learning": 4})
     await a.hold("generation", 1)
+
+
+def a_gang(platform: SharedPlatform, name: str, there: int = 4, size: int = 4) -> "list[asyncio.Task[None]]":
+    """The tasks of learners that take a step together, as far as they are there."""
+
+    async def run(number: int) -> None:
+        gang = Gang(size=size, number=number, meeting=name, within_seconds=1)
+        request = a_task("learning", f"{name}-{number}")
+        async for _ in platform.run(LearnRequest.model_construct(key=request.key, gang=gang)):
+            pass
+
+    return [asyncio.create_task(run(number)) for number in range(there)]
+
+
+async def test_two_gangs_never_have_a_part_of_the_pool_each() -> None:
+    pool = GpuPool(Pool(6))
+    a, on_a = join(pool, "a")
+    b, on_b = join(pool, "b")
+    c, on_c = join(pool, "c")
+    others = [begin(c, "generation", part) for part in "uvwxyz"]
+    await settle()
+    gangs = [*a_gang(a, "a"), *a_gang(b, "b")]
+    for part in "uvw":
+        on_c.gates[part].set()
+        await settle()
+        assert (on_a.running, on_b.running) == ([], [])
+    for part in "xyz":
+        on_c.gates[part].set()
+    await asyncio.gather(*others)
+    await settle()
+    assert sorted([len(on_a.running), len(on_b.running)]) == [0, 4]
+    first, second = (on_a, on_b) if on_a.running else (on_b, on_a)
+    for number, gate in enumerate(first.gates.values(), start=1):
+        assert second.running == []
+        gate.set()
+        await settle()
+        if number == 2:
+            assert len(second.running) == 4, "four GPUs are free, and the others of the first gang go on"
+            break
+    for gate in [*first.gates.values(), *second.gates.values()]:
+        gate.set()
+    await asyncio.gather(*gangs)
+
+
+async def test_a_gang_asks_for_nothing_until_all_of_it_has_come_and_once_it_is_cancelled() -> None:
+    pool = GpuPool(Pool(4))
+    a, on_a = join(pool, "a")
+    incomplete = a_gang(a, "a", there=3)
+    await settle()
+    assert on_a.running == []
+    b, on_b = join(pool, "b")
+    tasks = [begin(b, "generation", part) for part in "wxyz"]
+    await settle()
+    assert on_b.running == ["w", "x", "y", "z"]
+    gang = a_gang(a, "another")
+    await settle()
+    assert on_a.running == []
+    for task in [*incomplete, *gang]:
+        task.cancel()
+    await asyncio.gather(*incomplete, *gang, return_exceptions=True)
+    on_b.gates["w"].set()
+    await settle()
+    again = begin(b, "generation", "again")
+    await settle()
+    assert on_b.running == ["x", "y", "z", "again"], "nothing is kept for a gang that is gone"
+    for gate in on_b.gates.values():
+        gate.set()
+    await asyncio.gather(*tasks, again)
+    await a.close()
 
 
 def dear(stage: Stage) -> SwitchCost:

@@ -121,6 +121,16 @@ async def test_an_asynchronous_job_is_told_of_a_pool_that_is_too_small(server: A
 
 
 @with_api_server
+async def test_an_asynchronous_job_is_told_of_a_quota_that_is_too_small(server: ApiServer, tiny_job: Any) -> None:
+    assert server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "narrow"}})[0] == 201
+    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {"requests.nvidia.com/gpu": "2"}}}
+    assert server.request("POST", "/api/v1/namespaces/narrow/resourcequotas", quota)[0] == 201
+    job = load_job(tiny_job(**{"async": {}}, pods={"resources": {"limits": {"nvidia.com/gpu": "1"}}}))
+    finding = (await ask(server.kubeconfig, SETTINGS, job=job, namespace="narrow"))["spec.async"]
+    assert (finding.verdict, "quota gpus of the namespace allows 2" in finding.message) == ("error", True)
+
+
+@with_api_server
 async def test_many_jobs_are_looked_at_with_the_requests_of_one(server: ApiServer) -> None:
     configuration = Configuration()
     await config.load_kube_config(config_file=str(server.kubeconfig), client_configuration=configuration)

@@ -214,6 +214,7 @@ def apply(status: ResourceStatus, transition: Transition, *, generation: int, no
             "conditions": list(conditions),
             "observed_generation": generation,
             "stage": status.stage if transition.phase == "Running" else None,
+            "stages": status.stages if transition.phase == "Running" else "",
             "start_time": status.start_time or (now if transition.phase == "Running" else None),
             "completion_time": (status.completion_time if status.settled else None) or now if settled else None,
         }

@@ -84,6 +84,7 @@ async def run_driver(
         show(journal.status)
         publisher.driven_by(run.driver)
         journal.on_status = show
+        run.progress.on_stage = lambda: publisher.under_way(run.progress.at_once)
         after = f" after step {journal.status.step}" if journal.status.step else ""
         publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
 

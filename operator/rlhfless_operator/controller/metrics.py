@@ -76,6 +76,9 @@ class OperatorMetrics:
         )
         self.actors = gauge("generation_actors", "Generation instances: wanted by the plan, and ready.", *_JOB, "kind")
         self.asleep = gauge("instances_asleep", "Instances that are kept without a GPU.", *_JOB, "stage")
+        self.under_way = gauge(
+            "steps_under_way", "Steps in each stage; an asynchronous job has several.", *_JOB, "stage"
+        )
         self.forecast = gauge("cost_forecast_total", "Forecast of the job's total cost.", *_JOB)
         self.budget = gauge("budget_used_ratio", "Share of the job's budget that is spent.", *_JOB)
         self.cost_plan = counter(
@@ -139,7 +142,7 @@ class OperatorMetrics:
             *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
             *(self.reassignments, self.weights_read, self.actors, self.asleep, self.forecast, self.budget),
             *(self.cost_plan, self.reward, self.accuracy, self.response_tokens, self.training, self.phase),
-            self.last_progress,
+            *(self.last_progress, self.under_way),
         )
 
 
@@ -175,6 +178,8 @@ class JobMeter:
         self.update(time.monotonic())
         self._driven = None
         self.metrics.actors.labels(self.namespace, self.job, "wanted").set(0)
+        for stage in STAGES:
+            self.metrics.under_way.labels(self.namespace, self.job, stage).set(0)
 
     def observe(self, change: StateChange) -> None:
         """Record an instance's change of state."""
@@ -208,7 +213,10 @@ class JobMeter:
         if self._driven is None:
             return
         run, journal = self._driven
-        wanted = run.progress.actors if run.progress.stage_name in ("generation", "evaluation") else 0
+        under_way = [stage for stage, _ in run.progress.stages]
+        for stage in STAGES:
+            metrics.under_way.labels(*labels, stage).set(under_way.count(stage))
+        wanted = run.progress.actors if {"generation", "evaluation"} & {*under_way} else 0
         metrics.actors.labels(*labels, "wanted").set(wanted)
         if run.prompts.total_steps:
             metrics.job_steps.labels(*labels).set(run.prompts.total_steps)

@@ -35,6 +35,7 @@ class Publisher:
         status = read_resource_status(content)
         self.writer = StatusWriter(context.api, resource, content, status, context.identity)
         """Writes the status to the server."""
+        self._at_once = ""
 
     @property
     def status(self) -> ResourceStatus:
@@ -43,6 +44,8 @@ class Publisher:
 
     def begin(self, transition: Transition, resource: JobResource) -> None:
         """Apply a transition; the write to the server follows soon."""
+        if transition.phase != "Running":
+            self._at_once = ""
         before = self.status
         after = conditions.apply(before, transition, generation=resource.generation, now=_now())
         self.writer.update(after)
@@ -55,9 +58,16 @@ class Publisher:
         changes = {name: getattr(status, name) for name in _MIRRORED}
         if status.step > self.status.step:
             changes["restarts"] = 0
+        changes["stages"] = self._at_once or status.stage or ""
         changes["progress"] = f"{status.step}/{status.steps}" if status.steps else ""
         changes["budget"] = "" if status.budget_used is None else f"{status.budget_used:.0%}"
         self._update(**changes)
+
+    def under_way(self, at_once: str) -> None:
+        """Stages of several steps are under way, and which; none, or those of one step, where it is empty."""
+        if at_once != self._at_once:
+            self._at_once = at_once
+            self._update(stages=at_once or self.status.stage or "")
 
     def driven_by(self, lease: int) -> None:
         """Record that this operator drives the job."""

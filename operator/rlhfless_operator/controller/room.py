@@ -8,7 +8,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import ApiError, Kind, KnativeClient, KubernetesObject, UnavailableError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas
+from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas, why_not_in_quotas
 
 
 class Room:
@@ -29,14 +29,20 @@ class Room:
         Quotas that the operator may not read do not count.
 
         Raises:
-            PlatformUnavailableError: the API server does not answer.
+            PlatformUnavailableError: the API server does not answer, or the job is asynchronous and a quota has no room
+                for all of its stages at once.
         """
         pool = room_in_pool(job, self._settings, resource.namespace)
-        if job.spec.generation.instances.max is not None:
-            named = actor_range(job.spec)
-            return named.within(pool) if pool else named
-        quota = room_in_quotas(job, self._settings, await self._quotas_of(resource.namespace))
-        found = actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
+        asynchronous = job.spec.asynchronous is not None
+        named = job.spec.generation.instances.max is not None
+        quotas = await self._quotas_of(resource.namespace) if asynchronous or not named else []
+        if refusal := why_not_in_quotas(job, self._settings, quotas):
+            raise PlatformUnavailableError(refusal)
+        if named:
+            found = actor_range(job.spec)
+        else:
+            quota = room_in_quotas(job, self._settings, quotas)
+            found = actor_range(job.spec, min((room for room in (pool, quota) if room is not None), default=None))
         return found.within(pool) if pool else found
 
     async def _quotas_of(self, namespace: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ NAME = f"{PLURAL}.{GROUP}"
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
-    ("Stage", "string", ".status.stage", 0),
+    ("Stage", "string", ".status.stages", 0),
     ("Step", "string", ".status.progress", 0),
     ("Actors", "integer", ".status.actors", 0),
     ("Reward", "number", ".status.reward", 0),

@@ -52,6 +52,9 @@ class ResourceStatus(RLHFJobStatus):
 
     observed_generation: int = 0
     """Generation of the resource that this status describes."""
+    stages: str = ""
+    """The job's current activity, as `kubectl get` shows it. Of several running stages all are named with their steps,
+    such as `generation 13 · learning 12`."""
     progress: str = ""
     """Finished steps out of all steps of the job, such as `41/200`."""
     budget: str = ""

@@ -149,11 +149,12 @@ def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
     now = time.monotonic()
     progress = run.progress
     money, gpu_seconds = journal.spent(now)
-    generating = progress.stage_name == "generation"
+    generating = "generation" in progress.under_way.values()
     return ViewState(
         job=run.job.metadata.name,
         steps=run.prompts.total_steps,
         stage=progress.stage_name,
+        under_way=progress.stages,
         done=progress.finished if generating else 0,
         wanted=progress.samples if generating else 0,
         seconds=journal.status.seconds + now - journal.committed_at,

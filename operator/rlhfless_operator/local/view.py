@@ -43,6 +43,8 @@ class ViewState:
     """Steps of the whole job."""
     stage: str = ""
     """Current activity: generation, preparation, learning, evaluation, export."""
+    under_way: Sequence[tuple[str, int]] = ()
+    """Running stages and their steps; an asynchronous job has several at once."""
     done: int = 0
     """Finished samples of the stage."""
     wanted: int = 0
@@ -173,7 +175,10 @@ class TrainingView:
 
 def _heading(state: ViewState) -> Text:
     text = Text.assemble((state.job, "bold"), "  ", f"step {min(state.finished + 1, state.steps)}/{state.steps}")
-    if state.stage in STAGES:
+    if len(state.under_way) > 1:
+        text.append("  ")
+        text.append(" · ".join(f"{stage} {step}" for stage, step in state.under_way), style="bold cyan")
+    elif state.stage in STAGES:
         for stage in STAGES:
             text.append("  " if stage == STAGES[0] else " → ", style="dim")
             text.append(stage, style="bold cyan" if stage == state.stage else "dim")

@@ -1,6 +1,6 @@
 """The number of generation instances that fit on a cluster: pure functions of the pool and the namespace's quotas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -94,16 +94,53 @@ def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Map
     Returns:
         None if no quota limits an extended resource, such as `nvidia.com/gpu`, that generation requests.
     """
-    stages = pods_by_stage(job, settings.pods)
-    others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]
     found = []
-    for resource, text in _limits(stages["generation"]).items():
-        if "/" not in resource or not (amount := quantity(text)):
-            continue
-        beside = sum(quantity(limits.get(resource, "0")) for limits in others)
-        hard = [quota.get("spec", {}).get("hard", {}).get(f"requests.{resource}") for quota in quotas]
-        found += [max(1, int((quantity(limit) - beside) // amount)) for limit in hard if limit is not None]
+    for resource, amount in _extended_of_generation(job, settings.pods).items():
+        beside = _beside_generation(job, settings.pods, resource)
+        found += [max(1, int((hard - beside) // amount)) for _, hard in _limited(quotas, resource)]
     return min(found, default=None)
+
+
+def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a job can't generate while it learns within its namespace's quotas, with the remedy; None where it can, or is
+    synchronous.
+
+    Args:
+        quotas: ResourceQuota objects.
+    """
+    if job.spec.asynchronous is None:
+        return None
+    for resource, amount in _extended_of_generation(job, settings.pods).items():
+        needed = amount * job.spec.generation.instances.min + _beside_generation(job, settings.pods, resource)
+        for name, hard in _limited(quotas, resource):
+            if needed > hard:
+                return (
+                    f"spec.async generates while it learns, which takes {needed:g} {resource} at once, and quota {name}"
+                    f" of the namespace allows {hard:g}: remove async, ask for fewer a pod, lower"
+                    " generation.instances.min or learning.instances.max, or raise the quota"
+                )
+    return None
+
+
+def _extended_of_generation(job: RLHFJob, defaults: PodsSpec) -> dict[str, float]:
+    """Extended resources, such as `nvidia.com/gpu`, that an instance of generation asks for."""
+    limits = _limits(pods_by_stage(job, defaults)["generation"])
+    return {resource: quantity(text) for resource, text in limits.items() if "/" in resource and quantity(text)}
+
+
+def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float:
+    """What the stages after generation ask for at a time."""
+    stages = pods_by_stage(job, defaults)
+    others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]
+    return sum(quantity(limits.get(resource, "0")) for limits in others)
+
+
+def _limited(quotas: Sequence[Mapping[str, Any]], resource: str) -> Iterator[tuple[str, float]]:
+    """The name of each quota that limits a resource, and how much of it."""
+    for quota in quotas:
+        hard = quota.get("spec", {}).get("hard", {}).get(f"requests.{resource}")
+        if hard is not None:
+            yield quota.get("metadata", {}).get("name", ""), quantity(hard)
 
 
 def _limits(pods: PodsSpec) -> Mapping[str, str]:

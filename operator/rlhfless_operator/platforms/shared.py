@@ -3,13 +3,14 @@
 import asyncio
 import math
 import time
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+import uuid
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhfless_functions.api import STAGES, Event, RunRequest, Stage
+from rlhfless_functions.api import STAGES, Event, Gang, LearnRequest, RunRequest, Stage
 from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
 from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.planner.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
@@ -36,6 +37,8 @@ class PooledJob:
     """Priority; the higher goes first."""
     instances: Mapping[Stage, int] = field(default_factory=dict)
     """Most instances of each stage that it may request at a time; one for a missing stage."""
+    together: Collection[Stage] = ()
+    """Stages whose instances work only together: each step takes all of them, or fewer that are requested anew."""
     keep_alive: Mapping[Stage, float] = field(default_factory=dict)
     """Seconds that an idle instance is kept, as long as the pool allows it."""
     costs: SwitchCosts = lambda stage: SwitchCost()
@@ -96,6 +99,8 @@ class GpuPool:
         self._clock = clock
         self._jobs: dict[str, SharedPlatform] = {}
         self._turn_ends: asyncio.TimerHandle | None = None
+        self.begun = 0
+        """Tasks that its jobs have begun."""
 
     def join(self, platform: Platform, job: PooledJob) -> "SharedPlatform":
         """Let a job join the pool.
@@ -104,10 +109,11 @@ class GpuPool:
             platform: its platform, without a keep-alive: only the pool decides which instances are kept.
 
         Raises:
-            ValueError: one of its instances needs more GPUs than the pool or its namespace's quota has.
+            ValueError: one of its instances, or a gang, needs more GPUs than the pool or its namespace's quota has.
         """
         for stage, count in job.gpus.items():
-            check_feasible(Claim(job.uid, stage, job.namespace, count, working=0, wanted=1), self._pool)
+            most, together = job.instances.get(stage, 1), stage in job.together
+            check_feasible(Claim(job.uid, stage, job.namespace, count, 0, most, together=together), self._pool)
         asked = sum(count * job.instances.get(stage, 1) for stage, count in job.gpus.items())
         quota = self._pool.namespaces.get(job.namespace, self._pool.gpus)
         joined = SharedPlatform(self, platform, job, min(asked, quota, self._pool.gpus), self._clock)
@@ -135,7 +141,7 @@ class GpuPool:
             for uid, asked in claims.items()
             for claim in asked
         ]
-        grants = share(allowed, self._pool)
+        grants = share(allowed, self._pool, self.begun)
         for uid, shared in self._jobs.items():
             shared.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
 
@@ -155,6 +161,27 @@ class GpuPool:
             self._turn_ends = asyncio.get_running_loop().call_later(left, self.divide)
 
 
+@dataclass
+class _Waiters:
+    """Tasks that begin together: one, or those of a gang."""
+
+    size: int
+    """How many they are."""
+    since: int
+    """Tasks that the pool had begun when they came."""
+    there: int = 0
+    """How many have come. They ask for nothing until all have."""
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the pool allows all of them."""
+    order: int = 0
+    """How many tasks the pool had begun before them, once it allows them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have come."""
+        return self.there == self.size
+
+
 class SharedPlatform:
     """A job's platform within the limits of the pool. `GpuPool.join` creates it."""
 
@@ -168,11 +195,14 @@ class SharedPlatform:
         self._clock = clock
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
-        self._running: Counter[Stage] = Counter()
-        self._waiting: Counter[Stage] = Counter()
+        self._begun: dict[Stage, list[int]] = defaultdict(list)
+        """For each task at work, how many the pool had begun before it."""
+        self._waiting: dict[Stage, dict[str, _Waiters]] = defaultdict(dict)
+        """By the meeting of a gang, or a name that no other task has; those that came first are first."""
+        self._served: dict[Stage, int] = {}
+        """How many tasks the pool had begun once one of a stage's last began."""
         self._granted: dict[Stage, int] = {}
         self._applied: dict[Stage, int] = {}
-        self._changed = asyncio.Event()
         self._applying = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
@@ -206,15 +236,13 @@ class SharedPlatform:
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Send a task to an instance as soon as the pool allows another one."""
         stage = request.key.stage
-        await self._admit(stage)
+        admitted = await self._admit(stage, request.gang if isinstance(request, LearnRequest) else None)
         try:
             async with aclosing(self._platform.run(request)) as events:
                 async for event in events:
                     yield event
         finally:
-            self._charge()
-            self._running[stage] -= 1
-            self._pool.divide()
+            self._end(stage, admitted)
 
     async def close(self) -> None:
         """End every instance and leave the pool."""
@@ -232,7 +260,7 @@ class SharedPlatform:
     def claims(self) -> list[Claim]:
         """The job's current requests to the pool."""
         self._charge()
-        return [self._claim(stage) for stage in {*self._held, *self._waiting, *self._running}]
+        return [self._claim(stage) for stage in {*self._held, *self._waiting, *self._begun}]
 
     def contends(self, claims: Sequence[Claim], now: float) -> Contender | None:
         """The job as a contender for GPUs; None while it requests none and gives up its turn."""
@@ -273,12 +301,26 @@ class SharedPlatform:
     def granted(self, grants: Mapping[str, int]) -> None:
         """Apply a new division of the pool."""
         self._granted = {stage: grants[stage] for stage in STAGES if stage in grants}
-        self._changed.set()
+        self._charge()
+        for stage, count in self._granted.items():
+            for name, waiters in list(self._waiting[stage].items()):
+                # All of a gang in one go: what is granted next may be less.
+                if waiters.complete and len(self._begun[stage]) + waiters.size <= count:
+                    del self._waiting[stage][name]
+                    self._begun[stage] += [self._pool.begun] * waiters.size
+                    waiters.order = self._pool.begun
+                    self._pool.begun += waiters.size
+                    self._served[stage] = self._pool.begun
+                    waiters.admitted.set()
         if any(self._applied.get(stage) != count for stage, count in self._granted.items()):
             self._spawn(self._apply())
 
     def _claim(self, stage: Stage) -> Claim:
-        wanted = self._running[stage] + self._waiting[stage]
+        working = len(self._begun[stage])
+        waiting = [waiters for waiters in self._waiting[stage].values() if waiters.complete]
+        together = stage in self.job.together or any(waiters.size > 1 for waiters in waiting)
+        # One gang is asked for at a time: two together may be more than there is room for.
+        wanted = working + sum(waiters.size for waiters in (waiting[:1] if together else waiting))
         holds = self._held.get(stage, deque())
         oldest = self._clock() - self.job.keep_alive.get(stage, 0.0)
         while len(holds) > 1 and holds[0][0] <= oldest:
@@ -288,28 +330,41 @@ class SharedPlatform:
             stage=stage,
             namespace=self.job.namespace,
             gpus=self.job.gpus.get(stage, 0),
-            working=self._running[stage],
+            working=working,
             wanted=wanted,
             kept=max(0, max((count for _, count in holds), default=0) - wanted),
             priority=self.job.priority,
             used=self._used,
+            place=STAGES.index(stage),
+            together=together,
+            since=max(waiting[0].since if waiting else 0, self._served.get(stage, 0)),
+            begun=tuple(self._begun[stage]),
         )
 
-    async def _admit(self, stage: Stage) -> None:
-        admitted = False
-        self._waiting[stage] += 1
+    async def _admit(self, stage: Stage, gang: Gang | None) -> _Waiters:
+        """Wait until the pool allows a task, with all others of its gang."""
+        name = gang.meeting if gang is not None else uuid.uuid4().hex
+        fresh = _Waiters(gang.size if gang is not None else 1, self._pool.begun)
+        waiters = self._waiting[stage].setdefault(name, fresh)
+        waiters.there += 1
         try:
             self._pool.divide()
-            while self._running[stage] >= self._granted.get(stage, 0):
-                self._changed.clear()
-                await self._changed.wait()
-            self._charge()
-            self._running[stage] += 1
-            admitted = True
-        finally:
-            self._waiting[stage] -= 1
-            if not admitted:
+            await waiters.admitted.wait()
+        except BaseException:
+            if waiters.admitted.is_set():
+                self._end(stage, waiters)
+            else:
+                waiters.there -= 1
+                if not waiters.there:
+                    del self._waiting[stage][name]
                 self._pool.divide()
+            raise
+        return waiters
+
+    def _end(self, stage: Stage, waiters: _Waiters) -> None:
+        self._charge()
+        self._begun[stage].remove(waiters.order)
+        self._pool.divide()
 
     async def _apply(self) -> None:
         async with self._applying:
@@ -319,7 +374,7 @@ class SharedPlatform:
                     await self._platform.hold(stage, count, self._preloads.get(stage))
 
     def _charge(self) -> None:
-        gpus = sum(count * self.job.gpus.get(stage, 0) for stage, count in self._running.items())
+        gpus = sum(len(begun) * self.job.gpus.get(stage, 0) for stage, begun in self._begun.items())
         self._used = self._use.charge(gpus, self._clock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

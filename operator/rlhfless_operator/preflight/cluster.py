@@ -18,7 +18,7 @@ from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction, service
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_of, pods_by_stage, room_in_pool
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_of, pods_by_stage, room_in_pool, why_not_in_quotas
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -75,7 +75,7 @@ async def preflight(
         await look.reach()
     stages = stages_of(settings, job, place)
     everything = await asyncio.gather(
-        look.at_job(stages, place),
+        look.at_job(stages, place, job=job),
         look.at_turns(stages, pools_with_turns(settings.pools)),
         look.at_installation(),
         asyncio.to_thread(check_store, settings.artifacts),
@@ -111,11 +111,14 @@ class ClusterLook:
         """
         await _get(self._transport, "/version")
 
-    async def at_job(self, stages: Sequence[StagePods], namespace: str, *, nodes: bool = True) -> list[Finding]:
+    async def at_job(
+        self, stages: Sequence[StagePods], namespace: str, *, nodes: bool = True, job: RLHFJob | None = None
+    ) -> list[Finding]:
         """Check what the pods of a job need: Knative's settings, volumes, GPUs and quota.
 
         Args:
             nodes: whether to check GPUs, which needs the right to list nodes.
+            job: the job itself, if there is one.
         """
         knative, quotas = await asyncio.gather(
             self._once("knative", lambda: _knative(self._transport, self._settings.knative_namespace)),
@@ -129,7 +132,11 @@ class ClusterLook:
         if nodes:
             capacity = await self._once("capacity", lambda: _allocatable(self._transport))
             findings.append(capacity if isinstance(capacity, Finding) else check_capacity(capacity, stages))
-        findings.append(quotas if isinstance(quotas, Finding) else check_quota(quotas, stages, namespace))
+        if isinstance(quotas, Finding):
+            return [*findings, quotas]
+        findings.append(check_quota(quotas, stages, namespace))
+        if job is not None and (refusal := why_not_in_quotas(job, self._settings, quotas)) is not None:
+            findings.append(Finding("spec.async", "error", refusal))
         return findings
 
     async def at_turns(self, stages: Sequence[StagePods], names: Collection[str]) -> list[Finding]:

@@ -15,12 +15,17 @@ class LiveProgress:
 
     on_note: Callable[[str], None] = lambda note: None
     """Called with messages for people."""
+    on_stage: Callable[[], None] = lambda: None
+    """Called when a stage of a step begins or ends."""
     stage_name: str = "starting"
     stage_since: float = field(default_factory=time.monotonic)
     step: int = 0
     actors: int = 0
     finished: int = 0
     samples: int = 0
+    under_way: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Running stage of each rollout and of the learner, by which of the two it is and the step. An asynchronous job has
+    several at once."""
     engine: str | None = None
     """The engine and why it was chosen."""
 
@@ -34,11 +39,32 @@ class LiveProgress:
             self.samples, self.finished = 0, 0
         self.step, self.samples = step, self.samples + samples
 
-    def stage(self, name: str, *, actors: int | None = None) -> None:
-        """A stage begins."""
+    def stage(self, name: str, *, step: int | None = None, actors: int | None = None) -> None:
+        """A stage begins, of a step or of the job."""
         self.stage_name, self.stage_since = name, time.monotonic()
         if actors is not None:
             self.actors = actors
+        if step is not None:
+            self.under_way[_lane(name), step] = name
+            self.on_stage()
+
+    def over(self, name: str, step: int) -> None:
+        """A stage of a step has ended, and its step has no other one yet."""
+        self.under_way.pop((_lane(name), step), None)
+        if self.under_way:
+            self.stage_name = next(reversed(self.under_way.values()))
+        self.on_stage()
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        """The stages that are under way and their steps, in the order of a step."""
+        found = [(name, step) for (_, step), name in self.under_way.items()]
+        return sorted(found, key=lambda each: (each[0] == "learning", each[0] == "preparation", each[1]))
+
+    @property
+    def at_once(self) -> str:
+        """The stages that are under way where they are several, such as `generation 13 · learning 12`."""
+        return " · ".join(f"{name} {step}" for name, step in self.stages) if len(self.under_way) > 1 else ""
 
     def event(self, event: Event) -> None:
         """Handle an event of an actor."""
@@ -51,3 +77,8 @@ class LiveProgress:
     def note(self, text: str) -> None:
         """Pass on a message for people."""
         self.on_note(text)
+
+
+def _lane(stage: str) -> str:
+    """Who does a stage: the learner, or a rollout, which does one stage after the other."""
+    return "learner" if stage == "learning" else "rollout"

@@ -57,7 +57,7 @@ class Learning:
         Raises:
             StageFailedError: the step can't be taken, for a loss that is not finite for one.
         """
-        self._run.progress.stage("learning")
+        self._run.progress.stage("learning", step=self._step)
         if self._asked:
             self._prepared_at = time.monotonic()
             return
@@ -78,6 +78,7 @@ class Learning:
         assert self._task is not None
         learned = await self._task
         run = self._run
+        run.progress.over("learning", self._step)
         more = run.weights_traffic.take()
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at

@@ -158,7 +158,8 @@ async def generate_and_prepare(
     ):
         if task.purpose == "training":
             run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
-        run.progress.stage("generation" if task.purpose == "training" else task.purpose, actors=len(plan.shares))
+        stage = "generation" if task.purpose == "training" else task.purpose
+        run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
         settings = _generation_settings(run, task, plan, all_at_once=all_at_once)
         migration = run.cost_model.open_migration(plan)
@@ -183,7 +184,7 @@ async def generate_and_prepare(
                 yield group
             generated_at = time.monotonic()
             if task.purpose == "training":
-                run.progress.stage("preparation")
+                run.progress.stage("preparation", step=task.step)
 
         def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
             samples = [sample for group in chunk for sample in group.samples]
@@ -210,6 +211,7 @@ async def generate_and_prepare(
             retries=run.spec.limits.retries,
             on_prepared=note if journal is not None else None,
         )
+    run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
 
 
