@@ -65,6 +65,9 @@ class Progress(Message):
     """What the engine has room for, whatever this request asks of it; in a request's first progress only."""
     decoding: DecodeCounts = DecodeCounts()
     """How its tokens came about."""
+    weights_bytes: int | None = None
+    """Bytes that were fetched from an object store for its weights; None where the store is a file system, and in all
+    but a request's first progress."""
 
 
 class FinishedSample(Message):

@@ -125,6 +125,10 @@ LEARNING_METRICS: dict[str, Metric] = {
         " anything in the loss. At 0 a penalty or a bonus is all that the step can have learnt from.",
     ),
     "weights/bytes": Metric("bytes", "Bytes of the published version: with an adapter, of the adapter alone."),
+    "weights/delta_bytes": Metric(
+        "bytes",
+        "Bytes of what changed since the version before, where that is published beside it: with an object store.",
+    ),
     "weights/full_bytes": Metric("bytes", "Bytes that all of the model's weights have in the published format."),
     "tokens": Metric("tokens", "Prompt and response tokens that learning passed through the model."),
     "tokens/shared": Metric(

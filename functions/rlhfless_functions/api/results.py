@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message, WeightsReference
+from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message, WeightsFetched, WeightsReference
 
 
 class DataCounts(Message):
@@ -82,6 +82,8 @@ class GenerationResult(Message):
     """Response tokens that were computed."""
     weights_seconds: float = 0.0
     """Until the engine had the weights: nothing, replacing others in place, or a start."""
+    weights_fetched: WeightsFetched = WeightsFetched()
+    """What that took from the store."""
     shared_prefixes: dict[str, float] = Field(default={})
     """What was sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
     `_fetched`, of all workers of the engine; empty where nothing can be."""

@@ -29,5 +29,8 @@ class LearningSettings(Settings):
     to rounding. It packs samples where `pack` is `auto` and the model can, and shares prompts in packed rows alone. It
     needs a C++ compiler, on GPUs one for C. On a CPU an update took 0.92 to 0.97 of the time of packed samples, with
     gradient checkpointing no less than without compiling, and the first one up to a minute more."""
+    weight_deltas: Literal["auto", "never"] = "auto"
+    """Publish beside each version what changed since the one before, for instances that have that one. `auto` does so
+    where artifacts are in an object store; docs/weights.md says what that saves."""
     logits_chunk_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose float32 logits over the whole vocabulary are held at once; from its size if left out."""

@@ -47,6 +47,13 @@ DRIVER_METRICS: dict[str, Metric] = {
     ),
     "weights/bytes_across_zones": Metric("bytes", "The same of instances in other zones."),
     "weights/bytes_other_node": Metric("bytes", "The same of instances on other nodes, where zones are not known."),
+    "weights/bytes_fetched": Metric(
+        "bytes", "Bytes that generation instances fetched for the step's weights, with an object store."
+    ),
+    "weights/deltas": Metric("number", "Files that they made of the version before and of what changed."),
+    "weights/deltas_refused": Metric(
+        "number", "Files that they could not make so, because what changed was missing or damaged: fetched whole."
+    ),
     "weights/seconds": Metric("seconds", "Until the last actor of the step had its weights."),
     "learning/beyond_preparation": Metric(
         "seconds", "Of a learner that followed preparation: from the last prepared group to the new weights."
