@@ -12,6 +12,8 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError
 from tests.artifacts.folders import content, publish
 
+FOREIGN = b'{"files": {}, "delta": {"base": "../elsewhere", "files": {}}}'
+
 pytestmark = pytest.mark.usefixtures("artifact_cache")
 
 
@@ -39,7 +41,7 @@ def test_a_damaged_file_is_named_with_the_remedy(store: str, damage: Callable[[s
 
 def test_a_damaged_manifest_is_named(store: str) -> None:
     uri = artifacts.join(store, "1")
-    for garbage in (b"{", b"[]", b'{"files": {"a": {"bytes": 1}}}', b'{"files": {"a": {"size": 1}}}'):
+    for garbage in (b"{", b"[]", b'{"files": {"a": {"bytes": 1}}}', b'{"files": {"a": {"size": 1}}}', FOREIGN):
         artifacts.write_bytes(artifacts.join(uri, "manifest.json"), garbage)
         with pytest.raises(ArtifactCorruptError, match=r"1/manifest\.json is unreadable .*remove"):
             artifacts.local_folder(uri)

@@ -53,3 +53,12 @@ def test_an_actor_counts_once_its_engine_has_the_weights() -> None:
     reads(0, progress)
     reads(0, progress)
     assert counted.take() == {"weights/bytes_same_node": 100.0}
+
+
+def test_with_an_object_store_what_was_fetched_is_counted() -> None:
+    counted = traffic()
+    reads = ReadsOfVersion(counted, 1)
+    for actor, instance, fetched in ((0, "a", 100), (1, "b", 30), (2, "c", 0)):
+        reads(actor, Started(instance=instance, place=["n1", "z1"]))
+        reads(actor, Progress(finished=0, running=1, waiting=0, tokens=0, weights_bytes=fetched))
+    assert counted.take() == {"weights/bytes_same_node": 130.0}

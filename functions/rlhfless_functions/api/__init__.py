@@ -35,6 +35,7 @@ from rlhfless_functions.api.messages import (
     Stage,
     TaskKey,
     UnsupportedProtocolError,
+    WeightsFetched,
     WeightsReference,
     check_protocol,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "TaskKey",
     "UnsupportedProtocolError",
     "Waiting",
+    "WeightsFetched",
     "WeightsReference",
     "check_protocol",
     "dump_event",

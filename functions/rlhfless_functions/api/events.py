@@ -65,6 +65,9 @@ class Progress(Message):
     """What fits into the engine, independently of this request; only in a request's first progress."""
     decoding: DecodeCounts = DecodeCounts()
     """How its tokens were decoded."""
+    weights_bytes: int | None = None
+    """Bytes fetched from an object store for its weights; None if the store is a file system, and in all but the first
+    progress of a request."""
 
 
 class FinishedSample(Message):

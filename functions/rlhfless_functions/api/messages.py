@@ -55,6 +55,16 @@ class WeightsReference(Message):
     """Folder of its adapter, with LoRA."""
 
 
+class WeightsFetched(Message):
+    """What was fetched from an object store for a request's weights; zeros where the store is a file system."""
+
+    bytes: int = 0
+    deltas: int = 0
+    """Files that were made of the version before and of what changed."""
+    refused_deltas: int = 0
+    """Files that could not be, because what changed was missing or damaged; they were fetched whole."""
+
+
 class DecodeCounts(Message):
     """How a share was decoded; zeros if the engine does not count."""
 

@@ -126,6 +126,9 @@ LEARNING_METRICS: dict[str, Metric] = {
         " different rewards. If it is 0, the step learnt at most from a penalty or a bonus.",
     ),
     "weights/bytes": Metric("bytes", "Size of the published version; with LoRA, of the adapter only."),
+    "weights/delta_bytes": Metric(
+        "bytes", "Size of what changed since the previous version, if it is published beside it (object stores only)."
+    ),
     "weights/full_bytes": Metric("bytes", "Size of all of the model's weights in the published format."),
     "tokens": Metric("tokens", "Prompt and response tokens that learning processed."),
     "tokens/shared": Metric(

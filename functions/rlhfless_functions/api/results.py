@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message, WeightsReference
+from rlhfless_functions.api.messages import DecodeCounts, FinishReason, Message, WeightsFetched, WeightsReference
 
 
 class DataCounts(Message):
@@ -82,6 +82,8 @@ class GenerationResult(Message):
     """Response tokens that were computed."""
     weights_seconds: float = 0.0
     """Seconds until the engine had the weights: zero, or for replacing others in place, or for a start."""
+    weights_fetched: WeightsFetched = WeightsFetched()
+    """What that took from the store."""
     shared_prefixes: dict[str, float] = Field(default={})
     """Amounts sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
     `_fetched`, over all workers of the engine; empty if the engine can't do this."""

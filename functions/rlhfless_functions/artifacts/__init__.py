@@ -25,7 +25,7 @@ from rlhfless_functions.artifacts.files import (
 )
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.publication import complete, publish, upload
-from rlhfless_functions.artifacts.retrieval import local_folder
+from rlhfless_functions.artifacts.retrieval import Fetched, fetched, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
 
 __all__ = [
@@ -34,11 +34,13 @@ __all__ = [
     "ArtifactError",
     "ArtifactMissingError",
     "ArtifactUnwritableError",
+    "Fetched",
     "Manifest",
     "ManifestEntry",
     "complete",
     "create_exclusive",
     "exists",
+    "fetched",
     "is_published",
     "join",
     "list_files",

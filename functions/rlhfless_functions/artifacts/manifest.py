@@ -6,6 +6,7 @@ manifest beside it. XXH3 does so many times faster than SHA-256, for which a liv
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ MANIFEST = "manifest.json"
 WORKERS = 4
 """Threads that hash, upload or download the files of one folder."""
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _WORTH_THREADS = 16 * 2**20
 _ALGORITHM = "xxh3-128"
 _ALGORITHMS: dict[str, Callable[[], Any]] = {_ALGORITHM: xxhash.xxh3_128, "sha256": hashlib.sha256}
@@ -53,18 +55,29 @@ class ManifestEntry:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """What changed in a published folder since another one, for whoever has a copy of that."""
+
+    base: str
+    """Digest of the other folder's URI and manifest: the name of its copies."""
+    files: dict[str, ManifestEntry]
+    """By the file's path, the delta that makes it of the other folder's file of that path; see `deltas`. Files that
+    are as they were, and those of which a delta would be hardly smaller, are not there."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a published folder consists of, by path relative to it."""
 
     files: dict[str, ManifestEntry]
+    delta: Delta | None = None
 
     def dump(self) -> bytes:
         """Its JSON form."""
-        files = {
-            name: {key: value for key, value in asdict(entry).items() if value is not None}
-            for name, entry in sorted(self.files.items())
-        }
-        return json.dumps({"format": 2, "files": files}, indent=1).encode()
+        content: dict[str, Any] = {"format": 2, "files": _dumped(self.files)}
+        if self.delta is not None:
+            content["delta"] = {"base": self.delta.base, "files": _dumped(self.delta.files)}
+        return json.dumps(content, indent=1).encode()
 
     @staticmethod
     def parse(data: bytes) -> "Manifest":
@@ -74,7 +87,9 @@ class Manifest:
             ValueError: for anything else.
         """
         try:
-            return Manifest({name: _entry(**entry) for name, entry in json.loads(data)["files"].items()})
+            content = json.loads(data)
+            delta = content.get("delta")
+            return Manifest(_parsed(content["files"]), None if delta is None else _delta(**delta))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no manifest: {error!r}") from error
 
@@ -135,6 +150,23 @@ def _in_threads(function: Callable[[Path], _Found], paths: Sequence[Path]) -> li
 def _checksum(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, _ALGORITHMS[algorithm]).hexdigest()}"
+
+
+def _dumped(files: Mapping[str, ManifestEntry]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {key: value for key, value in asdict(entry).items() if value is not None}
+        for name, entry in sorted(files.items())
+    }
+
+
+def _parsed(files: Mapping[str, Any]) -> dict[str, ManifestEntry]:
+    return {name: _entry(**entry) for name, entry in files.items()}
+
+
+def _delta(base: str, files: Mapping[str, Any]) -> Delta:
+    if not _DIGEST.fullmatch(base):
+        raise ValueError(f"{base!r} is no digest")
+    return Delta(base, _parsed(files))
 
 
 def _entry(size: int, checksum: str = "", stored: str | None = None, sha256: str = "") -> ManifestEntry:

@@ -5,6 +5,8 @@ overwritten, so that two publishers of one URI cannot mix their files: whoever c
 the other's work is dropped.
 """
 
+import filecmp
+import logging
 import os
 import shutil
 import tempfile
@@ -15,31 +17,54 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from rlhfless_functions.artifacts.copies import cache_folder, find_copy, keep_copy
+from rlhfless_functions.artifacts.deltas import write_delta
 from rlhfless_functions.artifacts.errors import no_space, unwritable, writing
 from rlhfless_functions.artifacts.files import create_exclusive, join, local_path, make_held_beside, remote, walk
-from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Manifest, ManifestEntry, entries, is_published
+from rlhfless_functions.artifacts.manifest import (
+    MANIFEST,
+    WORKERS,
+    Delta,
+    Manifest,
+    ManifestEntry,
+    entries,
+    is_published,
+)
+
+logger = logging.getLogger(__name__)
+
+_DELTAS = ".delta"
+"""Sub-folder with what changed."""
 
 # Files that are flushed together share one commit of the file system's journal: three times faster than in a row.
 _FLUSHES = 8
 
 
 @contextmanager
-def publish(uri: str) -> Iterator[Path]:
+def publish(uri: str, *, since: str | None = None) -> Iterator[Path]:
     """Give a local folder to write into; on leaving, its files are published at `uri`.
 
     After an exception nothing is published. Where something has been published before, it stands, and the new files
     are dropped: a published folder is immutable.
+
+    Args:
+        uri: the folder.
+        since: another published folder that readers of this one are likely to have, such as the version before. In a
+            store that is no file system of this machine, what changed since then is published, too, where this machine
+            has a copy of it, and a copy of the new folder is kept here.
 
     Raises:
         ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
     """
     target = local_path(uri)
     with ExitStack() as cleaning:
+        copies = _copies(uri) if target is None and since is not None else None
         with writing(uri):
-            if target is None:
+            place = target if copies is None else copies / "publication"
+            if place is None:
                 folder = Path(tempfile.mkdtemp(prefix="rlhfless-publish-"))
             else:
-                folder, holding = make_held_beside(target)
+                folder, holding = make_held_beside(place)
                 cleaning.callback(os.close, holding)
         cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
@@ -52,9 +77,61 @@ def publish(uri: str) -> Iterator[Path]:
             if is_published(uri):
                 return
             if target is None:
-                complete(uri, upload(folder, uri))
+                _send(folder, uri, since if copies is not None else None)
             else:
                 _move(folder, target)
+
+
+def _copies(uri: str) -> Path | None:
+    """Where copies are; None where they can't be written."""
+    try:
+        folder = cache_folder()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder}: user {os.geteuid()} may not write to it")
+    except OSError as error:
+        logger.warning("%s is published without what changed, as no copy of it can be kept: %s", uri, error)
+        return None
+    return folder
+
+
+def _send(folder: Path, uri: str, since: str | None) -> None:
+    if since is None:
+        complete(uri, upload(folder, uri))
+        return
+    with ThreadPoolExecutor(1) as beside:
+        # Made while the files are on their way: nobody reads the folder before they are there.
+        changes = beside.submit(_upload_delta, folder, uri, since)
+        published = Manifest(upload(folder, uri), changes.result())
+    if complete(uri, published.files, published.delta):
+        try:
+            keep_copy(folder, uri, published)
+        except OSError as error:
+            logger.warning("no copy of %s is kept, and the next version is published in full: %s", uri, error)
+
+
+def _upload_delta(folder: Path, uri: str, since: str) -> Delta | None:
+    """Publishing goes on without it, whatever stands against it."""
+    try:
+        base = find_copy(since)
+        if base is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="rlhfless-delta-") as scratch:
+            for name in walk(str(folder)):
+                old, new, delta = base / name, folder / name, Path(scratch, _DELTAS, name)
+                if not old.is_file() or filecmp.cmp(old, new, shallow=False):
+                    continue
+                delta.parent.mkdir(parents=True, exist_ok=True)
+                if not write_delta(old, new, delta):
+                    delta.unlink(missing_ok=True)
+            uploaded = upload(Path(scratch), uri)
+    except OSError as error:
+        logger.warning("%s is published without what changed since %s: %s", uri, since, error)
+        return None
+    files = {
+        name.removeprefix(f"{_DELTAS}/"): replace(entry, stored=entry.stored or name)
+        for name, entry in uploaded.items()
+    }
+    return Delta(base.name, files) if files else None
 
 
 def _move(folder: Path, target: Path) -> None:
@@ -114,13 +191,19 @@ def upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
     }
 
 
-def complete(uri: str, files: Mapping[str, ManifestEntry]) -> None:
+def complete(uri: str, files: Mapping[str, ManifestEntry], delta: Delta | None = None) -> bool:
     """Publish files that have been uploaded; where something has been published before, it stands and they are removed.
+
+    Returns:
+        Whether it is these files that are published.
 
     Raises:
         ArtifactUnwritableError: if the manifest cannot be written.
     """
     filesystem, base = remote(uri)
     with writing(uri):
-        if not create_exclusive(join(uri, MANIFEST), Manifest(dict(files)).dump()):
-            filesystem.rm([join(base, entry.stored or name) for name, entry in files.items()])
+        if create_exclusive(join(uri, MANIFEST), Manifest(dict(files), delta).dump()):
+            return True
+        stored = [*files.items(), *(delta.files.items() if delta is not None else ())]
+        filesystem.rm([join(base, entry.stored or name) for name, entry in stored])
+        return False

@@ -1,13 +1,15 @@
 """Getting a published folder onto the local disk, checked."""
 
-import hashlib
+import logging
 import os
 import shutil
-import tempfile
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlhfless_functions.artifacts.copies import cache_folder, copy_place, forget_old_copies, settle
+from rlhfless_functions.artifacts.deltas import apply_delta
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
@@ -17,24 +19,44 @@ from rlhfless_functions.artifacts.errors import (
     unwritable,
     writing,
 )
-from rlhfless_functions.artifacts.files import TEMPORARY, beside, exists, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import beside, exists, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import (
     WORKERS,
     Manifest,
+    ManifestEntry,
     damaged,
     manifest,
     remedy,
 )
 
-_CACHED_FOLDERS = 4
-_IN_USE_SECONDS = 600.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What this process has fetched from stores that are no file systems of this machine."""
+
+    bytes: int = 0
+    deltas: int = 0
+    """Files that were made of another version's and of what changed."""
+    refused_deltas: int = 0
+    """Files that could not be: the delta was missing or damaged, or gave another file. They were fetched whole."""
+
+
+_fetched = Fetched()
+_counting = threading.Lock()
+
+
+def fetched() -> Fetched:
+    """The sums since this process began."""
+    return _fetched
 
 
 def local_folder(uri: str, *, verify: bool = True, published: bool = True) -> Path:
     """A published folder on the local disk: itself where it is local, else a copy, which is kept for the next time.
 
-    Copies are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files; the last four, and those
-    used in the last ten minutes, stay. A copy's checksums are taken when it is made.
+    `copies` says where, and for how long. A copy's checksums are taken when it is made. Where there is a copy of the
+    folder that this one was published as a change of, only what changed is fetched.
 
     Args:
         uri: the folder.
@@ -85,14 +107,20 @@ def _lost(uri: str, file: str) -> ArtifactCorruptError:
 def _cached(uri: str, found: Manifest | None) -> Path:
     with reading(uri):
         identity = found.dump() if found else repr(_listing(uri)).encode()
-    names = {name: entry.stored or name for name, entry in found.files.items()} if found else {n: n for n in walk(uri)}
-    cache = Path(os.environ.get("RLHFLESS_CACHE") or Path(tempfile.gettempdir()) / f"rlhfless-cache-{os.getuid()}")
-    place = cache / hashlib.sha256(uri.encode() + b"\0" + identity).hexdigest()
+    place = copy_place(uri, identity)
     if not place.is_dir():
-        with writing(str(cache)):
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _forget_old(cache)
-        _download(uri, found, names, place)
+        with writing(str(cache_folder())):
+            forget_old_copies()
+        folder = beside(place)
+        try:
+            if found is not None:
+                _fetch_published(uri, found, folder)
+            else:
+                _fetch_files(uri, {name: name for name in walk(uri)}, folder)
+            with writing(str(place)):
+                settle(folder, place)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     with writing(str(place)):
         os.utime(place)
     return place
@@ -107,9 +135,62 @@ def _listing(uri: str) -> list[tuple[str, object, object]]:
     ]
 
 
-def _download(uri: str, found: Manifest | None, names: dict[str, str], place: Path) -> None:
+def _fetch_published(uri: str, found: Manifest, folder: Path) -> None:
+    base = cache_folder() / found.delta.base if found.delta is not None else None
+    made = _make_of(base, uri, found, folder) if base is not None and base.is_dir() else set()
+    names = {name: entry.stored or name for name, entry in found.files.items() if name not in made}
+    _fetch_files(uri, names, folder, found.files)
+
+
+def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
+    """Make the files of a copy that can be made of another one's; returns their names."""
+    assert found.delta is not None
+    deltas = found.delta.files
+    made = set()
+    for name, entry in found.files.items():
+        old, copy = base / name, folder / name
+        try:
+            if name in deltas:
+                _count(deltas[name].size)
+                _apply(old, uri, deltas[name], copy)
+                if not entry.describes(copy):
+                    raise ValueError(f"it does not make the file that was published of {old}")
+                _count(deltas=1)
+            elif old.is_file() and old.stat().st_size == entry.size and entry.describes(old):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(old, copy)
+            else:
+                continue
+        except (OSError, ValueError, ImportError) as error:
+            logger.warning(
+                "what changed in %s since the version before is of no use here, and it is fetched whole: %s",
+                join(uri, name),
+                error,
+            )
+            _count(refused_deltas=1)
+            continue
+        made.add(name)
+    return made
+
+
+def _apply(old: Path, uri: str, delta: ManifestEntry, copy: Path) -> None:
+    filesystem, root = remote(uri)
+    stored = delta.stored or copy.name
+    source, part = join(uri, stored), copy.with_name(f"{copy.name}.delta")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with reading(source):
+            filesystem.get_file(join(root, stored), str(part))
+        if not delta.describes(part):
+            raise ValueError(f"{source} is damaged: its checksum is not the manifest's")
+        apply_delta(old, part, copy)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _fetch_files(uri: str, names: dict[str, str], folder: Path, found: dict[str, ManifestEntry] | None = None) -> None:
+    """Fetch files whole; where there is a manifest, what they should be is compared."""
     filesystem, base = remote(uri)
-    folder = beside(place)
 
     def fetch(name: str, stored: str) -> None:
         source, copy = join(uri, stored), folder / name
@@ -124,35 +205,22 @@ def _download(uri: str, found: Manifest | None, names: dict[str, str], place: Pa
             if found is not None and isinstance(error.__cause__, FileNotFoundError):
                 raise _lost(uri, source) from error
             raise
-        if found is not None and not found.files[name].describes(copy):
+        if found is not None and not found[name].describes(copy):
             raise _corrupt(uri, source)
+        _count(copy.stat().st_size)
 
-    try:
-        with ThreadPoolExecutor(WORKERS) as pool:
-            for done in [pool.submit(fetch, name, stored) for name, stored in names.items()]:
-                done.result()
-        with writing(str(place)):
-            _settle(folder, place)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for done in [pool.submit(fetch, name, stored) for name, stored in names.items()]:
+            done.result()
 
 
-def _settle(folder: Path, place: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    try:
-        folder.rename(place)
-    except OSError:
-        # Another process has made the same copy meanwhile.
-        if not place.is_dir():
-            raise
-
-
-def _forget_old(cache: Path) -> None:
-    """Remove copies that are neither among the last few nor recently used, and downloads that were broken off."""
-    now = time.time()
-    newest_first = sorted(((path.stat().st_mtime, path) for path in cache.iterdir() if path.is_dir()), reverse=True)
-    copies = [(used, path) for used, path in newest_first if not TEMPORARY.fullmatch(path.name)]
-    broken_off = [(used, path) for used, path in newest_first if TEMPORARY.fullmatch(path.name)]
-    for used, path in [*copies[_CACHED_FOLDERS - 1 :], *broken_off]:
-        if now - used > _IN_USE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
+def _count(size: int = 0, *, deltas: int = 0, refused_deltas: int = 0) -> None:
+    global _fetched
+    with _counting:
+        before = _fetched
+        _fetched = replace(
+            before,
+            bytes=before.bytes + size,
+            deltas=before.deltas + deltas,
+            refused_deltas=before.refused_deltas + refused_deltas,
+        )

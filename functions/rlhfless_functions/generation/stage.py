@@ -12,6 +12,7 @@ from rlhfless_functions.api import (
     GenerationResult,
     Progress,
     Samples,
+    WeightsFetched,
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, read_prompts
@@ -54,6 +55,8 @@ class Generator:
         self._clock = clock
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
+        self._fetched = WeightsFetched()
+        """For weights, and no request has told of it yet."""
 
     @property
     def engine(self) -> str | None:
@@ -66,7 +69,7 @@ class Generator:
         Raises:
             TaskError: if they cannot be had.
         """
-        self._engine(self._settings, model).load(model, weights)
+        self._load(self._engine(self._settings, model), model, weights)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
         """Generate a share, or as much of it as there is time for.
@@ -90,8 +93,9 @@ class Generator:
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
-                    engine.load(request.model, request.weights)
+                    self._load(engine, request.model, request.weights)
                     share.weights_seconds = self._clock() - asked
+                    share.weights_fetched, self._fetched = self._fetched, WeightsFetched()
                     share.generate(engine)
         return share.result()
 
@@ -104,6 +108,16 @@ class Generator:
         engine = self._given or (self._made[2] if self._made else None)
         if engine is not None:
             engine.sleep()
+
+    def _load(self, engine: Engine, model: ModelSettings, weights: WeightsReference) -> None:
+        before, untold = artifacts.fetched(), self._fetched
+        engine.load(model, weights)
+        now = artifacts.fetched()
+        self._fetched = WeightsFetched(
+            bytes=untold.bytes + now.bytes - before.bytes,
+            deltas=untold.deltas + now.deltas - before.deltas,
+            refused_deltas=untold.refused_deltas + now.refused_deltas - before.refused_deltas,
+        )
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
         """The present engine, if it is the wanted one."""
@@ -150,6 +164,7 @@ class _Share:
         self._left_of_group = Counter(task.prompt for task in self.tasks)
         self._pending: list[Rollout] = []
         self.weights_seconds = 0.0
+        self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
 
     def generate(self, engine: Engine) -> None:
@@ -157,7 +172,9 @@ class _Share:
         request = self._request
         run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # Measure from here: the time before says nothing about the instance's speed.
-        self._context.emit(self._progress(run).model_copy(update={"room": run.room}))
+        remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
+        told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
+        self._context.emit(self._progress(run).model_copy(update=told_once))
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
@@ -190,6 +207,7 @@ class _Share:
             prompt_tokens=self._run.prompt_tokens if self._run else 0,
             response_tokens=self._run.response_tokens if self._run else 0,
             weights_seconds=self.weights_seconds,
+            weights_fetched=self.weights_fetched,
             shared_prefixes=self._run.prefix_traffic() if self._run else {},
             decoding=self._run.decoding() if self._run else DecodeCounts(),
         )

@@ -25,6 +25,7 @@ from rlhfless_functions.weights.policy import torch_dtype
 def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
     """Publish the version that a step has come to, on every rank, and its checkpoint if one is due."""
     dtype, ranks = torch_dtype(request.model), state.ranks
+    since = request.base.uri if request.learning.weight_deltas == "auto" else None
     if isinstance(state.policy, PeftModel):
         if ranks.size == 1:
             publish_adapter(request.publish, state.policy)
@@ -33,7 +34,7 @@ def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
         weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
     else:
         if ranks.size == 1:
-            publish_weights(request.publish, state.policy, state.tokenizer, dtype)
+            publish_weights(request.publish, state.policy, state.tokenizer, dtype, since=since)
         else:
             publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks)
         weights = WeightsReference(version=state.version, uri=request.publish)
@@ -58,7 +59,9 @@ def published_bytes(request: LearnRequest, state: TrainingState) -> dict[str, fl
     assert manifest is not None
     adapted = isinstance(state.policy, PeftModel)
     numbers = sum(p.numel() for name, p in state.policy.named_parameters() if not (adapted and p.requires_grad))
+    delta = manifest.delta.files.values() if manifest.delta is not None else ()
     return {
+        **({"weights/delta_bytes": float(sum(entry.size for entry in delta))} if delta else {}),
         "weights/bytes": float(sum(entry.size for entry in manifest.files.values())),
         "weights/full_bytes": float(numbers * torch_dtype(request.model).itemsize),
     }

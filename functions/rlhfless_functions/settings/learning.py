@@ -30,6 +30,9 @@ class LearningSettings(Settings):
     rows. It needs a C++ compiler, on GPUs a C compiler. On a CPU an update took 0.92 to 0.97 of the time of packed
     samples; with gradient checkpointing it took no less than without compiling. The first update took up to a minute
     longer."""
+    weight_deltas: Literal["never", "auto"] = "never"
+    """Publish beside each version what changed since the previous one, for instances that have that one. `auto` does so
+    if artifacts are in an object store; docs/weights.md says what that saves."""
     logits_chunk_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose float32 logits over the whole vocabulary are held at once; by default derived from the vocabulary's
     size."""

@@ -110,6 +110,7 @@ def publish_weights(
     *,
     readme: str | None = None,
     shard_bytes: int = SHARD_BYTES,
+    since: str | None = None,
 ) -> None:
     """Publish a policy as a complete Hugging Face folder; nothing happens if `uri` has been published before.
 
@@ -120,11 +121,12 @@ def publish_weights(
         dtype: number format of the published weights; the model's own if left out.
         readme: content of a README.md.
         shard_bytes: largest size of one weights file.
+        since: the version before; what changed is published, too, where that helps. See `artifacts.publish`.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri) as folder:
+    with store_errors(), artifacts.publish(uri, since=since) as folder:
         write_model(policy, folder, dtype, shard_bytes=shard_bytes)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)

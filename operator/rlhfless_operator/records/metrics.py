@@ -49,6 +49,13 @@ DRIVER_METRICS: dict[str, Metric] = {
     ),
     "weights/bytes_across_zones": Metric("bytes", "The same for instances in other zones."),
     "weights/bytes_other_node": Metric("bytes", "The same for instances on other nodes, if zones are unknown."),
+    "weights/bytes_fetched": Metric(
+        "bytes", "Bytes that generation instances fetched for the step's weights, with an object store."
+    ),
+    "weights/deltas": Metric("number", "Files that generation instances made of the previous version and its changes."),
+    "weights/deltas_refused": Metric(
+        "number", "Files that were fetched whole because their changes were missing or damaged."
+    ),
     "weights/seconds": Metric("seconds", "Time until the last actor of the step had its weights."),
     "learning/beyond_preparation": Metric(
         "seconds", "Time from the last prepared group to the new weights, for a learner that followed preparation."

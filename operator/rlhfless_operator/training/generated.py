@@ -53,6 +53,8 @@ class GenerationOutcome:
     """One for each request that said something of its speed."""
     weights_seconds: float = 0.0
     """Longest that an engine took until it had the step's weights."""
+    weights_fetched: Counter[str] = field(default_factory=Counter)
+    """What all engines fetched of them from an object store; see `WeightsFetched`."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
     decoding: Counter[str] = field(default_factory=Counter)
@@ -78,6 +80,7 @@ class GenerationOutcome:
     def done(self, event: Done) -> None:
         """A request has come to its end."""
         self.prefixes.update(event.result.get("shared_prefixes", {}))
+        self.weights_fetched.update(event.result.get("weights_fetched", {}))
         self.weights_seconds = max(self.weights_seconds, event.result.get("weights_seconds", 0.0))
 
 

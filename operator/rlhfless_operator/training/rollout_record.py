@@ -10,6 +10,8 @@ from rlhfless_operator.training.rollout import Rollout
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import kept_examples
 
+_FETCHED = {"bytes": "bytes_fetched", "deltas": "deltas", "refused_deltas": "deltas_refused"}
+
 
 def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     """Learn the speed of the instances from a rollout, and say how it went.
@@ -47,6 +49,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         **_decoding(generated.decoding),
         **{f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()},
         "weights/seconds": generated.weights_seconds,
+        **{f"weights/{_FETCHED[name]}": float(count) for name, count in generated.weights_fetched.items() if count},
         "generation/seconds": rollout.seconds["generation"],
         "planning/expected_seconds": rollout.plan.expected_generation_seconds,
         "planning/expected_step_seconds": rollout.plan.expected_step_seconds,

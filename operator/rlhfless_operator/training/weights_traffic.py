@@ -1,7 +1,8 @@
 """How far new weights go: bytes that generation instances read, by where the learner was that made them.
 
 Weights move through the artifact store, and never from pod to pod. On a volume that nodes share, a read on the
-learner's own node may come from this node's page cache. In an object store it comes from the store.
+learner's own node may come from this node's page cache. In an object store it comes from the store, and may be
+what changed since the version before instead of all of it.
 """
 
 from collections import Counter
@@ -31,12 +32,19 @@ class WeightsTraffic:
         self._version, self._bytes, self._made_at = version, size, place
         self._readers.clear()
 
-    def read(self, instance: str, version: int, place: list[str]) -> None:
-        """An instance generates with a version."""
+    def read(self, instance: str, version: int, place: list[str], fetched: int | None = None) -> None:
+        """An instance generates with a version.
+
+        Args:
+            instance: its name.
+            version: of the weights.
+            place: of the instance; see `Started.place`.
+            fetched: bytes that it took, where it knows: with an object store. The version's own if left out.
+        """
         far = distance(self._made_at, place)
         if version == self._version and instance not in self._readers and far is not None:
             self._readers.add(instance)
-            self._counted[far] += self._bytes
+            self._counted[far] += self._bytes if fetched is None else fetched
 
     def take(self) -> dict[str, float]:
         """What was read since the last call, as a step's metrics name it; only distances that occurred."""
@@ -63,4 +71,4 @@ class ReadsOfVersion:
             self._started[actor] = event
         elif isinstance(event, Progress) and (started := self._started.pop(actor, None)) is not None:
             # The first progress of a request is told when its engine has the weights.
-            self._traffic.read(started.instance, self._version, started.place)
+            self._traffic.read(started.instance, self._version, started.place, event.weights_bytes)

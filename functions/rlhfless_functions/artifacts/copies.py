@@ -1,0 +1,104 @@
+"""Local copies of what is in a store that is no file system of this machine.
+
+They are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files. The last four, and those used in
+the last ten minutes, stay. A copy is named by a digest of what it is a copy of, and exists whole or not at all.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from rlhfless_functions.artifacts.errors import writing
+from rlhfless_functions.artifacts.files import TEMPORARY, is_held, local_path
+from rlhfless_functions.artifacts.manifest import Manifest, manifest
+
+_CACHED_FOLDERS = 4
+_IN_USE_SECONDS = 600.0
+
+
+def cache_folder() -> Path:
+    """Where copies are; made if it is not there.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be made.
+    """
+    cache = Path(os.environ.get("RLHFLESS_CACHE") or Path(tempfile.gettempdir()) / f"rlhfless-cache-{os.getuid()}")
+    with writing(str(cache)):
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return cache
+
+
+def copy_place(uri: str, identity: bytes) -> Path:
+    """Where the copy of a folder is, or would be.
+
+    Args:
+        uri: the folder.
+        identity: what tells its content from another: its manifest, where it has one.
+
+    Raises:
+        ArtifactUnwritableError: if there can be no copies.
+    """
+    return cache_folder() / hashlib.sha256(uri.encode() + b"\0" + identity).hexdigest()
+
+
+def find_copy(uri: str) -> Path | None:
+    """The copy of a published folder; None if there is none here, nothing is published, or it needs no copy.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+        ArtifactCorruptError: if the manifest is unreadable.
+    """
+    found = manifest(uri) if local_path(uri) is None else None
+    place = copy_place(uri, found.dump()) if found is not None else None
+    return place if place is not None and place.is_dir() else None
+
+
+def keep_copy(folder: Path, uri: str, published: Manifest) -> None:
+    """Make a folder that was published the copy of what it was published as.
+
+    Args:
+        folder: on the file system of the copies; it is gone afterwards.
+        uri: where it is published.
+        published: its manifest.
+
+    Raises:
+        ArtifactUnwritableError: if that cannot be done.
+    """
+    place = copy_place(uri, published.dump())
+    with writing(str(place)):
+        forget_old_copies()
+        settle(folder, place)
+
+
+def settle(folder: Path, place: Path) -> None:
+    """Give a finished copy its name; nothing happens if another process has made the same meanwhile.
+
+    Raises:
+        OSError: if the file system refuses it.
+    """
+    folder.mkdir(exist_ok=True)
+    try:
+        folder.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+    os.utime(place)
+
+
+def forget_old_copies() -> None:
+    """Remove copies that are neither among the last few nor recently used, and what was broken off.
+
+    Raises:
+        ArtifactUnwritableError: if there can be no copies.
+    """
+    now = time.time()
+    folders = (path for path in cache_folder().iterdir() if path.is_dir())
+    newest_first = sorted(((path.stat().st_mtime, path) for path in folders), reverse=True)
+    copies = [(used, path) for used, path in newest_first if not TEMPORARY.fullmatch(path.name)]
+    broken_off = [(used, path) for used, path in newest_first if TEMPORARY.fullmatch(path.name)]
+    for used, path in [*copies[_CACHED_FOLDERS - 1 :], *broken_off]:
+        if now - used > _IN_USE_SECONDS and not is_held(path):
+            shutil.rmtree(path, ignore_errors=True)
