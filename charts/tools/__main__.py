@@ -1,4 +1,4 @@
-"""Writes what the chart holds but nobody keeps by hand: `python charts/tools [FOLDER]`.
+"""Writes the generated files of the chart: `python charts/tools [FOLDER]`.
 
 The definition of jobs, the schema of `pods` and `pools`, the README and the dashboards, into the chart or a copy of it.
 """

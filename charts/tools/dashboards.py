@@ -116,7 +116,7 @@ COST = Page(
         _by_stage("bars", "Cost by stage", "In the time shown.", within(_COST, "stage")),
         Panel(
             "Generation: chosen plan, cheapest plan and lower bound",
-            "Planned money of the steps since the operator began. The cheapest plan takes longer; nobody can go below "
+            "Planned money of the steps since the operator began. The cheapest plan takes longer; no plan goes below "
             "the bound.",
             (Query(total(_PLANNED, "kind"), "{{kind}}"),),
         ),

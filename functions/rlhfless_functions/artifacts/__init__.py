@@ -1,4 +1,4 @@
-"""The artifact store: whatever a job keeps, under any fsspec URI or plain path. Neither torch nor transformers here.
+"""The artifact store: all files of a job, under any fsspec URI or plain path. Neither torch nor transformers here.
 
 A published folder is immutable and exists whole or not at all: its `manifest.json`, with every file's size and
 checksum, is written last. A crash leaves only files that no manifest names, which `sweep` removes.

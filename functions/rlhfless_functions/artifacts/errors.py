@@ -42,7 +42,7 @@ _NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 
 @contextmanager
 def reading(uri: str) -> Iterator[None]:
-    """Turn whatever a file system raises while `uri` is read into an ArtifactMissingError."""
+    """Turn any error of a file system while `uri` is read into an ArtifactMissingError."""
     try:
         yield
     except ArtifactError:
@@ -78,7 +78,7 @@ def missing_bucket(uri: str) -> str | None:
 
 @contextmanager
 def writing(uri: str) -> Iterator[None]:
-    """Turn whatever a file system raises while `uri` is written into an ArtifactUnwritableError."""
+    """Turn any error of a file system while `uri` is written into an ArtifactUnwritableError."""
     try:
         yield
     except ArtifactError:

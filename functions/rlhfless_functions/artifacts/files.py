@@ -200,7 +200,7 @@ def remove(uri: str) -> None:
             if filesystem.exists(name):
                 filesystem.rm(name, recursive=True)
         elif path.is_dir() and not path.is_symlink():
-            # A folder vanishes at once, whatever interrupts the removal of its files.
+            # A folder vanishes at once, even if the removal of its files is interrupted.
             doomed = path.replace(beside(path))
             with held(doomed):
                 shutil.rmtree(doomed)
@@ -252,7 +252,7 @@ def is_held(path: Path) -> bool:
 def discard(path: Path) -> None:
     """Remove a temporary file or an empty temporary folder, unless a process is at work on it.
 
-    It is locked meanwhile, so that a process that is about to begin work on it sees that it is gone.
+    It is locked meanwhile: a process that is about to begin work on it sees that it is gone.
     """
     with _opened(path) as descriptor:
         if descriptor is not None and not _is_locked(descriptor):

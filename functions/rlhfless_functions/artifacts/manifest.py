@@ -56,7 +56,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class Delta:
-    """What changed in a published folder since another one, for whoever has a copy of that."""
+    """What changed in a published folder since another one, for readers that have a copy of that."""
 
     base: str
     """Digest of the other folder's URI and manifest: the name of its copies."""

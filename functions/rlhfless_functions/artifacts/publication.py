@@ -1,7 +1,7 @@
 """Publishing a folder: whole or not at all.
 
 On this machine's file system the folder is written beside its place and renamed. In any other store no object is ever
-overwritten, so that two publishers of one URI cannot mix their files: whoever creates the manifest has published, and
+overwritten, and two publishers of one URI cannot mix their files: the one that creates the manifest has published, and
 the other's work is dropped.
 """
 
@@ -99,7 +99,7 @@ def _send(folder: Path, uri: str, since: str | None) -> None:
         complete(uri, upload(folder, uri))
         return
     with ThreadPoolExecutor(1) as beside:
-        # Made while the files are on their way: nobody reads the folder before they are there.
+        # Made while the files are on their way: the folder is read only once they are there.
         changes = beside.submit(_upload_delta, folder, uri, since)
         published = Manifest(upload(folder, uri), changes.result())
     if complete(uri, published.files, published.delta):
@@ -110,7 +110,7 @@ def _send(folder: Path, uri: str, since: str | None) -> None:
 
 
 def _upload_delta(folder: Path, uri: str, since: str) -> Delta | None:
-    """Publishing goes on without it, whatever stands against it."""
+    """Publishing continues without it if it can't be made."""
     try:
         base = find_copy(since)
         if base is None:

@@ -1,4 +1,4 @@
-"""Garbage collection: everything goes that nobody names."""
+"""Garbage collection: removes everything that is not named."""
 
 import os
 from collections.abc import Collection
@@ -14,12 +14,12 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
     """Remove every file below `root` that is not at or below one of the kept URIs, and folders left empty.
 
     What a crash left half-written goes, too, even of a kept URI; what a living process of this machine is writing
-    stays. Manifests go first, so that an interruption leaves no manifest without its files.
+    stays. Manifests go first, because an interruption must leave no manifest without its files.
 
     Args:
         root: the folder to clean.
         keep: URIs of files and folders that stay, in any spelling, existing or not. In a store that is not on the
-            local disk, whatever is being published must be among them.
+            local disk, everything that is being published must be among them.
 
     Returns:
         URIs of the removed files, sorted.

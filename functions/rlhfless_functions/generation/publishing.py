@@ -50,7 +50,7 @@ class FlushSchedule:
 
 
 class RolloutPublisher:
-    """Writes rollout parts in a thread of its own, so that generation goes on, and announces each once it is stored.
+    """Writes rollout parts in a thread of its own while generation continues, and announces each once it is stored.
 
     Args:
         sink: the attempt's folder.

@@ -32,7 +32,7 @@ _backbones: WeakKeyDictionary[PeftModel, str] = WeakKeyDictionary()
 def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: str | None = None) -> PeftModel:
     """Put a fresh adapter on a model; the output does not change. Every call draws the same numbers.
 
-    The adapter is float32 whatever the backbone is, in the sampler and in the trainer alike.
+    The adapter is always float32, in the sampler and in the trainer.
 
     Args:
         policy: the model.
@@ -131,7 +131,7 @@ def merge_adapter(policy: PeftModel) -> PreTrainedModel:
 
 
 def _check_targets(policy: PreTrainedModel, targets: list[str]) -> None:
-    """peft leaves out names that match nothing as long as one matches, and merges into whatever shares the weight."""
+    """peft ignores names that match nothing if one matches, and merges into all modules that share the weight."""
     if targets == ["all-linear"]:
         return
     names = [name for name, _ in policy.named_modules()]

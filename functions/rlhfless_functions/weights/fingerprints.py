@@ -13,7 +13,7 @@ _SAMPLE = 1024
 
 
 def fingerprint(folder: Path) -> str:
-    """A digest of names, formats, shapes and samples of all tensors, whatever files they are in.
+    """A digest of names, formats, shapes and samples of all tensors, in any division into files.
 
     A copy has the same, wherever it lies and however it is sharded; weights of the same shapes that were trained
     otherwise have another. Reads about 3 KiB a tensor.

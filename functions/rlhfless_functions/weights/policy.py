@@ -117,7 +117,7 @@ def publish_weights(
     Args:
         uri: the folder.
         policy: the model; one with an adapter is published by `publish_adapter`, or merged first.
-        tokenizer: saved with it, so that every version can be loaded alone.
+        tokenizer: saved with it, because every version can be loaded alone.
         dtype: number format of the published weights; the model's own if left out.
         readme: content of a README.md.
         shard_bytes: largest size of one weights file.

@@ -102,7 +102,7 @@ def read_config(folder: Path, uri: str) -> PreTrainedConfig:
 
 @contextmanager
 def unloadable(uri: str, remedy: str) -> Iterator[None]:
-    """Turn whatever transformers raises about the content of `uri` into a TaskError."""
+    """Turn any error of transformers about the content of `uri` into a TaskError."""
     try:
         yield
     except TaskError:

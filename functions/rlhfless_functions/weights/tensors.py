@@ -49,7 +49,7 @@ def layout_difference(
     Args:
         wanted: shapes by name.
         given: the same of the others.
-        tied: whether the output layer shares the embedding's weight, so that it may be in the one and not in the other.
+        tied: whether the output layer shares the embedding's weight, which may then be stored for only one of them.
     """
     optional = {"lm_head.weight"} if tied else set()
     problems = {
@@ -67,7 +67,7 @@ def layout_difference(
 def load_into(module: nn.Module, files: Sequence[Path]) -> None:
     """Fill a module's parameters and persistent buffers from safetensors files, converting between float formats.
 
-    The module's own memory is filled, so that a module whose weights were swapped cannot be told from a fresh one:
+    The module's own memory is filled. A module with replaced weights is therefore equal to a fresh one:
     the alignment of a tensor can change the last bits of what is computed with it.
 
     Raises:
@@ -82,9 +82,9 @@ def load_into(module: nn.Module, files: Sequence[Path]) -> None:
 def map_into(module: nn.Module, files: Sequence[Path]) -> None:
     """The same for a module that stays as it is: it keeps the files' own pages in the place of a copy.
 
-    All processes of a machine that map a file have its pages in memory once, as the file cache, whoever they belong to.
-    Whatever writes to them gets a copy of its own, and the file stays as it is. Tensors in another format than the
-    module's are converted, and so copied. Where a tensor begins in its page depends on the file alone, so that every
+    All processes of a machine that map a file share its pages, which are in memory once, as the file cache.
+    A process that writes to them gets its own copy, and the file stays unchanged. Tensors in another format than the
+    module's are converted, and so copied. Where a tensor begins in its page depends on the file alone. So every
     process computes the same bits with it.
 
     Raises:

@@ -98,7 +98,7 @@ def seconds_at_ends(admission: Admission, context: Floats, prefill: Floats, late
             np.cumsum(steps * latency.round_seconds(batch, contexts + batch * steps / 2)),
         )
     )
-    # Whoever is admitted at the step in which a response ends is admitted after it.
+    # A sample that is admitted at the step in which a response ends is admitted after it.
     admitted = np.maximum(np.searchsorted(begin, end), np.arange(1, count + 1) * (end <= begin))
     result: Floats = decoding[count:] + np.concatenate(([0.0], np.cumsum(prefill)))[admitted]
     return result

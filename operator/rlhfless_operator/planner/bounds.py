@@ -37,7 +37,7 @@ def lower_bound(
         max_batch: most sequences in a step.
 
     Returns:
-        Instance-seconds; infinity where nobody can be done in that time.
+        Instance-seconds; infinity if no schedule ends in that time.
     """
     available = seconds - start_seconds
     step_seconds = latency.lines[0].step_seconds
@@ -52,7 +52,7 @@ def lower_bound(
         rounds = root_work**2 / slack
     crowd = float(np.where(root_work > 0, rounds, 0.0).sum())
     passes = max(crowd, float(least_passes.sum()) / max_batch if max_batch else 0.0)
-    # Whoever shares its passes with nobody chooses its drafts by the whole pass.
+    # A sequence alone in its passes chooses its drafts by the whole pass.
     slowest = float((alone_seconds(lengths, contexts, latency) - own).max())
     busy = max(slowest, step_seconds * passes) + work
     if not math.isfinite(busy):

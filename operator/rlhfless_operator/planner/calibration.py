@@ -2,7 +2,7 @@
 
 A few numbers are regressed on what actors have done: steps, sequence-steps, context and prompt tokens against seconds.
 The table is the prior; outliers (a slow disk, a throttled GPU, a neighbour) count for little by Huber's weights; and
-what was learnt is used only while it has been the better forecaster, so that it is never worse than the table.
+what was learnt is used only while it has been the better forecaster, and so it is never worse than the table.
 """
 
 import math

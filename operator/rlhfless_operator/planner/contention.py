@@ -60,7 +60,7 @@ class Contention:
     another job works on or waits for."""
     actors: int | None = None
     """Instances of generation that the job can count on at a time: those for which the others leave GPUs, and at least
-    those of its fair part; None where nobody else wants GPUs."""
+    those of its fair part; None if no other job wants GPUs."""
 
     def cost_weight(self, cost_weight: float) -> float:
         """λ of the job's plans, given its own.
@@ -74,7 +74,7 @@ class Contention:
 
 
 ALONE = Contention()
-"""Nobody else wants the GPUs."""
+"""No other job wants the GPUs."""
 
 
 def contention(others: Collection[Demand], gpus: int, gpus_per_actor: int, now: float) -> Contention:

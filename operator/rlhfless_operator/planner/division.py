@@ -1,4 +1,4 @@
-"""How a pool is divided among namespaces, where nobody has said which part is whose."""
+"""How a pool is divided among namespaces when the chart does not divide it."""
 
 from collections.abc import Mapping
 

@@ -48,7 +48,7 @@ class LinearLatency:
     """
 
     step_seconds: float
-    """Seconds of a decode step whatever its batch: the `a` of a + c·b."""
+    """Seconds of a decode step that do not depend on its batch: the `a` of a + c·b."""
     sequence_seconds: float = 0.0
     """Seconds that each sequence adds to a decode step: the `c`."""
     context_seconds: float = 0.0

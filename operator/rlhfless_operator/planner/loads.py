@@ -276,7 +276,7 @@ class Loads:
     def whole_groups(
         self, line: LinearLatency, start_seconds: float, tail: float = 0.0, *, at_once: bool = False
     ) -> Cuttable:
-        """The chain whose items are groups, so that no cut divides one, by a linear model of rounds."""
+        """The chain whose items are groups, which no cut divides, by a linear model of rounds."""
         by_prompt, start = self._by_prompt, self._group_start
         longest = np.maximum.reduceat(self.length[by_prompt], start)
         work = np.add.reduceat((self._work(line) + self._own)[by_prompt], start)

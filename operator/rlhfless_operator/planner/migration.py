@@ -121,7 +121,7 @@ class Migration:
         return self._actors
 
     def assigned(self, actor: str, prompt_tokens: Mapping[Key, int]) -> None:
-        """An actor has been given samples that nobody else holds."""
+        """An actor has been given samples that no other actor holds."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, tokens in prompt_tokens.items():
             view.samples[key] = Unfinished(tokens)

@@ -263,7 +263,7 @@ class _Fleet:
 
 
 def _line_of(latency: Latency, actors: Sequence[Actor]) -> LinearLatency:
-    """The linear model of rounds that holds for the actors as they are. Together they draft less, so that emptying one
+    """The linear model of rounds that holds for the actors as they are. Together they draft less, and emptying one
     saves no less than it says."""
     samples = sum(len(actor.samples) for actor in actors)
     return latency.at(samples / len(actors), sum(actor.context for actor in actors) / max(1, samples))

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 LOOK_SECONDS = 0.25
 """Between two looks at what has come."""
 _WORTH = 3.0
-"""A backlog that takes so many times as long as a start is begun on at once, whatever is expected."""
+"""A backlog that takes this many times as long as a start is begun on at once, even if more is expected."""
 
 
 @dataclass(frozen=True)

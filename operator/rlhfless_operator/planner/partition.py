@@ -47,7 +47,7 @@ class Chain:
         repeat: [items] seconds to add where a share begins with this item.
         step_seconds: constant part of a step.
         start_seconds: seconds that every share is charged for its instance.
-        tail: steps of a response that nobody foresees and that any share may hold: what a share may take is limited
+        tail: steps of an unforeseen response that any share may hold: what a share may take is limited
             as if it held one, but it is not charged for it.
         filling: [items] part of an instance that the item fills while it runs, where all of a share must run at once.
     """
@@ -97,7 +97,7 @@ class Chain:
         return Cover(tuple(starts), seconds, max(map(self._limited_seconds, starts, ends)), total)
 
     def _limited_seconds(self, start: int, end: int) -> float:
-        # Where not all of a share run at once, a response that nobody foresees may be among the last to be admitted.
+        # If not all of a share run at once, an unforeseen response may be among the last to be admitted.
         waiting = max(0.0, self._occupancy[end] - self._occupancy[start] - self._length[start])
         rounds = self._floor[start] + waiting
         return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]

@@ -69,7 +69,7 @@ class Plan:
     expected_instance_seconds: float
     """Sum over the shares, each instance being released when its share is done."""
     cheapest_instance_seconds: float
-    """What the cheapest plan would cost, whatever its time."""
+    """Cost of the cheapest plan, without a limit of time."""
     lower_bound_instance_seconds: float
     """The least with which anyone could be done in the same time (`bounds.lower_bound`)."""
 
@@ -105,7 +105,7 @@ def plan(
         cost_weight: λ in [0, 1]: 0 minimises the time, 1 the instance-seconds. Only `cost` heeds it.
         startup_seconds: charged to each instance before it works.
         weight_load_seconds: charged to each instance before it works.
-        tail_tokens: length of a response that nobody can foresee and that any share may turn out to hold, such as the
+        tail_tokens: length of an unforeseen response that any share may turn out to hold, such as the
             longest response where some are runaways. The step then takes at least that long, and shares are kept small
             enough for it not to be held up; migration gathers the few that come.
 
@@ -175,7 +175,7 @@ class Planner:
         self.least_seconds = min(cover.makespan for cover in self._fast)
         """The shortest time of any plan."""
         self.least_instance_seconds = min(way.chain.cheapest(least).total for way in self._ways)
-        """The cost of the cheapest plan, whatever its time."""
+        """The cost of the cheapest plan, without a limit of time."""
 
     def single(self) -> Plan:
         """Everything on one instance, longest first."""
@@ -203,8 +203,8 @@ class Planner:
         """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`.
 
         Args:
-            other_seconds: time that the rest of the step takes whatever the plan, part of all four.
-            other_instance_seconds: what the rest of the step costs whatever the plan, part of all four.
+            other_seconds: time of the rest of the step, the same for every plan, part of all four.
+            other_instance_seconds: cost of the rest of the step, the same for every plan, part of all four.
         """
         if not 0 <= cost_weight <= 1:
             raise ValueError(

@@ -50,7 +50,7 @@ class PrefixPlan:
 def name_blocks(tokens: Sequence[int], block_tokens: int) -> PromptBlocks:
     """Cut a prompt into blocks of `block_tokens` and name them.
 
-    The last token always has to be computed, for its logits, so that a prompt that ends with a block keeps it as rest.
+    The last token always has to be computed, for its logits. So a prompt that ends with a block keeps it as rest.
     """
     if block_tokens < 1:
         raise ValueError(f"block_tokens is {block_tokens}: a block has at least 1 token")

@@ -65,7 +65,7 @@ class Holding:
 
 
 STEPS_OF_A_START = 8
-"""Steps to which a start of GPUs that are to be held is charged: they stay, and nobody knows for how long."""
+"""Steps to which a start of GPUs that are to be held is charged: they stay for an unknown time."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class StepForecast:
         prepared = queue(self.completions, work / training.own_gpus)
         accumulated = training.accumulation_token_seconds * tokens
         end = float(queue(prepared, accumulated).max())
-        # Whoever begins so late that nothing is ever waited for is done as early as whoever begins at once.
+        # A learner that begins so late that it never waits is done as early as one that begins at once.
         begin = max(0.0, end - float(accumulated.sum()))
         seconds = end + training.update_seconds + training.afterwards_seconds
         afterwards = training.update_seconds + training.afterwards_seconds

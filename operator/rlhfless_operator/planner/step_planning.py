@@ -1,7 +1,7 @@
 """Generation and training planned together, where complete groups are trained on while others still decode.
 
-The cheapest plan of generation alone fills every instance up to the end of the longest response, so that groups
-complete late and the trainer starves. Here every plan on the front is forecast to the end of the step: when its groups
+The cheapest plan of generation alone fills every instance up to the end of the longest response. Groups then
+complete late, and the trainer starves. Here every plan on the front is forecast to the end of the step: when its groups
 complete, how many GPUs then work them off, and what that costs.
 """
 

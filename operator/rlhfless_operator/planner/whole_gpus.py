@@ -42,14 +42,14 @@ class Contender:
     """Namespace whose quota the job counts against."""
     gpus: int
     """GPUs with which it works as fast as it does alone: the instances that work and those that it keeps for later. 0
-    for one that has its steps behind it: it is about to leave, and holds nobody up."""
+    for one that has its steps behind it: it is about to leave, and delays no other job."""
     since: float
     """When its turn began, or when it began to wait for one, in seconds."""
     has_turn: bool = False
     priority: int = 0
     """The higher comes first."""
     switch_seconds: float = 0.0
-    """From its last task until another job works in its place, or the reverse, whichever is longer."""
+    """From its last task until another job works in its place, or the reverse: the longer of the two."""
     keeps: bool | None = False
     """Whether it keeps any instance between uses; None while that is not known."""
 
@@ -74,7 +74,7 @@ def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> froze
 
     A job that has its turn goes on until it asks for no GPU, a job of a higher priority waits for its GPUs, or one of
     its own priority waits after `turn_seconds`. Those that wait come by priority, then in the order in which they came.
-    Nobody goes past one that waits, unless that one waits for its namespace's quota alone.
+    No job overtakes one that waits, unless that one waits only for its namespace's quota.
 
     Args:
         now: seconds, of the same clock as `Contender.since`.

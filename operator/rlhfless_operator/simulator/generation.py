@@ -40,9 +40,9 @@ class Handling:
     restarts_receiver: bool = False
     """Whether a running receiver is cut as well and computes its contexts again."""
     pause_seconds: float = 0.0
-    """What a cut costs a receiver besides; until all go on, nobody else is cut."""
+    """Further cost of a cut for a receiver; until all go on, no other actor is cut."""
     ready_seconds: float = 0.0
-    """When instances are ready to work; what they take to start before that is charged but delays nobody."""
+    """When instances are ready to work; their start before that is charged but delays no sample."""
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour: crashes and spot reclaims."""
     flush_seconds: float = 5.0
@@ -290,7 +290,7 @@ class _Stage:
             self._schedule(name)
 
     def _cut(self, moves: Sequence[Move], now: float) -> list[Move]:
-        """Whoever is part of moves tells of what it has finished; returns what is left to move."""
+        """Actors that take part in moves report what they have finished; returns what is left to move."""
         involved = {name: None for move in moves for name in (move.source, move.destination) if name is not None}
         told: set[Key] = set()
         for name in involved:

@@ -113,7 +113,7 @@ class Scenario:
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Forward passes of the reference policy, and of the critic of PPO.
 
-        A step is one update, so the ratios are 1 and nobody asks the old policy.
+        A step is one update, so the ratios are 1 and the old policy is not needed.
         """
         passes = 2 if self.algorithm == "ppo" else 1
         return passes * 2 * self.model.parameters * tokens / (self.gpu.flops * self.preparation_utilisation)

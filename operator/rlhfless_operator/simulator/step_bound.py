@@ -1,4 +1,4 @@
-"""The least that anyone could need for a whole step in a given time, whatever the policy."""
+"""The least that any policy could need for a whole step in a given time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def least_gpu_seconds(
     starts: bool = True,
     drafts: bool = True,
 ) -> float:
-    """GPU-seconds below which nobody takes the step within `seconds`; infinity where nobody is so fast.
+    """GPU-seconds below which no policy takes the step within `seconds`; infinity if none is so fast.
 
     Generation obeys Theorem 3 of docs/planner.md. A group cannot be complete before its longest response has decoded
     alone on an instance that loaded the new weights, and what is then still to be learnt has all GPUs at most.
@@ -48,7 +48,7 @@ def least_gpu_seconds(
     after = np.cumsum(work[order]) / scenario.gpus
     if available <= 0 or float((earliest[order] + after).max()) > available:
         return math.inf
-    # Whichever group is complete last has its own work before it.
+    # The group that is complete last has its own work before it.
     generated = available - float(work.min()) / scenario.gpus
     generation = lower_bound(
         np.array([length for group in lengths.values() for length in group], dtype=np.float64),

@@ -305,7 +305,7 @@ class Run:
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
 
     def _bound(self, responses: list[Response], seconds: float) -> float:
-        """GPU-seconds of generation that nobody can beat in `seconds`."""
+        """GPU-seconds of generation that no policy can beat in `seconds`."""
         profile = replace(self._profile, startup_seconds=0.0) if self._holds else self._profile
         prompts = {each.prompt: each.prompt_tokens for each in responses}
         bound = lower_bound(

@@ -94,7 +94,7 @@ class RecordedTrace:
         return len(self.recorded)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
-        """The run's own steps, whatever is asked for."""
+        """The run's own steps; the arguments do not matter."""
         yield from self.recorded
 
 
@@ -149,7 +149,7 @@ def generate(statistics: LengthStatistics, *, epochs: int, prompts: int, samples
 
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace as Parquet: one row a response."""
-    # A large library that only traces in files need, so that it is not loaded without them.
+    # A large library that only traces in files need: it is loaded with them.
     from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 
     epoch, prompt, sample = np.indices(trace.response_tokens.shape).reshape(3, -1)

@@ -121,7 +121,7 @@ def _owed(limit: _Limit, records: Sequence[StepRecord], begun: Sequence[NextStep
 
 
 def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -> Decimal | None:
-    """What a step will take: the most that one of the last steps took, or what its plan says, whichever is more.
+    """What a step will take: the most that one of the last steps took, or what its plan says if that is more.
 
     Only steps with an evaluation are like a step with one. Where there is none yet, it takes what the others did and
     the last evaluation besides.

@@ -44,7 +44,7 @@ class Capacity:
         keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting anew.
         history: what earlier steps took; added to.
         clock: monotonic seconds.
-        sleeps: whether an instance without work gives its GPUs to whoever needs them, so that it costs nothing to keep.
+        sleeps: whether an idle instance gives its GPUs to others and costs nothing to keep.
         draining_seconds: what an instance that is let go is charged until it is gone, before one of its stage was seen
             to go.
     """

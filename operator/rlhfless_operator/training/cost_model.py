@@ -184,9 +184,9 @@ class CostModel:
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Least instance-seconds with which anyone could have generated these responses in `seconds`.
 
-        As far as the instances' speed is known: None where it would seem that nobody could have been so fast. Where
-        tokens are drafted, for anyone whose drafts are all right: how often others' would be is not known. Instances
-        that are kept from the step before are not started, so that no start is charged.
+        As far as the instances' speed is known: None if the bound would say that no schedule could have been so fast.
+        If tokens are drafted, it is the bound with drafts that are all right, since the acceptance of other drafts is
+        unknown. Instances that are kept from the step before are charged no start.
         """
         latency: Latency = self.calibration.latency
         if self.room is not None and self.room.longest_draft:

@@ -1,4 +1,4 @@
-"""The position in the training data. It is part of the checkpoint, so that no prompt is skipped or repeated."""
+"""The position in the training data. It is part of the checkpoint: no prompt is skipped or repeated."""
 
 from collections.abc import Collection
 from typing import Any, Self

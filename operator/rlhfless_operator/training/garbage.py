@@ -1,4 +1,4 @@
-"""Which artifacts nobody needs any more."""
+"""Which artifacts are not needed any more."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ class GenerationSettings:
     sink_root: str
     """Folder of the step's sinks."""
     driver: int
-    """Number of this driver, so that no two write the same sink."""
+    """Number of this driver; no two drivers write the same sink."""
     retries: int
     """Losses in a row, without a sample finished in between, that an actor survives."""
     prompt_tokens: Callable[[int], int]
@@ -148,7 +148,7 @@ class _Stage:
                 self._instances.give()
 
     def _settle(self, actor: Actor, lost: bool) -> None:
-        """A request has ended, in whatever way."""
+        """A request has ended, in any way."""
         if self._move.involves(actor.name):
             if self._move.ended(actor.name):
                 self._regroup()
@@ -160,7 +160,7 @@ class _Stage:
         self._go_on(actor)
 
     async def _request(self, actor: Actor) -> bool:
-        """One request, from its start to whatever ends it; returns whether its instance was lost."""
+        """One request, from its start to its end; returns whether its instance was lost."""
         if not actor.has_instance:
             await self._instances.turn()
             actor.has_instance = True

@@ -45,7 +45,7 @@ async def choose_learners(run: TrainingRun, journal: StepJournal, step: int) -> 
     else:
         count, reason = now, "too little is measured to choose another number"
     run.learners.choose(count)
-    # Also where it stays the same: whoever takes the step again may know more by then.
+    # Also if it stays the same: a driver that takes the step again may know more by then.
     chosen = LearnersStatus(step=step, instances=run.learners.chosen, reason=reason)
     await journal.update_status(learners=chosen)
     if chosen.instances != now:

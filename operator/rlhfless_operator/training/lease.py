@@ -1,4 +1,4 @@
-"""One driver a job: numbered leases, the highest of which owns the job, so that a superseded driver knows it.
+"""One driver a job: numbered leases. The highest owns the job, and a superseded driver knows it.
 
 A lease is taken by creating `leases/NUMBER.json`, which only one can do. Its holder renews it; another takes the next
 number only when it has expired, was released, or its process is seen to be dead on this very machine. Before anything

@@ -85,7 +85,7 @@ def cut(samples: Sequence[SampleTask], pieces: int = _PIECES) -> list[list[Sampl
     """The samples of each piece of a fixed order: about as many groups in each, none of them cut; fewer pieces where
     there are too few.
 
-    It depends on the arguments alone, so that whoever cuts the batch, and whenever, cuts it alike.
+    It depends on the arguments alone: every driver cuts the batch alike, at any time.
     """
     groups: dict[int, list[SampleTask]] = {}
     for sample in samples:

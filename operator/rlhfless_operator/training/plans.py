@@ -53,6 +53,6 @@ class StepPlans:
         return plan
 
     def _is_outdated(self, plan: GenerationPlan) -> bool:
-        """Whether it was made while the first step was learnt, so that nothing was known of learning, and a learner
-        could not have followed it."""
+        """Whether it was made while the first step was learnt. Then nothing was known of learning, and a learner could
+        not have followed it."""
         return self._follows and plan.groups is None and self._cost_model.knows_learning

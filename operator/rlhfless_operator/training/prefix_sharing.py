@@ -47,7 +47,7 @@ class PrefixSharing:
         )
         sources = {fetch.block: fetch.source for fetches in plan.fetches.values() for fetch in fetches}
         units = {row: _deepest(blocks[row], sources) for row in prompts}
-        # Of a prompt one beginning is sent, so that what no prompt of its source ends with is not sent at all.
+        # One beginning of a prompt is sent. What no prompt of its source ends with is not sent at all.
         sent = {unit for row, unit in units.items() if unit is not None and row in rows[sources[unit[0]]]}
         self._units = {
             row: (unit[1] * block_tokens, sources[unit[0]])
@@ -55,12 +55,12 @@ class PrefixSharing:
             if unit is not None and unit in sent
         }
 
-        # By then whoever computes most has computed it, if its instance began with the others.
+        # By then the actor that computes most has computed it, if its instance began with the others.
         busiest = max(plan.prefill_tokens.values()) * prefill_token_seconds
         self._wait_seconds = PATIENCE_SECONDS + PATIENCE * busiest
 
     def of(self, actor: str, samples: Sequence[SampleTask], folder: str) -> SharedPrefixes | None:
-        """What a request of an actor says, whatever has been moved to it; None if it has nothing in common."""
+        """What a request of an actor says, even if samples were moved to it; None if it has nothing in common."""
         found = ((row, self._units.get(row)) for row in dict.fromkeys(sample.prompt for sample in samples))
         prefixes = [
             SharedPrefix(prompt=row, tokens=unit[0], source=unit[1] == actor) for row, unit in found if unit is not None

@@ -74,7 +74,7 @@ async def prepare(
         outcome: filled in along the way; holds what an earlier driver had prepared.
         instance: of preparation, whose turn is awaited for each chunk.
         on_prepared: where a learner takes groups as they come, told of every chunk. Chunks then become smaller, each a
-            sixth of the groups that are left, so that few wait for others at the end.
+            sixth of the groups that are left, because few should wait for others at the end.
 
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.

@@ -309,7 +309,7 @@ class RequestBuilder:
         return newest or self.initial
 
     def _policy_is_frozen(self, step: int) -> bool:
-        """Whether the critic alone learns, so that learning passes no batch through the policy."""
+        """Whether the critic alone learns. Then learning passes no batch through the policy."""
         return self.has_critic and self.algorithm.critic is not None and step <= self.algorithm.critic.warmup_steps
 
     def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:

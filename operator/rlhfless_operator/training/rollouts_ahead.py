@@ -25,8 +25,8 @@ _Made = tuple[BegunRollout, StepBatch]
 class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
-    What is ready waits in the store. What goes wrong is raised when the learner asks for that step, so that the steps
-    before are still learnt.
+    Finished rollouts wait in the store. A failure is raised when the learner asks for that step; the steps before are
+    still learnt.
 
     Args:
         run: the job in hand.

@@ -110,7 +110,7 @@ class Tracking:
             try:
                 tell(tracker)
             except Exception as error:
-                # Another's service or package: whatever is wrong with it, training is worth more.
+                # Another's service or package: its failure must not stop training.
                 del self._trackers[name]
                 self._note(
                     f"spec.tracking.{name}: {_sentence(error)}; training goes on without it, and the next"
@@ -185,10 +185,10 @@ def scalars(record: StepRecord, total_cost: Decimal) -> dict[str, float]:
 
 
 class TensorBoardTracker:
-    """One event file, written anew by every driver, so that it holds what `metrics.jsonl` holds.
+    """One event file, written anew by every driver. It holds what `metrics.jsonl` holds.
 
     Its records and framing are TensorBoard's own. Its `EventFileWriter` is not used: it imports TensorFlow where that
-    is installed, and a thread of its own would report a full disk to nobody.
+    is installed, and a failure of its own thread, such as a full disk, would go unnoticed.
 
     Args:
         folder: where the file goes.
@@ -247,7 +247,7 @@ class WandbTracker:
     """A Weights & Biases run whose id is the job's uid.
 
     Online, the service says how far it is. Offline, every driver writes the run anew from its first step, and the
-    folder of an earlier driver is removed, so that `wandb sync` sends each step once.
+    folder of an earlier driver is removed, because `wandb sync` should send each step once.
 
     Args:
         spec: project and mode.

@@ -1,4 +1,4 @@
-"""Writes that nobody waits for, in their order."""
+"""Writes in the background, in their order."""
 
 import asyncio
 import contextlib
