@@ -1,7 +1,7 @@
 """Building one model at a time: transformers replaces torch's initialisers for the whole process while it builds one.
 
-Two threads that did so at once could leave the replacements behind for good. New parts of a model after that, such as an
-adapter or a critic's head, would hold what the memory held before.
+Two threads that did so at once could leave the replacements behind for good. New parts of a model after that, such as
+an adapter or a critic's head, would hold what the memory held before.
 """
 
 import threading
