@@ -124,13 +124,15 @@ async def test_an_asynchronous_job_is_in_several_stages_at_once(tmp_path: Path) 
     metrics = OperatorMetrics()
     told: set[tuple[float, ...]] = set()
 
-    def note(request: RunRequest) -> bool:
-        names = ("generation", "learning")
-        at_once = [of(metrics, "steps_under_way", stage=stage) for stage in names]
-        told.add((*at_once, of(metrics, "generation_actors", kind="wanted")))
-        return (1.0, 1.0, 1.0) not in told
+    def hold(request: RunRequest) -> bool:
+        """The first step's learning and the second one's generation go on until both have been seen."""
+        if request.task == "learn":
+            names = ("generation", "learning")
+            at_once = [of(metrics, "steps_under_way", stage=stage) for stage in names]
+            told.add((*at_once, of(metrics, "generation_actors", kind="wanted")))
+        return (1.0, 1.0, 1.0) not in told and (request.task, request.key.step) in (("learn", 1), ("generate", 2))
 
-    emulation = Emulation(holding=lambda request: request.task == "learn" and note(request), task_seconds=0.1)
+    emulation = Emulation(holding=hold, task_seconds=0.1)
     await asyncio.wait_for(train(metrics, tmp_path, emulation, steps=3, **{"async": {}}), 60)
     assert (1.0, 1.0, 1.0) in told
     assert of(metrics, "steps_under_way", stage="learning") == 0
