@@ -328,8 +328,8 @@ def replace(server: ApiServer, job: dict[str, Any], field: str, value: Any) -> t
 
 def test_a_status_is_stored_and_shown(server: ApiServer, stored: dict[str, Any]) -> None:
     status = ResourceStatus(
-        phase="Running", stage="learning", step=41, steps=200, reward=0.51234567, actors=3, cost="1.25", message="x",
-        forecast="6.10", budget="42%", budget_used=0.4166,
+        phase="Running", stage="learning", stages="learning", step=41, steps=200, reward=0.51234567, actors=3,
+        cost="1.25", message="x", forecast="6.10", budget="42%", budget_used=0.4166,
         recent_steps=[StepStatus(step=41, seconds=2.5, actors=3, cost="0.03")], progress="41/200", reason="Training",
         conditions=[Condition(type="Progressing", status="True", reason="Training")],
     )  # fmt: skip

@@ -117,7 +117,7 @@ async def test_an_asynchronous_job_is_told_of_a_pool_that_is_too_small(server: A
     job = load_job(tiny_job(**{"async": {}}, pods={"resources": {"limits": {"nvidia.com/gpu": "1"}}}))
     small = SETTINGS.model_copy(update={"pools": {"default": PoolSettings(gpus=2)}})
     assert (await ask(server.kubeconfig, small, job=job))["spec.async"].verdict == "error"
-    assert "spec.async" not in await ask(server.kubeconfig, SETTINGS, job=job)
+    assert "spec.async" not in await ask(server.kubeconfig, SETTINGS, job=job, namespace="unlimited")
 
 
 @with_api_server

@@ -240,7 +240,7 @@ def test_a_missing_part_is_named(two_groups: BatchFolder, tmp_path: Path) -> Non
 
 def test_samples_of_a_group_must_stand_together(two_groups: BatchFolder) -> None:
     error = two_groups.failure(samples=[two_groups.tasks[number] for number in (0, 3, 1, 4)])
-    assert error.reason == "bad_request" and "stand together" in str(error)
+    assert error.reason == "bad_request" and "next to each other" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def appears(path: Path) -> str:
         ("return [1.0, float('inf')]", "returned inf as a reward"),
         ("return ['1.0', '0.0']", "returned '1.0', not a number or None"),
         ("return 1.0", "returned 1.0, not a list"),
-        ("return None", "returned None instead of a list"),
+        ("return None", "returned None, not a list"),
         ("return {'a': 1, 'b': 2}", "returned {'a': 1, 'b': 2}, not a list"),
         ("x = bytearray(2**30)", "ran out of memory"),
         ("os.closerange(3, 256)", "ended its worker process with exit code 1"),

@@ -59,7 +59,7 @@ def test_nothing_is_watched_afterwards() -> None:
 
 def test_a_model_without_a_final_norm_is_refused_by_name() -> None:
     model = model_of(OpenAIGPTConfig(vocab_size=72, n_embd=32, n_layer=2, n_head=2, n_positions=64))
-    with pytest.raises(TaskError, match=r"org/gpt: no final norm can be found in OpenAIGPTLMHeadModel: give a decoder"):
+    with pytest.raises(TaskError, match=r"org/gpt: no final norm can be found in OpenAIGPTLMHeadModel; name a decoder"):
         find_layers(model, "org/gpt")
 
 
