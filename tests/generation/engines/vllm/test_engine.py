@@ -183,7 +183,7 @@ def test_vllms_own_settings_reach_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("max_model_len", "is what generation.vllm.maxModelLen says"),
+        ("max_model_len", "can't be set here; set generation.vllm.maxModelLen instead"),
         ("logprobs_mode", "can't be set, because samples depend on it"),
         ("max_num_sequences", "is not an argument of this version of vLLM"),
     ],
