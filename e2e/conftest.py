@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.audit import Replayer
 from harness.chart import Chart
 from harness.diagnostics import describe
 from harness.images import ROOT, Images, provide_images, provide_vllm_image
@@ -95,6 +96,16 @@ def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     jobs.wait_succeeded("undisturbed", 600)
     jobs.delete("undisturbed")
     return weights_of(storage, "/artifacts/runs/undisturbed")
+
+
+@pytest.fixture
+def replayer(kubectl: Kubectl, storage: Storage, images: Images) -> Iterator[Replayer]:
+    """A pod in which runs are replayed, with the control plane's code beside the functions'."""
+    storage.put(ROOT / "operator", "/files/operator")
+    replayer = Replayer(kubectl)
+    replayer.create(images.functions, "/files/operator")
+    yield replayer
+    replayer.remove()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
 """Artifacts in an object store, which is killed in every stage; the weights are those of a run on a volume."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from harness.audit import Replayer, prompts_of
 from harness.chart import Chart
 from harness.images import Images
 from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
@@ -13,6 +15,12 @@ from harness.storage import Storage
 from rlhfless_functions.api import STAGES
 
 OUTAGE_SECONDS = 10
+AHEAD: dict[str, Any] = {
+    **KEPT,
+    "async": {"maxStaleness": 1},
+    "checkpoints": {"keepRollouts": True, "everySteps": 2},
+}
+AHEAD_STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +43,20 @@ def test_an_outage_changes_nothing(
     jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
     store.kill(OUTAGE_SECONDS)
     finish_as(undisturbed, jobs, storage, name, root)
+
+
+def test_an_asynchronous_job_loses_and_doubles_nothing_in_outages(
+    kubectl: Kubectl, storage: Storage, store: ObjectStore, replayer: Replayer
+) -> None:
+    jobs = Jobs(kubectl)
+    learnt = {}
+    for name, outages in (("ahead-undisturbed", ()), ("ahead", (1, 3))):
+        jobs.apply(short(name, steps=AHEAD_STEPS, **AHEAD))
+        for done in outages:
+            jobs.wait(name, f"step {done} is done", lambda status, done=done: status.get("step", 0) >= done, 600)
+            store.kill(OUTAGE_SECONDS)
+        jobs.wait_succeeded(name, 900)
+        learnt[name] = prompts_of(storage, store.path(f"jobs/runs/{name}"), steps=AHEAD_STEPS, staleness=1)
+        jobs.delete(name)
+    assert learnt["ahead"] == learnt["ahead-undisturbed"]
+    assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/runs/ahead")
