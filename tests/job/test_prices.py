@@ -77,6 +77,13 @@ def test_a_rehearsal_has_the_accelerators_that_it_emulates() -> None:
     assert set(spec.instance_gpus.values()) == {2}
 
 
+def test_the_learner_of_a_rehearsal_costs_as_much_as_the_gpus_that_make_it_fast() -> None:
+    rehearsal = {"trace": "t.parquet", "gpu": "L40S", "gpus": 2}
+    spec = job(prices={"accelerators": TABLE}, rehearsal=rehearsal, learning={"processes": 8}).spec
+    assert spec.instance_gpus == {"generation": 2, "preparation": 2, "learning": 8}
+    assert spec.instance_prices["learning"] == Decimal("12.00")
+
+
 def test_gpus_are_those_that_pods_ask_for_and_else_those_that_the_settings_need() -> None:
     asked = job(generation={"pods": gpus(2)}, learning={"pods": gpus(4)}).spec.instance_gpus
     assert asked == {"generation": 2, "preparation": 0, "learning": 4}

@@ -264,7 +264,6 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
             {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},
             "write learning.overlap: never",
         ),
-        ({"async": {}, "rehearsal": {"trace": "run", "gpu": "H100"}}, "remove async or rehearsal"),
     ],
 )
 def test_what_async_does_not_go_with_is_refused(tiny_job: MakeJob, spec: dict[str, Any], message: str) -> None:

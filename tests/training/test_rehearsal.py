@@ -11,10 +11,12 @@ from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.roofline import GPUS, QWEN_3B
 from rlhfless_operator.planner.step_planning import StepPlan
+from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
 from rlhfless_operator.training import planning
+from rlhfless_operator.training.async_journal import read_taken
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.measured_drafts import measured_drafts
 from rlhfless_operator.training.rehearsal import emulation_of
@@ -94,6 +96,35 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
         assert record["ledger"]["learning"]["busy"] > 0
     assert "<html" in (folder / "report.html").read_text()
     assert not (folder / "model").exists()
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
+    rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    batches: list[StepBatch] = []
+    commit = StepJournal.commit
+
+    async def observe(journal: StepJournal, step: int, batch: StepBatch, *rest: Any) -> StepRecord:
+        batches.append(batch)
+        return await commit(journal, step, batch, *rest)
+
+    monkeypatch.setattr(StepJournal, "commit", observe)
+    summary = run_job(rehearsal_job(spec={"async": {"maxStaleness": max_staleness}}))
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 2 * EPOCHS)
+    folder = tmp_path / "runs" / "rehearsal"
+    visits = dict.fromkeys(range(PROMPTS), 0)
+    for step, batch in enumerate(batches, start=1):
+        taken = read_taken(JobFolder(str(folder)), step)
+        assert taken is not None
+        assert {group.version for group in taken.groups} <= set(range(max(0, step - 1 - max_staleness), step))
+        assert sorted(group.prompt for group in taken.groups) == sorted(batch.lengths)
+        for prompt, lengths in batch.lengths.items():
+            assert lengths == trace.response_tokens[visits[prompt], prompt].tolist()
+            visits[prompt] += 1
+    assert set(visits.values()) == {EPOCHS}, "no group is lost, and none is learnt from twice"
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["ledger"]["learning"]["busy"] > 0
 
 
 def test_the_plan_knows_the_batch_of_the_engine_as_soon_as_it_has_said_so(

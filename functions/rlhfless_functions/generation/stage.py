@@ -290,6 +290,7 @@ def _task(
         response_tokens=partial.response_tokens if partial else (),
         log_probs=partial.log_probs if partial else (),
         prefix=prefix,
+        step=request.key.step,
     )
 
 

@@ -93,7 +93,8 @@ class UnknownPriceError(ValueError):
 def instance_gpus(spec: "RLHFJobSpec") -> dict[Stage, int]:
     """GPUs of an instance of each stage."""
     if spec.rehearsal is not None:
-        return dict.fromkeys(STAGES, spec.rehearsal.gpus)
+        emulated = spec.rehearsal.gpus
+        return {**dict.fromkeys(STAGES, emulated), "learning": spec.learning.processes or emulated}
     asked = {stage: _gpu_limit(_pods(spec, stage)) for stage in STAGES}
     if any(asked.values()):
         return asked

@@ -110,8 +110,6 @@ def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
             f"learning.overlap: {spec.learning.overlap} learns from groups as they arrive, but async generates whole"
             " steps ahead of the learner; write learning.overlap: never"
         )
-    if spec.rehearsal is not None:
-        return "a rehearsal can't emulate async; remove async or rehearsal"
     return None
 
 
@@ -265,11 +263,11 @@ SPEC_RULES = (
     ),
     Rule(
         "async",
-        ("async", "learning.overlap", "rehearsal"),
+        ("async", "learning.overlap"),
         _nothing_else_goes_ahead,
         CelRule(
-            "!has(self.async) || self.learning.overlap == 'never' && !has(self.rehearsal)",
-            "async needs learning.overlap: never, and can't be combined with rehearsal",
+            "!has(self.async) || self.learning.overlap == 'never'",
+            "async needs learning.overlap: never",
         ),
     ),
     Rule(

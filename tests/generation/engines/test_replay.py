@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +92,15 @@ def continued(tasks: list[SequenceTask], partials: list[SequenceResult]) -> list
 # --- what comes out ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 1, 5])
-def test_responses_have_the_lengths_of_the_steps_epoch(trace: str, version: int) -> None:
+@pytest.mark.parametrize("version", [0, 3])
+@pytest.mark.parametrize("step", [1, 2, 6])
+def test_responses_have_the_lengths_of_the_steps_epoch_with_weights_of_any_version(
+    trace: str, step: int, version: int
+) -> None:
     engine, _ = engine_of(trace, version)
-    results = finish(engine.start(share(), SAMPLING, None))
+    results = finish(engine.start([replace(task, step=step) for task in share()], SAMPLING, None))
     for (prompt, index), result in results.items():
-        length = wanted(min(version, EPOCHS - 1), prompt, index)
+        length = wanted(min(step, EPOCHS) - 1, prompt, index)
         assert len(result.response_tokens) == len(result.log_probs) == min(24, length)
         assert result.finish_reason == ("truncated" if length >= 24 else "stop")
         assert EOS not in result.response_tokens[:-1]

@@ -64,6 +64,8 @@ class SequenceTask:
     """Their log-probabilities."""
     prefix: SharedPrefix | None = None
     """What of the prompt other instances have too."""
+    step: int = 1
+    """The step that it is sampled for. An emulated GPU looks its length up by it."""
 
 
 @dataclass(frozen=True)

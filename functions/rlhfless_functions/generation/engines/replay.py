@@ -41,7 +41,7 @@ Key = tuple[int, int]
 
 
 class ReplayEngine:
-    """Holds a trace instead of a model; see `Engine`. Version v of the weights generates the trace's step v + 1.
+    """Holds a trace instead of a model; see `Engine`. A response is as long as in the trace's step of its task.
 
     Args:
         emulation: settings of the emulated GPU.
@@ -111,10 +111,8 @@ class ReplayEngine:
             self._cached, self._cached_prompts = {}, set()
         elif self._run is not None:
             self._cached |= self._run.contexts()
-        step = self._weights.version + 1
         lengths = {
-            (task.prompt, task.index): _length(self._lengths, step, task, sampling.max_response_tokens)
-            for task in tasks
+            (task.prompt, task.index): _length(self._lengths, task, sampling.max_response_tokens) for task in tasks
         }
         self._run = EmulatedBatch(
             self._emulation, tasks, lengths, sampling.max_response_tokens, budget, self._cached, self._cached_prompts,
@@ -136,7 +134,7 @@ def read_lengths(emulation: EmulationSettings) -> TraceLengths:
             raise TaskError("data_invalid", f"rehearsal.trace: {error}") from error
 
 
-def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) -> int:
+def _length(lengths: TraceLengths, task: SequenceTask, longest: int) -> int:
     """Length of a response: at least one token, and one more than it has already."""
     check_prompt(task)
     if task.prompt >= len(lengths.prompt_tokens):
@@ -145,7 +143,7 @@ def _length(lengths: TraceLengths, step: int, task: SequenceTask, longest: int) 
             f"prompt {task.prompt} is not in the trace, which has {len(lengths.prompt_tokens)} prompts;"
             " let the rehearsal create its own data, or name a trace with all prompts",
         )
-    wanted = lengths.response_tokens(step, task.prompt, task.index)
+    wanted = lengths.response_tokens(task.step, task.prompt, task.index)
     return min(longest, max(wanted, len(task.response_tokens) + 1))
 
 
