@@ -11,7 +11,7 @@ from rlhfless_operator.report.run import Run
 
 
 def charts(run: Run) -> str:
-    """Reward with the evaluations, KL, lengths, truncation, entropy, norms and mismatch: those that the run has."""
+    """Charts of reward with evaluations, KL, lengths, truncation, entropy, norms and mismatch, if the run has them."""
     if not run.trained and not run.accuracies:
         return '<p class="none">No step is finished yet.</p>'
     figures = [_reward(run)]
@@ -35,7 +35,7 @@ def charts(run: Run) -> str:
 
 
 def all_metrics(run: Run) -> str:
-    """A table of every metric with its course."""
+    """A table of all metrics, each with a small curve."""
     names = sorted({name for record in run.trained for name in record.metrics})
     if not names:
         return ""
@@ -63,7 +63,7 @@ def all_metrics(run: Run) -> str:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Centred moving average that reaches a twentieth of the values to each side; gaps stay gaps."""
+    """Centred moving average over a twentieth of the values on each side. Gaps stay gaps."""
     reach = len(values) // 20
     result = []
     for index, value in enumerate(values):
@@ -91,7 +91,7 @@ def _reward(run: Run) -> str:
 
 
 def metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
-    """The courses of some metrics, (name, label) each; steps without one are gaps."""
+    """The curves of some metrics, (name, label) each. A step without a value is a gap."""
     xs = [float(record.step) for record in run.trained]
     series = [
         Series(label, [record.metric(name) for record in run.trained], f"c{number}")
