@@ -146,7 +146,7 @@ def test_every_family_gives_the_same_with_drafts(family: str, tmp_path: Path, ti
     run = start(engine, tasks, keep(tmp_path / "drafts", list(whole.values()), model, changed=0.1))
     results = {(result.prompt, result.index): result for result in finish(run)}
     if "experts" in family:
-        # An expert's rows are fewer than a pass's, so that its last bits depend on the batch, with drafts or without.
+        # An expert's rows are fewer than a pass's, so its last bits depend on the batch, with drafts or without.
         assert_same(results, whole)
     else:
         assert results == whole
