@@ -1,4 +1,4 @@
-"""Drafting changes nothing that is sampled, bit for bit, whatever is drafted, and wherever a response is cut."""
+"""Drafting changes no sampled bit, for all drafts, and at every point where a response is cut."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ def engine(folder: Path) -> TransformersEngine:
 
 @pytest.fixture(autouse=True)
 def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed decides nothing here: whatever can be drafted is."""
+    """Speed decides nothing here: everything that can be drafted is drafted."""
     monkeypatch.setattr(Switch, "on", lambda *_: True)
     monkeypatch.setattr(drafter, "worthwhile", lambda chances, *_: min(len(chances), 60))
     monkeypatch.setattr(drafter, "_LEAST_CHANCE", 0.0)
