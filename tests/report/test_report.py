@@ -137,6 +137,7 @@ def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(t
 def test_a_job_with_several_rewards_has_a_curve_of_each(tmp_path: Path) -> None:
     rewards = [{"name": name, "exactMatch": {}} for name in ("exact", "brief")]
     one, two = (write_run(str(tmp_path / str(count)), rewards=rewards[:count]) for count in (1, 2))
+    assert "Mean of each reward" not in read_bytes(write_report(two)).decode(), "as in a rehearsal"
     for folder in (one, two):
         records = [metrics_line(step) for step in (1, 2)]
         for record in records:

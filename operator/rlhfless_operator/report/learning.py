@@ -92,7 +92,7 @@ def _reward(run: Run) -> str:
 
 def _reward_terms(run: Run) -> list[str]:
     """A chart of the curves of all rewards, if the job has several."""
-    names = _reward_names(run)
+    names = [name for name in _reward_names(run) if any(f"reward/{name}" in record.metrics for record in run.trained)]
     note = "Mean of each reward before weighting, over the samples that it scored."
     return [metric_chart(run, [(f"reward/{name}", name) for name in names], "Rewards", note)] if len(names) > 1 else []
 
