@@ -32,7 +32,7 @@ PROMPTS, SAMPLES = 64, 8
 
 
 class EmulatedClock(asyncio.SelectorEventLoop):
-    """An event loop in which nobody waits: its time jumps to when somebody goes on."""
+    """An event loop without real waiting: its time jumps to the next event."""
 
     def __init__(self) -> None:
         super().__init__(selector := selectors.DefaultSelector())

@@ -1,4 +1,4 @@
-"""Whatever is killed, in whatever stage: the weights are those of an undisturbed run, no step lost or doubled."""
+"""Kills in every stage: the weights are those of an undisturbed run, and no step is lost or doubled."""
 
 from collections.abc import Iterator
 

@@ -67,7 +67,7 @@ def test_an_uninstalled_chart_leaves_jobs_that_can_be_deleted(jobs: Jobs, chart:
     try:
         assert "orphaned" in kubectl("get", "rlhf")
         jobs.delete("orphaned", wait=False)
-        # docs/operations.md: nobody is left to take the finalizer off.
+        # docs/operations.md: no operator is left to remove the finalizer.
         kubectl("patch", "rlhf", "orphaned", "--type=merge", '--patch={"metadata":{"finalizers":null}}')
         kubectl.wait_until("nothing is left", lambda: not jobs.objects("orphaned"), 180)
     finally:

@@ -1,7 +1,7 @@
 """What some tests need and not every machine has.
 
 Each mark says what is not tested without it. What RLHFLESS_TESTS_REQUIRE names fails the tests that lack it instead of
-skipping them, so that where it should be there nothing is left untested unnoticed.
+skipping them. Nothing is then left untested unnoticed where it should be there.
 """
 
 import os

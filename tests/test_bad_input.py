@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 
 @pytest.fixture(autouse=True, scope="module")
 def orphans_come_here() -> Iterator[None]:
-    """Make this process the parent of whatever its children leave behind, so that it can be found."""
+    """Make this process the parent of the processes that its children leave behind, to find them."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     yield

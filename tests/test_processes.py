@@ -12,7 +12,7 @@ from tests.processes import children_with, living, named
 
 @pytest.fixture
 def zombie() -> Iterator[psutil.Process]:
-    """A child that has ended, and that nobody has waited for."""
+    """A child that has ended, and whose parent has not waited for it."""
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         yield psutil.Process(process.pid)

@@ -21,7 +21,7 @@ QUICKSTART = ROOT / "examples" / "quickstart" / "grpo.yaml"
 STEPS = 3
 """Of a short job."""
 KEPT: dict[str, Any] = {"generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "5m"}}
-"""Pods stay from step to step, so that a test does not wait for them to start."""
+"""Pods stay from step to step. A test then does not wait for new ones to start."""
 ONE_GPU: dict[str, Any] = {
     "pods": {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
     "generation": {"instances": {"min": 1, "max": 1}},

@@ -1,4 +1,4 @@
-"""An S3 server in a pod, which keeps what it has on the claim `artifacts`, so that it may be killed."""
+"""An S3 server in a pod. Its data are on the claim `artifacts`, so a test may kill the pod."""
 
 import shutil
 import sys

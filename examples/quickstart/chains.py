@@ -2,7 +2,7 @@
 
 A prompt is a fixed prefix (an instruction and one worked example), then a question such as `Q:28+3-3-9`; the wanted
 response is a scratchpad and the result, `28+3=31;31-3=28;28-9=19;#19`. Everything here is plain Python with an explicit
-random generator, so that the same seed gives the same data on every machine.
+random generator: the same seed gives the same data on every machine.
 """
 
 import math

@@ -34,8 +34,8 @@ PEAK_LEARNING_RATE = 6e-3
 TERSE_SHARE = 0.4
 SLIP = 0.12
 PREFIX_FROM = 0.65
-"""Share of the steps after which prompts carry their prefix. Rotary positions are relative, so that the model does not
-notice what is left out, and two thirds of the steps are much shorter."""
+"""Share of the steps after which prompts carry their prefix. Rotary positions are relative: the model does not notice
+that the prefix is missing before, and two thirds of the steps are much shorter."""
 
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 ALPHABET = "\n !#()*+,-./0123456789:;=?AIQRSTWYabcdefghijklmnopqrstuvwxyz"

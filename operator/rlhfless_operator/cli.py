@@ -138,8 +138,7 @@ def try_reward(
 
     The exit status is 1 if a reward fails, or if no response has a reward.
     """
-    from rich.console import Console
-
+    from rlhfless_operator.console import print_tables
     from rlhfless_operator.local import try_reward as trials
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
@@ -151,7 +150,7 @@ def try_reward(
     if as_json:
         typer.echo(result.model_dump_json())
     else:
-        Console().print(trials.view(result))
+        print_tables(trials.view(result))
     for fault in (found := trials.faults(result)):
         typer.echo(f"error: {fault}", err=True)
     raise typer.Exit(int(bool(found)))
@@ -199,8 +198,7 @@ def plan(
     settings: Settings = None,
 ) -> None:
     """Forecast a step before paying for it: actors, seconds, money, the Pareto front and the lower bound."""
-    from rich.console import Console
-
+    from rlhfless_operator.console import print_tables
     from rlhfless_operator.simulator.forecast import WEIGHTS
     from rlhfless_operator.simulator.hardware import look_around
     from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of, view
@@ -224,7 +222,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(found))
     else:
-        Console().print(view(found))
+        print_tables(view(found))
 
 
 @app.command()
@@ -247,8 +245,7 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
 ) -> None:
     """Compare planning policies on simulated GPUs."""
-    from rich.console import Console
-
+    from rlhfless_operator.console import print_tables
     from rlhfless_operator.simulator.command import Assumptions, run_command
     from rlhfless_operator.simulator.simulate import table
 
@@ -257,7 +254,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        Console().print(table(result))
+        print_tables(table(result))
 
 
 @app.command()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("artifact_cache")
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Run as someone whom file permissions bind, whoever runs the tests."""
+    """Run as a user whom file permissions bind, also if root runs the tests."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)

@@ -1,4 +1,4 @@
-"""Published folders: whole or not there, whatever happens in between."""
+"""Published folders are complete or absent, even after a failure in between."""
 
 import json
 import subprocess

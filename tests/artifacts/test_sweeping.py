@@ -1,4 +1,4 @@
-"""The collection of what nobody names any more."""
+"""The removal of artifacts that nothing names any more."""
 
 import threading
 import uuid

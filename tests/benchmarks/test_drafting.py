@@ -24,7 +24,7 @@ def test_a_draft_pays_where_its_rows_take_less_than_what_is_right_of_it_saves() 
 
 
 def test_what_a_step_gains_is_weighed_by_where_its_time_goes() -> None:
-    # A row takes a tenth of a pass, whatever the batch.
+    # A row takes a tenth of a pass in every batch.
     rows = [
         {"sequences": float(batch), "drafts": float(each), "seconds": 1 + 0.1 * batch * (1 + each)}
         for batch in BATCHES

@@ -57,7 +57,7 @@ def _rights(entry: Mapping[str, Any]) -> Iterator[Permission]:
     resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
     verbs = [entry["verb"]]
     if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
-        # To apply what is not there yet is allowed to whoever may also create it.
+        # Applying a new object needs the right to create it too.
         verbs.append("create")
     for verb in verbs:
         yield Permission(about.get("apiGroup", ""), resource, verb)

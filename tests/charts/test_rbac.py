@@ -310,7 +310,7 @@ def test_a_right_that_no_request_shows_is_needed(cluster: Cluster, right: Permis
 
 
 async def refusal(cluster: Cluster, namespace: str) -> str:
-    """What the cluster says to whoever makes a job's objects."""
+    """Warnings of the cluster about a job's objects."""
     identity = JobIdentity(namespace, "job", "0b1f", API_VERSION, KIND)
     function = StageFunction(identity, "generation", PodsSpec(), str(cluster.folder))
     async with connect() as client:

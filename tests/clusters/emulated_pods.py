@@ -12,7 +12,7 @@ from tests.clusters.running_functions import Launch, RunningFunction, listen
 
 
 class EmulatedPodFunction:
-    """What runs in one pod: one task at a time, for whoever has the job's token."""
+    """The process of one pod: one task at a time, for any request with the job's token."""
 
     def __init__(self, name: str, token: str, emulation: Emulation) -> None:
         self._name = name

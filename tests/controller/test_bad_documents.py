@@ -110,7 +110,7 @@ def test_every_bad_document_is_refused_with_a_reason(
 
 
 def odd_documents() -> Iterator[dict[str, Any]]:
-    """Documents that are jobs, though nobody would write them, without end."""
+    """An endless number of documents that are jobs, however strange."""
     chance = random.Random(1)
     number = 0
     while True:

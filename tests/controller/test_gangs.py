@@ -64,7 +64,7 @@ def test_gangs_of_two_jobs_on_six_gpus_learn_one_after_the_other(jobs: Jobs, tmp
     emulation = Emulation(before=meetings.came, holding=meetings.holding)
     pools = {"default": PoolSettings(gpus=GPUS)}
     with running_operator(tmp_path, emulation, pools=pools):
-        # Another job has all GPUs until both gangs wait, so that all become free at once.
+        # Another job has all GPUs until both gangs wait. Then all become free at once.
         filler = {"instances": {"min": 2, "max": 2}, **with_gpus(GPUS // 2)}
         jobs.apply(small_job("filler", generation=filler, planning={"policy": "even"}, steps=1))
         wait_for(lambda: len({request.key.part for request in meetings.generating}) == 2)

@@ -143,7 +143,7 @@ def test_a_driver_whose_job_another_operator_has_taken_stops(jobs: Jobs, tmp_pat
         assert code == 200, answer
         wait_for(lambda: emulation.closed == 1)
         held.over = True
-        # Once it is seen that nobody else holds the folder, the job is taken up again.
+        # Once no other holder of the folder is seen, the job is taken up again.
         status = jobs.wait_phase("job", "Succeeded")
     assert emulation.closed == 2
     assert status["driver"]["lease"] == 2

@@ -62,7 +62,7 @@ class Cluster:
 
 
 def tell(kind: ConditionType, true: bool, reason: Reason, message: str) -> None:
-    """Nobody listens."""
+    """Ignore the call."""
 
 
 def resource(uid: str, namespace: str = "team") -> JobResource:

@@ -1,4 +1,4 @@
-"""Documents that are almost jobs: any field of the model with values that nobody should write."""
+"""Documents that are almost jobs: any field of the model with values that are wrong there."""
 
 import copy
 import random

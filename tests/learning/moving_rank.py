@@ -25,7 +25,7 @@ def main(folder: str, requests: str, moved: str, rank: str) -> None:
         learner.run(LearnRequest.model_validate_json(line), TaskContext(emit=lambda event: None))
         if moved == "moved":
             assert learner._state is not None
-            # Held here, so that none of its memory is given to anything else.
+            # Held here: none of its memory may be given to anything else.
             before = [each.to_local() for each in learner._state.policy.parameters()]
             relocate(learner._state, torch.clone)
             after = {each.to_local().data_ptr() for each in learner._state.policy.parameters()}

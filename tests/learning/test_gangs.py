@@ -73,7 +73,7 @@ def test_instances_take_the_steps_that_one_takes_whatever_their_number(
     second = members(job.request(2, "together", save_checkpoint=checkpoint, **given), gang_of(tmp_path))
     third = job.request(3, "together", **{**later, "replay": []})
     fourth = members(job.request(4, "together", **{**later, "replay": [job.batch(3)]}), gang_of(tmp_path))
-    # Whichever request finds an instance, it has the part of the weights that it had before.
+    # An instance has the same part of the weights as before, with every request.
     said = run_instances(tmp_path, [[first[0], second[1], third, fourth[0]], [first[1], second[0], fourth[1]]])
     assert [len(lines) for lines in said] == [4, 3]
     assert all("metrics" in line for lines in said for line in lines), said

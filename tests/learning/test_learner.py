@@ -137,7 +137,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_last_good_weigh
 
 def _poisoned(step: int) -> list[PreparedSample]:
     samples = samples_of(step)
-    # The second of two minibatches, so that the first has changed the weights in memory already.
+    # The second of two minibatches: the first has changed the weights in memory already.
     for sample in samples[-1:]:
         sample.advantages = [float("inf")] * len(sample.response_tokens)
     return samples

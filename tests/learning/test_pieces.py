@@ -186,7 +186,7 @@ def test_a_learner_that_is_let_go_keeps_what_it_has_accumulated(
         learner.run(followed(job, driver, "let go"), CutWhileItWaits(monkeypatch, driver, 2).context)
     if sleeps:
         learner.sleep()
-    # Whatever else draws random numbers in the process changes nothing.
+    # Other random draws in the process change nothing.
     torch.rand(7)
     first, second, _ = driver.batch().parts
     for part in (first, second):

@@ -85,7 +85,7 @@ def test_a_state_that_has_moved_left_nothing_behind_and_takes_the_same_steps(job
         each.nbytes for each in learner._state.policy.parameters()
     )
     relocate(learner._state, torch.clone)
-    # The old memory is still held here, so that none of it has been given to anything else.
+    # The old memory is still held here, so none of it has been given to anything else.
     assert own.keys() & storages().keys() == own.keys() & offloaded(learner._state)
     learner.run(job.request(2, "moved"), context())
     assert_equal(job.published(2, "moved"), job.published(2))

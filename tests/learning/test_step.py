@@ -241,7 +241,7 @@ def test_only_the_adapter_learns(tiny_model: Path) -> None:
     before = initial_state(request).policy.state_dict()
     changed = {name for name, value in state.policy.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
-    assert all("lora_B" in name for name in changed), "B starts at zero, so that A has no gradient yet"
+    assert all("lora_B" in name for name in changed), "B starts at zero, so A has no gradient yet"
     dtypes = {parameter.dtype for name, parameter in state.policy.named_parameters() if "lora_" in name}
     assert dtypes == {torch.float32}
 

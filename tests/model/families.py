@@ -23,7 +23,7 @@ from transformers import (
 TOKENS = 64
 """Of the tokenizer; the embeddings have a few rows more, as most published models do."""
 WINDOW = 8
-"""Sliding windows are shorter than the sequences here, so that they matter."""
+"""Sliding windows are shorter than the sequences here. Otherwise they would not matter."""
 SIZES: dict[str, Any] = {  # Heads of 32: the least that vLLM has on a CPU.
     "vocab_size": TOKENS + 8,
     "hidden_size": 128,

@@ -156,7 +156,7 @@ def test_preparation_says_of_packed_samples_what_it_says_of_padded_ones(
         assert one.old_log_probs == pytest.approx(other.old_log_probs, abs=1e-5)
         assert one.reference_log_probs == pytest.approx(other.reference_log_probs, abs=1e-5)
         assert one.values == pytest.approx(other.values, abs=1e-5)
-    # Whatever chunk a group comes in, its rows are the same.
+    # A group's rows are the same in every chunk.
     sink = str(place.folder / "chunk.parquet")
     assert prepared(place, share_prompts=share, pack="always", samples=place.tasks[5:], sink=sink) == packed[5:]
     assert prepared(place, share_prompts=share, pack="never") == padded, "the models can be given padded samples again"

@@ -147,7 +147,7 @@ def test_no_schedule_of_passes_and_drafts_costs_less_than_the_bound(
             seconds += PLAIN.sequence_seconds + PLAIN.context_seconds * context
             seconds += drafts.rows(each) * PLAIN.draft_seconds
             made[sample] += gained
-        # Waiting for a sample is not charged here: whoever is waited for costs nothing in the meantime.
+        # Waiting for a sample is not charged here: the sample's actor costs nothing in the meantime.
         busy[number] = begin + seconds
         free_at[chosen] = busy[number]
         total += seconds

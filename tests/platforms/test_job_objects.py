@@ -105,7 +105,7 @@ async def _instance_of(cluster: EmulatedCluster, owner: Any) -> str:
 async def test_a_cluster_without_a_permission_or_without_knative_says_so(server: ApiServer, tmp_path: Path) -> None:
     async with api_client(server) as api, api_client(server) as weak:
         admin = KnativeClient(api, field_manager="tests")
-        # Whoever is not known is anonymous, and may do nothing.
+        # An unknown user is anonymous, and may do nothing.
         weak.configuration.api_key.clear()
         with pytest.raises(PlatformUnavailableError, match=r"lacks a permission in namespace default: .*secrets"):
             await open_for(KnativeClient(weak, field_manager="tests"), admin, tmp_path)

@@ -1,4 +1,4 @@
-"""Which local instance has which GPUs: they are nobody's twice, and a fresh one disturbs no more than it has to."""
+"""The GPUs of local instances: no GPU is given away twice, and a new instance disturbs as few others as possible."""
 
 import stat
 from pathlib import Path

@@ -134,6 +134,21 @@ def test_the_report_tells_what_was_learnt_what_it_cost_and_what_was_configured(t
     assert {"fill starting", "fill busy"} <= set(styles)
 
 
+def test_a_job_with_several_rewards_has_a_curve_of_each(tmp_path: Path) -> None:
+    rewards = [{"name": name, "exactMatch": {}} for name in ("exact", "brief")]
+    one, two = (write_run(str(tmp_path / str(count)), rewards=rewards[:count]) for count in (1, 2))
+    assert "Mean of each reward" not in read_bytes(write_report(two)).decode(), "as in a rehearsal"
+    for folder in (one, two):
+        records = [metrics_line(step) for step in (1, 2)]
+        for record in records:
+            record["metrics"] |= {"reward/exact": 0.25 * record["step"], "reward/brief": -0.125 * record["step"]}
+        write_bytes(join(folder, "metrics.jsonl"), lines(records))
+    assert "Mean of each reward" not in read_bytes(write_report(one)).decode()
+    page = Outline(read_bytes(write_report(two)).decode()).text
+    assert "Mean of each reward" in page
+    assert "exact: 0.25\nbrief: -0.125" in page
+
+
 def test_the_report_says_which_steps_taught_nothing(tmp_path: Path) -> None:
     folder = write_run(str(tmp_path))
     steps = [metrics_line(step) for step in range(1, 9)]

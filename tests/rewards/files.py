@@ -59,7 +59,7 @@ def fate(outcome: Outcome) -> str:
     return outcome.error or str(outcome.scores)
 
 
-# Each of these misbehaves for prompt 1 alone, so that the same call shows that the others are not harmed.
+# Each of these misbehaves only for prompt 1: the same call shows that the other prompts are not harmed.
 MISBEHAVIOUR = """
 import os, signal, sys, time
 def write_to_all_descriptors():

@@ -1,4 +1,4 @@
-"""Whatever a reward does, every group gets an outcome, and nothing that it started is left behind."""
+"""Every group gets an outcome, also if a reward misbehaves, and nothing that the reward started is left behind."""
 
 import itertools
 import logging

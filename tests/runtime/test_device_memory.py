@@ -1,4 +1,4 @@
-"""Memory is given back at once, whoever still refers to what held it."""
+"""Memory is released at once, even if something still refers to its old owner."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What drafting brings in simulation: faster steps for everybody who has it, and nobody below the bound."""
+"""Drafting in simulation: faster steps for all policies that draft, and none below the bound."""
 
 import dataclasses
 

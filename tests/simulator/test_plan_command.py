@@ -147,6 +147,17 @@ def test_a_rehearsal_says_what_to_forecast(job: Path, tmp_path: Path) -> None:
     assert "trace.parquet" in found["lengths"]
 
 
+@pytest.mark.parametrize("width", [None, "80"])
+def test_no_figure_is_cut_off_in_a_file_or_in_a_narrow_terminal(job: Path, width: str | None) -> None:
+    environment = {"COLUMNS": width}
+    made = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "A100"], env=environment)
+    assert made.exit_code == 0, made.exception
+    assert "…" not in made.stdout
+    assert max(map(len, made.stdout.splitlines())) <= (80 if width else 160)
+    if width is None:
+        assert "instance-seconds" in made.stdout
+
+
 def test_the_tables_name_everything(job: Path) -> None:
     made = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "A100", "--deadline", "10m"], env={"COLUMNS": "160"})
     assert made.exit_code == 0, made.exception

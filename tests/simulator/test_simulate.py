@@ -178,7 +178,7 @@ def test_nobody_is_cut_again_before_those_who_were_go_on():
 
 
 def test_a_rule_knows_what_instances_have_told():
-    # Of six pairs on the first actor one response each is long, so that no group ends before the flush.
+    # Of six pairs on the first actor one response each is long: no group ends before the flush.
     def shares():
         first = [Response(prompt, index, 50, 900 if index else 60) for prompt in range(6) for index in range(2)]
         return [first, [Response(9, 0, 50, 2000)]]
@@ -327,7 +327,7 @@ def test_what_cannot_be_simulated_is_named(call, message):
 
 
 def test_what_a_policy_is_told_replaces_that_part_of_what_it_learns() -> None:
-    """The parts by which the oracle differs are told one at a time, so that each can be measured."""
+    """The parts by which the oracle differs are told one at a time, and each can be measured."""
     scenario = dataclasses.replace(SMALL, max_batch=8, lengths=dataclasses.replace(SMALL.lengths, runaways=0.1))
     trace, ours = scenario.draw_trace(0), POLICIES["rlhfless"]
 

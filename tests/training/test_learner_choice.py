@@ -135,7 +135,7 @@ STEPS = 8
 def test_a_job_with_a_range_tries_measures_and_chooses_and_goes_on_with_what_was_written(
     tiny_job: MakeJob, tmp_path: Path
 ) -> None:
-    """With λ = 1 fewer learners cost nothing but time, so that the trial is always made."""
+    """With λ = 1 fewer learners cost only time, so the trial is always made."""
     common: dict[str, Any] = {
         "steps": STEPS,
         "planning": {"policy": "cost", "lambda": 1.0},

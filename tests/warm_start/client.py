@@ -29,7 +29,7 @@ def main() -> None:
     path, executable, python, *arguments = sys.argv[1:]
     if arguments[:1] != ["-m"] or arguments[1] not in WARM:
         os.execv(python, [python, *arguments])
-    # Whoever is killed takes this process along, and the server then kills the one that it forked.
+    # This process dies with its killed parent, and the server then kills the process that it forked.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     request = {
         "executable": executable,

@@ -1,4 +1,4 @@
-"""A training step's batch: its samples in canonical order, and how they are cut into minibatches and micro-batches."""
+"""A training step's batch: its samples in canonical order, divided into minibatches and micro-batches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _PREPARED = {
     "advantages": "advantages",
     "returns": "returns",
 }
-"""A batch's numbers per token, and the fields of the samples that they come from."""
+"""A batch's numbers per token, with the samples' fields that they come from."""
 
 
 def read_batch(reference: BatchReference) -> list[PreparedSample]:
@@ -48,7 +48,7 @@ def read_batch(reference: BatchReference) -> list[PreparedSample]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass needs; tensors are [n, R], right-padded, on the model's device."""
+    """The input of one forward and backward pass; tensors are [n, R], right-padded, on the model's device."""
 
     tokens: RaggedBatch | ResponseBatch
     """Every token of its responses is in the loss."""
@@ -96,14 +96,14 @@ class TrainingBatch:
             self._numbers["advantages"] = normalize_batch(self._numbers["advantages"], mask)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the samples have these numbers per token."""
+        """Whether the samples have these numbers for each token."""
         return name in self._numbers
 
     def set_old_log_probs(self, found: Iterable[tuple[Sequence[int], torch.Tensor]]) -> None:
-        """Take what the policy said of samples before the step's first update.
+        """Set the policy's log-probabilities from before the step's first update.
 
         Args:
-            found: samples, and the log-probabilities of their response tokens, one sample after the other.
+            found: samples, and the log-probabilities of their response tokens, sample by sample.
         """
         flat = torch.zeros(int(self._starts[-1]))
         for rows, numbers in found:
@@ -111,10 +111,11 @@ class TrainingBatch:
         self._numbers["old_log_probs"] = flat
 
     def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
-        """Samples of each optimizer update: canonical order if there is one, else in an order from the arguments alone.
+        """Samples of each optimizer update: in canonical order if there is one update, else in a shuffled order that
+        depends only on the arguments.
 
         Args:
-            size: samples of an update; all if None. The last one may have fewer.
+            size: samples of an update; None means all. The last update may have fewer.
             seed: the job's.
             step: training step.
             epoch: pass over the batch, from 0.
@@ -126,13 +127,13 @@ class TrainingBatch:
         return [order[start : start + size] for start in range(0, count, size)]
 
     def normalizer(self, minibatch: Sequence[int], longest_response: int) -> float:
-        """What the losses of a minibatch's micro-batches are divided by, after they are summed up."""
+        """The divisor of the summed losses of a minibatch's micro-batches."""
         assert self._algorithm.aggregation is not None
         counted = [self.counted[index] for index in minibatch]
         return normalizer(counted, self._algorithm.aggregation, longest_response)
 
     def in_loss(self, minibatch: Sequence[int]) -> list[int]:
-        """The samples that have a token in the loss; the others cost nothing."""
+        """The samples with a token in the loss. The others are not computed."""
         return [index for index in minibatch if self.counted[index]]
 
     def tokens(self, row: int) -> int:
@@ -167,5 +168,5 @@ class TrainingBatch:
         return MicroBatch(tokens, numbers)
 
     def _places(self, rows: Sequence[int]) -> torch.Tensor:
-        """Where the response tokens of samples are in the batch's numbers."""
+        """Indices of the samples' response tokens in the batch's numbers."""
         return torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))

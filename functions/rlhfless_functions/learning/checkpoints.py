@@ -1,8 +1,8 @@
 """Checkpoints of a learner: float32 master weights, optimizer moments, and the step that they belong to.
 
-Each rank writes the rows that it holds, and any number of ranks can go on from them: each reads the rows that fall to
-it, bit for bit. `torch.distributed.checkpoint` would do the same, but it pickles its metadata, and nothing here runs
-code from the store.
+Each rank writes the rows that it holds. Any number of ranks can continue from them: each reads its own rows, bit for
+bit. `torch.distributed.checkpoint` would do the same, but it pickles its metadata, and unpickling can run code from the
+store.
 """
 
 import json
@@ -29,14 +29,14 @@ _POLICY, _CRITIC, _OPTIMIZERS, _STATE = "policy.safetensors", "critic.safetensor
 
 
 class Rows(Protocol):
-    """A tensor, or a view of one in a file, of which some rows can be had."""
+    """A tensor, or a view of one in a file, that can be sliced by rows."""
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """Those rows."""
+        """The rows of the slice."""
 
 
 def _part(name: str, rank: int, size: int) -> str:
-    """Name of the file that one of so many ranks writes its part to."""
+    """Name of the file for one rank's part, given the number of ranks."""
     stem, _, ending = name.partition(".")
     return name if size == 1 else f"{stem}-{rank + 1}-of-{size}.{ending}"
 
@@ -44,8 +44,8 @@ def _part(name: str, rank: int, size: int) -> str:
 def save_checkpoint(uri: str, state: TrainingState) -> None:
     """Publish what a new learner needs to continue from here. Does nothing if `uri` has been published before.
 
-    Parameters that do not learn (the backbone below an adapter) are not in it: they are the initial weights'. No state
-    of a random generator is either: every step seeds its own.
+    It has no parameters that do not learn (the backbone below an adapter), because the initial weights have them. It
+    has no state of a random generator either, because every step seeds its own.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
@@ -64,11 +64,11 @@ def save_checkpoint(uri: str, state: TrainingState) -> None:
 
 
 def restore_checkpoint(uri: str, state: TrainingState) -> None:
-    """Turn an initial state into the one that was saved.
+    """Turn an initial state into the saved one.
 
     Raises:
-        TaskError: `artifact_missing` if it cannot be had, `model_unloadable` if it is another job's. The state is then
-            of no use any more.
+        TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another job.
+            The state is then unusable.
     """
     with store_errors():
         folder = artifacts.local_folder(uri)
@@ -80,7 +80,7 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
             return [folder / _part(name, rank, saved["processes"]) for rank in range(saved["processes"])]
 
         _restore_parameters(state.policy, parts(_POLICY), ranks)
-        # Of each file only the rows are read that are this rank's.
+        # Only this rank's rows of each file are read.
         written = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in parts(_OPTIMIZERS)]
         state.policy_optimizer.restore(_own_moments([part["policy"] for part in written], ranks))
         if state.critic is not None and state.critic_optimizer is not None:
@@ -96,15 +96,15 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
 
 
 def restore_policy(uri: str, policy: nn.Module) -> None:
-    """Give a policy the parameters of a checkpoint; any number of ranks may have written it.
+    """Load the parameters of a checkpoint into a policy. Any number of ranks may have written the checkpoint.
 
     Args:
         uri: the checkpoint.
-        policy: the job's own, as it was before the first step.
+        policy: the job's policy, as it was before the first step.
 
     Raises:
-        TaskError: `artifact_missing` if it cannot be had, `model_unloadable` if it is another model's. The policy is
-            then of no use any more.
+        TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another
+            model. The policy is then unusable.
     """
     with store_errors():
         folder = artifacts.local_folder(uri)
@@ -142,7 +142,7 @@ def _restore_parameters(model: nn.Module, files: Sequence[Path], ranks: Ranks) -
 
 
 def _own_moments(parts: Sequence[list[dict[str, Any]]], ranks: Ranks) -> list[dict[str, Any]]:
-    """The state dictionaries of this rank's optimizers, from those of the ranks that wrote the checkpoint."""
+    """The state dictionaries of this rank's optimizers, made from those of the ranks that wrote the checkpoint."""
 
     def own(moments: Sequence[Any]) -> Any:
         first = moments[0]
@@ -163,13 +163,13 @@ def _own_moments(parts: Sequence[list[dict[str, Any]]], ranks: Ranks) -> list[di
 
 
 def _own_rows(parts: Sequence[Rows], lengths: Sequence[int], ranks: Ranks) -> torch.Tensor:
-    """The rows of a tensor that fall to this rank, in memory of their own.
+    """This rank's rows of a tensor, in memory of their own.
 
     Args:
         parts: the tensor's rows, in their order.
         lengths: how many rows each part has.
     """
-    # FSDP2 divides them as `torch.chunk` does.
+    # FSDP2 divides rows as `torch.chunk` does.
     share = math.ceil(sum(lengths) / ranks.size)
     begin, end = ranks.rank * share, (ranks.rank + 1) * share
     found, at = [], 0

@@ -34,7 +34,7 @@ _NAMES = {
 
 
 def step_metrics(report: StepReport, batch: TrainingBatch, algorithm: AlgorithmSettings) -> dict[str, float]:
-    """A step's metrics but for its seconds; keys are those of `LEARNING_METRICS`."""
+    """A step's metrics without its seconds; keys are those of `LEARNING_METRICS`."""
     metrics = {_NAMES[name]: value for name, value in report.summary().items() if name in _NAMES}
     for prefix, course in (("policy", report.policy), ("value", report.critic)):
         if course.losses:
@@ -69,7 +69,7 @@ def _teaching_groups(metrics: dict[str, float], batch: TrainingBatch, algorithm:
         if sample.mask:
             in_loss.add(sample.prompt)
     if advantage in ("group", "leave_one_out"):
-        # A penalty in the reward makes advantages of equal rewards, too; they teach the penalty alone.
+        # With a penalty in the reward, equal rewards have advantages too. These teach only the penalty.
         return sum(len(found) > 1 and prompt in in_loss for prompt, found in rewards.items())
     if advantage != "gae" and metrics.get("advantage/min") == metrics.get("advantage/max") == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Where a training state is: in the device's memory, or in the host's while the device is somebody else's."""
+"""Moves a training state between the device's memory and the host's, while another process uses the device."""
 
 from collections.abc import Callable
 
@@ -7,21 +7,20 @@ import torch
 from rlhfless_functions.learning.state import TrainingState
 
 Place = Callable[[torch.Tensor], torch.Tensor]
-"""A tensor as it is elsewhere; the tensor itself where it is there already."""
+"""Returns a copy of a tensor on another device, or the tensor itself if it is there already."""
 
 
 def move(state: TrainingState, device: torch.device) -> None:
-    """Move models and optimizers to a device, bit for bit; nothing happens where they are there.
+    """Move models and optimizers to a device, bit for bit. Do nothing if they are there already.
 
-    Gradients that a step has accumulated so far move with their parameters. What `optimizer.offload` keeps in the
-    host's memory stays there.
+    Accumulated gradients move with their parameters. What `optimizer.offload` keeps in the host's memory stays there.
 
     Args:
-        state: after a step; of one rank, of which each moves its own part.
-        device: the rank's own, or the host.
+        state: state after a step; each rank moves its own part.
+        device: the rank's device, or the host.
 
     Raises:
-        torch.OutOfMemoryError: the state is of no use any more.
+        torch.OutOfMemoryError: the state is unusable now.
     """
     if state.device != device:
         relocate(state, lambda tensor: tensor.to(device))
@@ -31,6 +30,6 @@ def relocate(state: TrainingState, place: Place) -> None:
     """Move every tensor of a state in place: references to parameters stay valid."""
     for unit, optimizer in ((state.policy_unit, state.policy_optimizer), (state.critic_unit, state.critic_optimizer)):
         if unit is not None and optimizer is not None:
-            # By the module's own way, as it is the one that sharded modules (FSDP2) take note of.
+            # Use the module's own method: sharded modules (FSDP2) update their records in it.
             unit._apply(place)
             optimizer.follow(place)

@@ -19,8 +19,8 @@ class NonFiniteGradientError(ArithmeticError):
 def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) -> float:
     """Share of the peak learning rate in a training step.
 
-    The warm-up's steps have 1/(w+1), 2/(w+1), … of the peak; the step after it has all of it. A linear or cosine
-    schedule then falls, and would reach `final_ratio` in the step after the last: no step is spent at zero.
+    The w steps of the warm-up have 1/(w+1), 2/(w+1), … of the peak, and the next step has all of it. A linear or cosine
+    schedule then falls. It would reach `final_ratio` in the step after the last, so no step has a rate of zero.
 
     Args:
         settings: of the job.
@@ -38,17 +38,17 @@ def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) ->
 
 
 class ModelOptimizer:
-    """The optimizer of one model's trainable parameters: AdamW, or Muon with AdamW for all but hidden matrices.
+    """The optimizer of one model's trainable parameters: AdamW, or Muon for hidden matrices and AdamW for the rest.
 
     Weight decay is decoupled, and does not apply to norms, biases, embeddings and other one-dimensional parameters.
     AdamW is arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024). It is scaled
     to AdamW's update size (arXiv 2502.16982), and both use one learning rate.
 
-    With `settings.offload` moments and a copy of the parameters are in the host's memory, 12 bytes a parameter, and
-    steps are taken there; the accelerator keeps weights and gradients alone.
+    With `settings.offload`, moments and a copy of the parameters are in the host's memory (12 bytes a parameter), and
+    the host takes the steps. The accelerator keeps only weights and gradients.
 
     Args:
-        model: float32; parameters that need no gradient are left alone.
+        model: in float32; parameters that need no gradient do not change.
         settings: of the job.
     """
 
@@ -64,7 +64,7 @@ class ModelOptimizer:
         plain = [own for p, own in pairs if p.ndim < 2 or id(p) in embeddings]
         self._optimizers: list[torch.optim.Optimizer] = []
         self._decays: list[list[bool]] = []
-        """Of each group of each optimizer, whether weight decay is for it."""
+        """For each group of each optimizer, whether weight decay applies to it."""
         groups = [
             {"params": parameters, "weight_decay": decay}
             for parameters, decay in ((decayed, settings.weight_decay), (plain, 0.0))
@@ -89,7 +89,7 @@ class ModelOptimizer:
             )
 
     def use(self, settings: OptimizerSettings) -> None:
-        """Take the steps to come with these settings, but for `name` and `offload`, which it was made with."""
+        """Use these settings for the next steps, except `name` and `offload`, which can't change."""
         fixed = {"name": self._settings.name, "offload": self._settings.offload}
         self._settings = settings.model_copy(update=fixed)
         for optimizer, decays in zip(self._optimizers, self._decays, strict=True):
@@ -110,7 +110,7 @@ class ModelOptimizer:
             The global norm of the gradients before clipping.
 
         Raises:
-            NonFiniteGradientError: the parameters are as they were.
+            NonFiniteGradientError: the parameters have not changed.
         """
         norm = float(whole(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm)))
         if not math.isfinite(norm):
@@ -132,15 +132,15 @@ class ModelOptimizer:
         return norm
 
     def clear(self) -> None:
-        """Forget the accumulated gradients."""
+        """Clear the accumulated gradients."""
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None
 
     def follow(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Go where the model's parameters have been put; with `settings.offload` nothing moves.
+        """Follow the model's parameters to another device; with `settings.offload` nothing moves.
 
         Args:
-            place: a tensor as it is there.
+            place: returns a tensor's copy on that device.
         """
         if self._settings.offload:
             return
@@ -157,16 +157,16 @@ class ModelOptimizer:
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
-        """Take over a state that the same model's optimizer had, once the model has the parameters that went with it.
+        """Load an earlier state of the same model's optimizer. The model must have that state's parameters already.
 
         Raises:
-            ValueError: if the state is another optimizer's, or another model's.
+            ValueError: the state belongs to another optimizer or another model.
         """
         if len(state) != len(self._optimizers):
             raise ValueError("the optimizer state belongs to another optimizer")
         for optimizer, saved in zip(self._optimizers, state, strict=True):
             optimizer.load_state_dict(saved)
-        # A state dictionary has the settings of the step that it was saved after, too.
+        # A state dictionary also has the settings of the step after which it was saved.
         self.use(self._settings)
         if self._settings.offload:
             with torch.no_grad():
@@ -175,7 +175,8 @@ class ModelOptimizer:
 
 
 def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
-    """What an optimizer steps on: the parameter, this rank's part of it in the same memory, or a copy on the host."""
+    """The tensor that an optimizer updates: the parameter, this rank's part of it in the same memory, or a copy on the
+    host."""
     own = local(parameter.detach())
     if offload:
         return nn.Parameter(own.to("cpu", copy=True))
@@ -183,7 +184,7 @@ def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
 
 
 def _embedding_parameters(model: nn.Module) -> set[int]:
-    """Identities of the parameters of embeddings and of output heads, tied or not."""
+    """The ids of the parameters of embeddings and output heads, tied or not."""
     modules: Iterable[nn.Module] = (m for m in model.modules() if isinstance(m, nn.Embedding))
     heads = [model.get_output_embeddings()] if hasattr(model, "get_output_embeddings") else []
     heads += [model.score] if hasattr(model, "score") else []

@@ -1,4 +1,4 @@
-"""What a learner leaves in the store: a version of the weights, the critic, a checkpoint, the job's last model."""
+"""What a learner writes to the store: a version of the weights, the critic, a checkpoint, the job's final model."""
 
 import torch
 from peft import PeftModel
@@ -23,7 +23,7 @@ from rlhfless_functions.weights.policy import torch_dtype
 
 
 def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
-    """Publish the version that a step has come to, on every rank, and its checkpoint if one is due."""
+    """Publish the version that a step made, and its checkpoint if one is due. Every rank calls this."""
     dtype, ranks = torch_dtype(request.model), state.ranks
     since = request.base.uri if request.learning.weight_deltas == "auto" else None
     if isinstance(state.policy, PeftModel):
@@ -51,7 +51,7 @@ def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
 
 
 def published_bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
-    """What a version weighs that has just been published, and what it would if it were all weights."""
+    """Bytes of the version that was just published, and its bytes if it were published as full weights."""
     if state.ranks.rank:
         return {}
     with store_errors():
@@ -68,7 +68,7 @@ def published_bytes(request: LearnRequest, state: TrainingState) -> dict[str, fl
 
 
 def export(request: ExportRequest) -> ExportResult:
-    """Publish one version as a plain Hugging Face folder, an adapter merged into it, or as a peft folder."""
+    """Publish one version as a plain Hugging Face folder, with a merged adapter, or as a peft folder."""
     tokenizer = load_tokenizer(request.model, request.weights)
     policy = load_policy(request.model, request.weights, torch.float32)
     if isinstance(policy, PeftModel):

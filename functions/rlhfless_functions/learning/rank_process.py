@@ -1,10 +1,10 @@
-"""A learning process beside the instance: takes each step that the instance is asked for, with its part of the weights.
+"""A learning process beside the instance's: takes each step that the instance takes, with its own part of the weights.
 
     python -m rlhfless_functions.learning.rank_process INSTANCE FOLDER NUMBER THREADS
 
-It says that it is ready. The first line of its input is its seat among the ranks, as JSON: it joins them. It takes the
-request in the file of FOLDER that each further line names, or gives its device's memory back where the line says so. It
-ends with its input, and with the process INSTANCE. If it fails it says why in a line of JSON.
+First it reports that it is ready. The first line of its input is its seat among the ranks, as JSON, and it joins them.
+Each further line names a file in FOLDER with a request, or tells it to release its device's memory. It ends when its
+input or the process INSTANCE ends. If it fails, it reports why in a line of JSON.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def main() -> None:
         except BaseException:
             traceback.print_exc()
         finally:
-            # Others wait for this process: it must not wait for them while its interpreter shuts down.
+            # Other ranks wait for this process, so it must not wait for them while its interpreter shuts down.
             sys.stderr.flush()
             os._exit(status)
 

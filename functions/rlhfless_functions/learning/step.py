@@ -1,4 +1,4 @@
-"""One training step: epochs, of minibatches with an optimizer update each, of micro-batches with a pass each."""
+"""One training step: epochs of minibatches, each with an optimizer update, made of micro-batches, each with a pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -25,14 +25,14 @@ from rlhfless_functions.settings import CriticSettings
 def train_step(
     state: TrainingState, batch: TrainingBatch, request: LearnRequest, step: int, check: Callable[[], None]
 ) -> StepReport:
-    """Take one training step, in place; what comes out depends on the arguments alone.
+    """Take one training step in place. The result depends only on the arguments.
 
     Args:
-        state: after step − 1; after an exception it is of no use any more.
-        batch: of this step.
-        request: the settings; its own step may be a later one, in a replay.
+        state: state after step − 1; it is unusable after an exception.
+        batch: batch of this step.
+        request: the settings; during a replay, it may be the request of a later step.
         step: the training step, from 1.
-        check: called before every micro-batch; raises to break off.
+        check: called before every micro-batch; it raises an error to stop the step.
 
     Raises:
         TaskError: `non_finite_loss`, naming the step; `data_invalid`, if the batch lacks the critic's numbers.
@@ -52,13 +52,13 @@ def train_step(
 
 
 class StepInPieces:
-    """A training step of one optimizer update whose batch comes in pieces, one after the other.
+    """A training step of one optimizer update, whose batch arrives in pieces.
 
     Only the whole batch determines the divisor of the losses, so the gradients are divided at the end. The result
     depends on the pieces and their order, never on the time of their arrival.
 
     Args:
-        state: after step − 1; after an exception it is of no use any more.
+        state: state after step − 1; it is unusable after an exception.
         request: see `train_step`.
         step: the training step, from 1.
     """
@@ -67,11 +67,11 @@ class StepInPieces:
         self.state = state
         self.request = request
         self.samples: list[PreparedSample] = []
-        """Of all pieces so far."""
+        """Samples of all pieces so far."""
         self.pieces = 0
-        """How many there were so far."""
+        """Number of pieces so far."""
         self.seconds = 0.0
-        """What earlier attempts at the step took for them."""
+        """Seconds that earlier attempts at the step took for these pieces."""
         self._number = step
         self._taken = _Step(state, request, step, _unchecked)
         self._counted: list[int] = []
@@ -82,7 +82,7 @@ class StepInPieces:
 
         Args:
             samples: of the piece.
-            check: called before every micro-batch; raises to break off, and the step is of no use any more.
+            check: called before every micro-batch; it raises an error to stop the step, which is then unusable.
 
         Raises:
             TaskError: see `train_step`.
@@ -111,7 +111,7 @@ class StepInPieces:
         return self._taken.end()
 
     def move(self, device: torch.device) -> None:
-        """Move all that the step holds, its gradients included, to a device, bit for bit."""
+        """Move everything that the step holds to a device, including its gradients, bit for bit."""
         move(self.state, device)
         self._taken.move(device)
 
@@ -130,11 +130,11 @@ class _Step:
         self._policy = None if policy_is_frozen else trained_policy(state, request, self.report.policy)
         self._critic = None if state.critic is None else trained_critic(state, request, self.report.critic)
         self._trained = [model for model in (self._policy, self._critic) if model is not None]
-        # Only the dropout of an adapter draws from it; a replay must draw the same.
+        # Only an adapter's dropout uses it. A replay must draw the same numbers.
         torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
 
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
-        """Add the gradients of samples' losses times a scale; whether any of them is in the loss."""
+        """Add the gradients of samples' losses times a scale. Returns whether any of the samples is in the loss."""
         blocks, idle = self._passes(batch, chosen)
         for block in blocks:
             self.report.count(batch, block)
@@ -146,16 +146,16 @@ class _Step:
         return bool(chosen)
 
     def remember_policy(self, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]) -> None:
-        """Set the batch's old log-probabilities: what the policy says of samples while it still is the step's first.
+        """Compute the batch's old log-probabilities: those of the policy before the step's first update.
 
-        A ratio is 1 before anything is learnt only if both of its sides come from the same arithmetic: number format,
-        kernels and micro-batches. So the learner asks its own policy, in the passes in which it will learn from the
-        samples, with autograd, since a compiled layer computes otherwise without. Preparation knows the published
-        weights alone, which are rounded.
+        Before the first update every ratio must be 1. That holds only if both of its sides come from the same
+        arithmetic: number format, kernels and micro-batches. So the learner computes them with its own policy, in the
+        same passes in which it will learn from the samples. It keeps autograd on, because a compiled layer computes
+        differently without it. Preparation can't compute them, because it has only the published, rounded weights.
 
         Args:
-            batch: whose samples are asked about; none of them twice.
-            minibatches: in which they will be learnt from.
+            batch: the samples, each at most once in the minibatches.
+            minibatches: the minibatches in which the learner will learn from them.
         """
         if self._policy is None:
             return
@@ -164,30 +164,29 @@ class _Step:
         batch.set_old_log_probs(chain(*self._state.ranks.all(found)))
 
     def divide(self, by: float) -> None:
-        """Divide everything that has been accumulated."""
+        """Divide everything accumulated so far."""
         for model in self._trained:
             model.divide(by)
 
     def update(self) -> None:
-        """Take the optimizers' steps with the accumulated gradients, and start over."""
+        """Take the optimizers' steps with the accumulated gradients, and clear them."""
         for model in self._trained:
             model.update(self._step, self._factor)
 
     def move(self, device: torch.device) -> None:
-        """Move tensors that are not part of the state."""
+        """Move the tensors that are not part of the state."""
         for model in self._trained:
             model.move(device)
         self.report.move(device)
 
     def end(self) -> StepReport:
-        """How the step went, on all ranks."""
+        """The report of the step, over all ranks."""
         self._state.version = self._step
         self.report.add_up(self._state.ranks)
         return self.report
 
     def _passes(self, batch: TrainingBatch, chosen: Sequence[int]) -> tuple[list[Block], int]:
-        """This rank's part of the passes over what is in the loss of a minibatch, and how many fewer they are than
-        those of the rank that has most to do."""
+        """This rank's passes over a minibatch's samples in the loss, and how many more the rank with the most has."""
         state = self._state
         chosen = batch.in_loss(chosen)
         mine = [chosen[place] for place in state.ranks.deal([batch.tokens(row) for row in chosen])]
@@ -199,7 +198,7 @@ class _Step:
     def _ask_policy(
         self, policy: TrainedModel, batch: TrainingBatch, minibatch: Sequence[int]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Samples of a minibatch, and what the policy says of their response tokens, one sample after the other."""
+        """Samples of a minibatch, and the log-probabilities of their response tokens, sample by sample."""
         blocks, idle = self._passes(batch, minibatch)
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
@@ -219,7 +218,7 @@ class _Step:
         return log_probs.detach()[micro_batch.tokens.response_mask].cpu()
 
     def _add_gradients(self, batch: TrainingBatch, block: Block, scale: float) -> None:
-        """Pass a block: its prompts where they are shared, each micro-batch there and back, and the prompts back."""
+        """Pass a block: shared prompts forward, each micro-batch forward and backward, shared prompts backward."""
         prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
         shared = [model.share(prompts) if prompts else None for model in self._trained]
         for rows in block.runs:
@@ -234,25 +233,25 @@ class _Step:
                 its_prompts.backward()
 
     def _keep_step(self, batch: TrainingBatch, rows: Sequence[int]) -> None:
-        """Pass as often as the rank that has most to do: layers are gathered from all ranks, or from none."""
+        """Make an empty pass, because the busiest rank makes one more: all ranks gather each layer together."""
         self.check()
         micro_batch = batch.select(WHOLE, rows, self._state.device, packed=self._state.packed)
         for model in self._trained:
             model.add_nothing(micro_batch)
 
     def _compare_with_sampler(self, batch: MicroBatch) -> None:
-        """While the policy is frozen, nothing but preparation has passed it."""
+        """Compare preparation's log-probabilities with the sampler's. While the policy is frozen, the step has none."""
         numbers, mask = batch.numbers, batch.tokens.response_mask
         if "prepared_log_probs" in numbers:
             self.report.add(sampler_statistics(numbers["prepared_log_probs"], numbers["log_probs"], mask))
 
 
 def _unchecked() -> None:
-    """Nothing breaks off."""
+    """Never stop."""
 
 
 def _randomness() -> list[torch.Tensor]:
-    """Where torch's generators are: of the host, and of this process's GPU if it has one."""
+    """The states of torch's generators: the host's, and that of this process's GPU if it has one."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
 
 
@@ -263,14 +262,14 @@ def _restore_randomness(states: Sequence[torch.Tensor]) -> None:
 
 
 def _critic_warmup(state: TrainingState, request: LearnRequest) -> int:
-    """First steps in which the critic learns alone."""
+    """Number of first steps in which only the critic learns."""
     return (request.algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
 
 
 def _shares_prompts(state: TrainingState, request: LearnRequest) -> bool:
     """Whether the prompt of a group may be computed once."""
-    # Sharded layers pass together on all ranks. And padded responses read their prompts' states by the layer's
-    # number, for which each would be compiled by itself.
+    # Sharded layers compute together on all ranks. And padded responses look their prompts' states up by the layer's
+    # number, so every layer would be compiled separately.
     able = state.ranks.size == 1 and (state.packed or not state.compiled)
     return request.learning.share_prompts and able and can_share_prompts(body_of(state.policy))
 

@@ -1,4 +1,4 @@
-"""How a training step went: losses and gradient norms of each update, statistics over all of its passes."""
+"""The report of a training step: losses and gradient norms of each update, statistics over all passes."""
 
 from dataclasses import dataclass, field
 
@@ -12,27 +12,27 @@ from rlhfless_functions.model.micro_batches import Block
 
 @dataclass
 class Course:
-    """How one model's learning went over the optimizer updates of a step."""
+    """One model's optimizer updates in a step."""
 
     losses: list[float] = field(default_factory=list)
-    """Of each update."""
+    """Loss of each update."""
     gradient_norms: list[float] = field(default_factory=list)
-    """Of each update, before clipping."""
+    """Gradient norm of each update, before clipping."""
 
 
 @dataclass
 class StepReport:
-    """How a step went."""
+    """The report of a step."""
 
     learning_rate: float
     policy: Course = field(default_factory=Course)
     critic: Course = field(default_factory=Course)
     statistics: Statistics = field(default_factory=dict)
-    """Over all epochs and micro-batches."""
+    """Statistics over all epochs and micro-batches."""
     tokens: int = 0
     """Tokens that went through a forward and backward pass of the policy or, while it is frozen, of the critic."""
     shared_tokens: int = 0
-    """Prompt tokens that did not, because another sample of the group had brought them."""
+    """Prompt tokens that were not computed, because another sample of the group had the same prompt."""
 
     def count(self, batch: TrainingBatch, block: Block) -> None:
         """Count what a block's passes compute."""
@@ -43,7 +43,7 @@ class StepReport:
         self.shared_tokens += whole - prompts
 
     def add(self, statistics: Statistics) -> None:
-        """Take in a micro-batch's statistics."""
+        """Add a micro-batch's statistics."""
         self.statistics = add_statistics(self.statistics, statistics)
 
     def move(self, device: torch.device) -> None:
@@ -60,5 +60,5 @@ class StepReport:
                 self.add({name: Moments(data) for name, data in statistics.items()})
 
     def summary(self) -> dict[str, float]:
-        """The statistics' summary."""
+        """A summary of the statistics."""
         return summarize(self.statistics)

@@ -1,4 +1,4 @@
-"""The models that a step trains: the loss of a micro-batch, its gradients, and the optimizer's update with them."""
+"""The models that a step trains: the loss of a micro-batch, its gradients, and the optimizer's update."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,35 +27,35 @@ class TrainedModel:
     """The policy or the critic, and the accumulated values for its next optimizer update."""
 
     name: str
-    """For messages."""
+    """Name for messages."""
     learning_rate_field: str
-    """What of the job sets its learning rate, for messages."""
+    """The job's field with its learning rate, for messages."""
     model: PreTrainedModel | PeftModel | CriticModel
     optimizer: ModelOptimizer
     forward: Callable[[MicroBatch, SharedPrompts | None], Loss]
-    """The loss of a micro-batch, whose prompts may have been computed before."""
+    """Computes the loss of a micro-batch. Its prompts may have been computed before."""
     state: TrainingState
     request: LearnRequest
     course: Course
-    """What its updates are written down in."""
+    """The record of its updates."""
     _loss: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self._loss = self._zero()
 
     def share(self, prompts: Sequence[Sequence[int]]) -> SharedPrompts:
-        """Compute prompts once, for all responses to them."""
+        """Compute prompts once for all their responses."""
         with autocast(self.request, self.model):
             return SharedPrompts(body_of(self.model), prompts, packed=self.state.packed)
 
     def add_gradients(self, batch: MicroBatch, prompts: SharedPrompts | None, scale: float) -> Statistics:
-        """Add the gradients of a micro-batch's loss times a scale; its statistics."""
+        """Add the gradients of a micro-batch's loss times a scale. Returns its statistics."""
         loss = self._loss_of(batch, prompts)
         self._loss += _backward(loss.total * scale)
         return loss.statistics
 
     def add_nothing(self, batch: MicroBatch) -> None:
-        """Pass a micro-batch and leave the gradients as they are."""
+        """Pass a micro-batch without changing the gradients."""
         _backward(self._loss_of(batch, None).total * 0)
 
     def move(self, device: torch.device) -> None:
@@ -63,14 +63,14 @@ class TrainedModel:
         self._loss = self._loss.to(device)
 
     def divide(self, by: float) -> None:
-        """Divide the gradients and the loss that have been accumulated."""
+        """Divide the accumulated gradients and loss."""
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(1 / by)
         self._loss /= by
 
     def update(self, step: int, factor: float) -> None:
-        """Take the optimizer's step with the accumulated gradients, and start over.
+        """Take the optimizer's step with the accumulated gradients, and clear them.
 
         Args:
             step: the training step, for messages.
@@ -118,7 +118,7 @@ def trained_policy(state: TrainingState, request: LearnRequest, course: Course) 
 
 
 def trained_critic(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
-    """The critic, where there is one."""
+    """The critic, if there is one."""
     assert state.critic is not None
     assert state.critic_optimizer is not None
     return TrainedModel(
@@ -176,6 +176,6 @@ def _critic_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch,
 
 
 def _backward(loss: torch.Tensor) -> torch.Tensor:
-    """Add the loss's gradients; its value."""
+    """Add the loss's gradients. Returns the loss."""
     loss.backward()
     return loss.detach()

@@ -1,9 +1,9 @@
 """Forward passes over ragged batches of prompts with responses, shared by preparation and learning.
 
-A batch is right-padded and starts at position 0. Under causal attention no token sees what stands to its right, so the
-passes need no attention mask, and a row's numbers do not depend on the rows beside it. Or it is packed: all samples
-stand in one row, without padding, and each sees itself alone (`packed_attention.py`). Logits are computed for response
-tokens alone, in float32 from the head on (as ScaleRL, arXiv 2510.13786, recommends).
+A batch is either padded or packed. A padded batch is right-padded and starts at position 0. Under causal attention no
+token sees the tokens to its right, so the passes need no attention mask, and a row's numbers do not depend on other
+rows. In a packed batch all samples are in one row without padding, and each sees only itself (`packed_attention.py`).
+Logits are computed only for response tokens, in float32 from the head on (as ScaleRL, arXiv 2510.13786, recommends).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from rlhfless_functions.model.shared_prompts import PackedResponses, ResponseBat
 from rlhfless_functions.weights.critic import CriticModel
 
 PASS_OVERHEAD_TOKENS = 128
-"""Fixed cost of one more forward pass, in tokens: less padding than this is not worth a pass of its own."""
+"""Fixed cost of one more forward pass, in tokens. Another pass pays only if it saves more padding than this."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class RaggedBatch:
     """n prompts with their responses; T is the longest input, or all inputs in a packed row, R the longest response."""
 
     input_ids: torch.Tensor
-    """[n, T], packed [1, T] token ids: prompt and response without its last token, which nothing is predicted from."""
+    """[n, T], or packed [1, T], token ids: prompt and response without its last token, which predicts nothing."""
     response_ids: torch.Tensor
     """[n, R] token ids of the responses."""
     response_mask: torch.Tensor
     """[n, R] bool: True on the tokens of the response, False on padding."""
     positions: torch.Tensor
-    """[number of response tokens] index into `input_ids.flatten()` of the token that each response token follows."""
+    """[number of response tokens] index into `input_ids.flatten()` of the token before each response token."""
     packing: Packing | None = None
-    """Where the samples stand, if they are packed."""
+    """Positions of the samples, if they are packed."""
 
     def to(self, device: torch.device) -> "RaggedBatch":
         """The same batch on another device."""
@@ -60,10 +60,10 @@ def collate(
         prompts: token ids of each prompt, at least one.
         responses: token ids of each response; may be empty.
         pad_id: any token id of the vocabulary; no result depends on it.
-        packed: whether they are put into one row.
+        packed: whether to put them into one row.
     """
     if not all(prompts):
-        raise ValueError("a prompt has no tokens: the first response token has nothing to follow")
+        raise ValueError("a prompt has no tokens: there is nothing before the first response token")
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     response_lengths = torch.tensor([len(response) for response in responses])
     rows = [[*prompt, *response[:-1]] for prompt, response in zip(prompts, responses, strict=True)]
@@ -83,10 +83,10 @@ def collate_responses(
     """Right-pad responses into one batch.
 
     Args:
-        prompts: number of each response's prompt among those that are shared.
+        prompts: index of each response's prompt among the shared prompts.
         responses: token ids of each response; may be empty.
         pad_id: any token id of the vocabulary; no result depends on it.
-        packed: whether their inputs are put into one row.
+        packed: whether to put their inputs into one row.
     """
     lengths = torch.tensor([len(response) for response in responses])
     response_ids = _right_pad(responses, pad_id)
@@ -103,9 +103,9 @@ def _right_pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
 
 
 def packed_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Cut samples into packed rows, as few as first fit, longest first, makes of them.
+    """Divide samples into packed rows by first fit, the longest sample first.
 
-    The result depends on nothing but the arguments.
+    The result depends only on the arguments.
 
     Args:
         lengths: tokens of each sample, prompt and response.
@@ -131,8 +131,8 @@ def packed_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]
 def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Divide samples into micro-batches that compute the fewest tokens, padding included.
 
-    Samples are sorted by length and cut into runs; of all ways to cut, the one is taken whose padded tokens plus
-    `PASS_OVERHEAD_TOKENS` a run are fewest. The result depends on nothing but the arguments.
+    Samples are sorted by length and cut into runs. Of all cuts, this takes the one with the fewest padded tokens plus
+    `PASS_OVERHEAD_TOKENS` a run. The result depends only on the arguments.
 
     Args:
         lengths: tokens of each sample, prompt and response.
@@ -183,11 +183,11 @@ def response_log_probs(
         model: a causal language model of transformers, with or without a peft adapter.
         batch: on the model's device.
         temperature: divides the float32 logits; above 0.
-        prompts: of the model's body, where the batch holds responses alone.
+        prompts: of the model's body, if the batch holds only responses.
         entropy: whether to return the distributions' entropy as well.
         entropy_gradient: whether gradients flow through it.
-        chunk_tokens: tokens whose logits over the whole vocabulary are held at once; from the vocabulary's size if
-            left out.
+        chunk_tokens: tokens whose logits over the whole vocabulary are held at once; by default from the vocabulary's
+            size.
 
     Returns:
         log-probabilities and entropies in nats, float32 [n, R]; 0 on padding.
@@ -212,7 +212,7 @@ def response_values(
     Args:
         critic: the body and its head.
         batch: on the critic's device.
-        prompts: of the critic's body, where the batch holds responses alone.
+        prompts: of the critic's body, if the batch holds only responses.
     """
     hidden = _hidden_before_responses(critic.body, batch, prompts)
     with torch.autocast(hidden.device.type, enabled=False):

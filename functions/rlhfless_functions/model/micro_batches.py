@@ -1,4 +1,4 @@
-"""How samples are cut into forward passes: whole, or their prompts once and their responses in micro-batches."""
+"""Divides samples into forward passes: of whole samples, or of prompts once and responses in micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from rlhfless_functions.data.rollouts import Rollout
 from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
 
 KEYS_PER_TOKEN = 8
-"""Copying the keys and values of this many prompt tokens to a response costs about as much as one of its own tokens."""
+"""Copying the keys and values of this many prompt tokens to a response costs about as much as computing one token."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Micro-batches that go through a model together."""
+    """Micro-batches that share their prompts' pass."""
 
     prompts: list[int]
-    """A sample of each distinct prompt that is computed once, before the runs; none where samples are passed whole."""
+    """One sample of each prompt that is computed once, before the runs; empty if samples are passed whole."""
     runs: list[list[int]]
     """Samples of each micro-batch."""
 
 
 WHOLE = Block([], [])
-"""Where samples are passed whole."""
+"""For samples that are passed whole."""
 
 
 def plan_micro_batches(
@@ -29,14 +29,14 @@ def plan_micro_batches(
 ) -> list[Block]:
     """Divide samples into blocks that compute the fewest tokens. The result depends only on the arguments.
 
-    Samples of a group are passed with a shared prompt where that costs less than passing them whole, padding and the
-    additional pass included.
+    Samples of a group share their prompt's pass if that costs less than passing them whole. The costs include padding
+    and the additional pass.
 
     Args:
-        samples: among which are the chosen ones.
+        samples: all samples.
         chosen: indices into `samples`.
-        budget_tokens: most tokens of a pass, padding included; a longer sample is passed alone. Of a block, half may be
-            its prompts, whose activations are kept while the responses pass.
+        budget_tokens: most tokens of a pass, padding included; a longer sample is passed alone. A block's prompts may
+            take half of it, because their activations are kept while the responses pass.
         share: whether the model can share prompts.
         packed: whether passes are packed rows, which have no padding.
     """
@@ -51,7 +51,7 @@ def plan_micro_batches(
 
 
 def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int]) -> list[int]:
-    """Which of a block's prompts each sample of a run has."""
+    """Index of each sample's prompt among its block's prompts, for the samples of a run."""
     numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
     return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
 
@@ -69,7 +69,7 @@ def _shared(
     groups = sorted(members.values(), key=lambda rows: (len(samples[rows[0]].prompt_tokens), rows[0]))
 
     def size(block: Sequence[Sequence[int]]) -> int:
-        """Tokens of a block's prompts, of which the last is the longest."""
+        """Tokens of a block's prompts; the last prompt is the longest."""
         widths = [len(samples[group[0]].prompt_tokens) for group in block]
         return sum(widths) if packed else len(widths) * widths[-1]
 

@@ -1,8 +1,8 @@
 """From final hidden states to log-probabilities of tokens: the language-model head in float32, a chunk at a time.
 
-A vocabulary's logits are the largest tensor of a forward pass by far: 4,096 tokens over 150,000 entries are 2.5 GB, and
-autograd would keep three of them. Here they exist for a chunk at a time, and the backward pass computes them again from
-the hidden states. That is one more matrix product, and no slower on a CPU than reading them back was.
+Logits are by far the largest tensor of a forward pass: 4,096 tokens over a vocabulary of 150,000 are 2.5 GB, and
+autograd would keep three such tensors. Here only a chunk of them exists at a time, and the backward pass computes them
+again from the hidden states. This takes one more matrix product. On a CPU it was no slower than reading them back.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 CHUNK_LOGITS = 2**24
 """Default number of logits in a chunk (64 MiB for each of the two or three tensors of a chunk)."""
 LEAST_CHUNK_TOKENS = 128
-"""Fewer rows than this would leave a matrix product waiting for the head's weights."""
+"""With fewer rows than this, a matrix product waits for the head's weights."""
 
 
 def token_log_probs(
@@ -35,7 +35,7 @@ def token_log_probs(
     Args:
         model: a causal language model of transformers, with or without a peft adapter.
         hidden: [tokens, H] final hidden states.
-        ids: [tokens] the token that is predicted from each.
+        ids: [tokens] the token that each state predicts.
         temperature: divides the float32 logits; above 0.
         entropy: whether to return the distributions' entropy as well.
         entropy_gradient: whether gradients flow through it.
@@ -59,7 +59,7 @@ def token_log_probs(
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             return chosen, _entropy(every) if entropy else None
 
-    # An adapter sits on the head, which knows its own arithmetic.
+    # The head has an adapter. Let the head's own module compute.
     keep = torch.is_grad_enabled()
     chunks = [
         checkpoint(of_chunk, rows, targets, use_reentrant=False) if keep else of_chunk(rows, targets)
@@ -86,7 +86,7 @@ def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def sampled_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """The same as generation has them: the head in the model's own number format, and float32 from there on."""
+    """Logits as generation computes them: the head in the model's own number format, and float32 afterwards."""
     causal = causal_model(model)
     return _formed(causal, causal.get_output_embeddings()(hidden).float())
 
@@ -99,10 +99,10 @@ def _formed(causal: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def check_output_logits(model: nn.Module) -> None:
-    """Check that `output_logits` equals what the model does after its last layer.
+    """Check that `output_logits` computes the same as the model after its last layer.
 
     Raises:
-        ValueError: for an architecture that treats its logits in a way of its own.
+        ValueError: for an architecture that changes its logits in an unsupported way.
     """
     causal = causal_model(model)
     ids = torch.zeros((1, 2), dtype=torch.long, device=causal.device)
@@ -123,12 +123,12 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class _Form:
-    """What an architecture does to its logits."""
+    """How an architecture changes its logits."""
 
     scale: float
-    """Their factor (Cohere; Granite divides)."""
+    """Factor of the logits (Cohere; Granite divides)."""
     cap: float | None
-    """Bound that they are bent to: cap · tanh(logits / cap) (Gemma 2)."""
+    """Soft bound of the logits: cap · tanh(logits / cap) (Gemma 2)."""
 
     @classmethod
     def of(cls, causal: PreTrainedModel) -> "_Form":
@@ -139,7 +139,7 @@ class _Form:
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """Linear head, soft-cap, temperature, log-softmax and entropy in one, with logits for a chunk at a time."""
+    """Linear head, soft-cap, temperature, log-softmax and entropy in one function, one chunk of logits at a time."""
 
     @staticmethod
     def forward(
@@ -225,7 +225,7 @@ class _TokenLogProbs(torch.autograd.Function):
 def _scores(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: _Form, temperature: float
 ) -> torch.Tensor:
-    """Logits over the temperature, float32 [tokens, V], in memory of their own."""
+    """Logits divided by the temperature, float32 [tokens, V], in memory of their own."""
     scores = functional.linear(hidden.float(), weight, bias)
     if form.scale != 1:
         scores.mul_(form.scale)
@@ -235,7 +235,7 @@ def _scores(
 
 
 def _slope(scores: torch.Tensor, ctx: Any) -> torch.Tensor:
-    """The derivative of cap · tanh(x / cap), from its value over the temperature."""
+    """The derivative of cap · tanh(x / cap), computed from the function's value divided by the temperature."""
     return 1 - (scores * (ctx.temperature / ctx.form.cap)).square_()
 
 

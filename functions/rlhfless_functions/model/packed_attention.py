@@ -1,9 +1,8 @@
-"""Attention over samples that stand in one row without padding, each of which sees itself alone.
+"""Attention over samples in one row without padding. Each sample sees only itself.
 
 A packed row has no padding to compute, and its attention needs no mask: a kernel for sequences of any lengths (flash
-attention's "varlen" form) is told where each sample begins. Where there is none each sample is attended to by itself. A
-sample may have more keys than queries: those of a prompt that it shares with others stand before its own
-(`shared_prompts.py`).
+attention's "varlen" form) gets the beginning of each sample. Without such a kernel, the samples are computed one by
+one. A sample may have more keys than queries: the keys of a shared prompt come before its own (`shared_prompts.py`).
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ PACKED = "rlhfless_packed"
 _KINDS = {"full_attention", "sliding_attention"}
 _able: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _TRIAL = ((3, 1, 4, 1, 5), (9, 2, 6))
-"""Tokens that a model is tried with."""
+"""Number of tokens in the trial of a model."""
 
 
-@torch.compiler.disable  # Its loops depend on the samples' lengths, and would be compiled again for each.
+@torch.compiler.disable  # Its loops depend on the samples' lengths: each length would be compiled again.
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -42,17 +41,17 @@ def packed_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sample of a packed row; what is not packed is left to transformers' own.
+    """Causal attention within each sample of a packed row. For other rows it calls transformers' own attention.
 
     Args:
         module: a layer's attention, with its number as `layer_idx`.
         query: [1, heads, tokens, head size].
         key: [1, key-value heads, tokens, head size], like `value`.
-        attention_mask: says nothing of a packed row.
-        dropout: of what is not packed.
+        attention_mask: not used for a packed row.
+        dropout: not used for a packed row.
         scaling: scale of the scores; by default 1 / √head size.
         sliding_window: number of tokens that a token sees, itself included; by default all before it.
-        packing: where the samples stand, in a packed row.
+        packing: positions of the samples, in a packed row.
 
     Returns:
         [1, tokens, heads, head size], and no attention weights.
@@ -111,7 +110,7 @@ def _attend(
 
 
 def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[tokens, keys] bool: True where a token sees a key; None where that is plainly causal."""
+    """[tokens, keys] bool: True if a token sees a key; None for a plain causal mask."""
     before = keys - tokens
     if before == 0 and (window is None or keys <= window):
         return None
@@ -120,9 +119,9 @@ def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> t
 
 
 def can_pack(body: PreTrainedModel) -> bool:
-    """Whether a model's attention can be replaced by this one without a change to its numbers.
+    """Whether this attention can replace a model's own without changing its numbers.
 
-    Its configuration tells of what it is made; a trial, once, tells whether the attention gets all that it needs.
+    The model's configuration tells its parts. One trial shows whether the attention gets all arguments that it needs.
     """
     if body not in _able:
         _able[body] = _fits(body) and _try(body)
@@ -136,7 +135,7 @@ def _fits(body: PreTrainedModel) -> bool:
         config._attn_implementation == "sdpa"
         and config.is_encoder_decoder is False
         and body._supports_attention_backend
-        and body._supports_flash_attn  # Those tell the kernel of their window; the others have it in a mask alone.
+        and body._supports_flash_attn  # These models tell the kernel their window; others have it only in a mask.
         and set(getattr(text, "layer_types", None) or ["full_attention"]) <= _KINDS
         and getattr(text, "attn_logit_softcapping", None) is None
     )
@@ -163,16 +162,16 @@ def _try(body: PreTrainedModel) -> bool:
 def is_packed(
     setting: Literal["auto", "always", "never"], body: PreTrainedModel, device: torch.device, dtype: torch.dtype
 ) -> bool:
-    """Whether a model is to be given packed rows: `auto` only where a kernel for sequences of any lengths attends.
+    """Whether to give a model packed rows. `auto` means yes if there is a kernel for sequences of any lengths.
 
-    Elsewhere it pays for some batches and costs with others: cutting samples into passes by their lengths leaves little
-    padding, and long rows leave a CPU's cache (`benchmarks/results/learner_settings.json`).
+    Without such a kernel, packing pays for some batches and costs for others: passes of samples of similar lengths have
+    little padding, and long rows do not fit into a CPU's cache (`benchmarks/results/learner_settings.json`).
 
     Args:
         setting: `learning.pack`.
         body: the transformer below the head.
-        device: that it is going to compute on.
-        dtype: number format that it computes in.
+        device: device of the computation.
+        dtype: number format of the computation.
     """
     if setting == "never" or (setting == "auto" and device.type != "cuda") or not can_pack(body):
         return False
@@ -184,7 +183,7 @@ def is_packed(
 
 
 def use_packing(body: PreTrainedModel, packed: bool) -> None:
-    """Make a model take packed rows as well, or no more."""
+    """Make a model accept packed rows, or stop it from accepting them."""
     current = body.config._attn_implementation
     if packed != (current == PACKED):
         body.set_attn_implementation(PACKED if packed else "sdpa")
@@ -198,7 +197,7 @@ def packed_hidden(
     Args:
         body: of a model for which `use_packing` is on.
         input_ids: [1, tokens].
-        packing: where the samples stand.
+        packing: positions of the samples.
         first: see `positions`.
     """
     device = next(body.parameters()).device
@@ -213,7 +212,7 @@ def packed_hidden(
 
 
 def _no_mask(config: PreTrainedConfig, device: torch.device) -> Any:
-    """What keeps a model from making a mask, which would have a number for each pair of tokens of the row."""
+    """Keeps a model from making a mask, which would have a number for each pair of tokens of the row."""
     given = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
     return dict.fromkeys(_KINDS, given) if "sliding_attention" in kinds else given

@@ -1,4 +1,4 @@
-"""Where samples stand in a row of tokens without padding, and what stands before them."""
+"""The positions of samples in a row of tokens without padding, and the shared prompts before them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,39 +13,39 @@ class PromptStates:
     """Keys and values of prompts in one row."""
 
     lengths: list[int]
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt."""
     states: list[tuple[torch.Tensor, torch.Tensor]]
-    """Of each layer, [1, key-value heads, tokens of all prompts, head size]."""
+    """Keys and values of each layer, [1, key-value heads, tokens of all prompts, head size]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where samples stand in a row of tokens."""
+    """The positions of samples in a row of tokens."""
 
     lengths: list[int]
-    """Tokens of each sample, none of them 0."""
+    """Number of tokens of each sample, at least 1."""
     prompts: PromptStates | None = None
-    """What stands before the samples, if anything does."""
+    """The prompts before the samples, if they are shared."""
     numbers: list[int] = field(default_factory=list)
-    """Which of the prompts each sample has."""
+    """Index of each sample's prompt."""
     record: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
-    """Where each layer's keys and values are to be left."""
+    """Takes the keys and values of each layer, if set."""
     _sequences: dict[torch.device, Sequences] = field(default_factory=dict)
 
     @property
     def starts(self) -> torch.Tensor:
-        """[samples] where each sample begins in the row."""
+        """[samples] position in the row at which each sample begins."""
         return _bounds(self.lengths)[:-1].long()
 
     @property
     def key_lengths(self) -> list[int]:
-        """Keys that each sample's last token sees."""
+        """Number of keys that each sample's last token sees."""
         if self.prompts is None:
             return self.lengths
         return [self.prompts.lengths[number] + own for number, own in zip(self.numbers, self.lengths, strict=True)]
 
     def sequences(self, device: torch.device) -> Sequences:
-        """The samples for a kernel."""
+        """The samples' boundaries, as a kernel takes them."""
         if device not in self._sequences:
             bounds = _bounds(self.lengths).to(device)
             key_bounds = bounds if self.prompts is None else _bounds(self.key_lengths).to(device)
@@ -69,7 +69,7 @@ def positions(lengths: Sequence[int], first: Sequence[int] | None = None) -> tor
     """[1, sum of lengths] position of each token in its sample.
 
     Args:
-        lengths: tokens of each sample.
+        lengths: number of tokens of each sample.
         first: position of each sample's first token; by default 0.
     """
     starts = [0] * len(lengths) if first is None else first

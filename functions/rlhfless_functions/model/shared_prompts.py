@@ -1,11 +1,11 @@
-"""Prompts that are computed once for all responses to them, with gradients.
+"""Computes a prompt once for all its responses, with gradients.
 
-The samples of a group have one prompt, which is often longer than their responses. Here it goes through the model once;
-its keys and values are what every response attends to. Responses can be passed in any number of micro-batches: each
-one's backward pass ends at the prompts' keys and values and adds to their gradients, and `backward` takes what has been
-summed up through the prompts, once.
+The samples of a group have the same prompt, which is often longer than their responses. Here the prompt goes through
+the model once, and every response attends to its keys and values. Responses can be passed in any number of
+micro-batches. The backward pass of each ends at the prompts' keys and values and adds to their gradients. At the end,
+`backward` takes the sum of these gradients through the prompts, once.
 
-The numbers are those of passing each sample whole, up to rounding.
+The numbers equal those of passing each sample whole, up to rounding.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ _KINDS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class PackedResponses:
-    """The inputs of responses in one row: each without its last token, which nothing is predicted from."""
+    """The inputs of responses in one row. A response's last token is left out, because it predicts nothing."""
 
     input_ids: torch.Tensor
     """[1, tokens]."""
     lengths: list[int]
-    """Tokens of each response's input that has any."""
+    """Number of tokens of each response's input, without empty inputs."""
     numbers: list[int]
-    """Number of each of these responses' prompts in the block."""
+    """Index in the block of each of these responses' prompts."""
     order: torch.Tensor
-    """[number of response tokens] what each response token follows: the last token of the prompt of response number i
-    is i, and what comes after all responses' is a token of the row."""
+    """[number of response tokens] index of the token before each response token. An index i below the number of
+    responses is the last token of response i's prompt; higher ones count the tokens of the row."""
 
     @classmethod
     def of(cls, prompts: Sequence[int], responses: Sequence[Sequence[int]]) -> "PackedResponses":
-        """The inputs of responses to prompts that are given by their numbers."""
+        """The inputs of responses to the prompts with these indices."""
         some = [(number, response[:-1]) for number, response in zip(prompts, responses, strict=True) if response[1:]]
         order, place = [], len(responses)
         for number, response in enumerate(responses):
@@ -58,16 +58,16 @@ class PackedResponses:
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """n responses to some of a block's prompts; R is the longest."""
+    """n responses to some of a block's prompts; R is the longest response."""
 
     prompts: torch.Tensor
-    """[n] number of each response's prompt in the block."""
+    """[n] index of each response's prompt in the block."""
     response_ids: torch.Tensor
     """[n, R] token ids, right-padded."""
     response_mask: torch.Tensor
     """[n, R] bool: True on the tokens of the response, False on padding."""
     packed: PackedResponses | None = None
-    """Their inputs in one row, where the prompts stand in one as well."""
+    """The responses' inputs in one row, if the prompts are in one row too."""
 
     def to(self, device: torch.device) -> "ResponseBatch":
         """The same batch on another device."""
@@ -89,7 +89,7 @@ class SharedPrompts:
     Args:
         body: the transformer below the head, for which `can_share_prompts` holds.
         prompts: token ids of each, at least one prompt of at least one token.
-        packed: whether the prompts are put into one row, which needs a model that is packed; so must be the batches.
+        packed: whether to put the prompts into one row. The model and the batches must then be packed too.
     """
 
     def __init__(self, body: PreTrainedModel, prompts: Sequence[Sequence[int]], *, packed: bool = False) -> None:
@@ -103,7 +103,7 @@ class SharedPrompts:
         ]
 
     def hidden_before(self, batch: ResponseBatch) -> torch.Tensor:
-        """The final hidden states that response tokens follow from, [number of response tokens, H], with autograd.
+        """The final hidden states that predict the response tokens, [number of response tokens, H], with autograd.
 
         Args:
             batch: on the model's device.
@@ -156,7 +156,7 @@ class SharedPrompts:
         return before.index_select(0, responses.order.to(before.device))
 
     def backward(self) -> None:
-        """Take the gradients that the responses left at the prompts through the prompts."""
+        """Propagate the gradients that the responses left at the prompts' keys and values through the prompts."""
         pairs = [
             (computed, shared.grad)
             for computed, shared in zip(self._computed, self._shared, strict=True)
@@ -167,7 +167,7 @@ class SharedPrompts:
 
     @staticmethod
     def _keep_cache_when_checkpointing(body: nn.Module) -> None:
-        """Neither cache here minds being written twice, as happens when a layer is computed again."""
+        """Both caches here accept a second write, which happens when a layer is computed again."""
         for module in body.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 module._can_checkpoint_with_cache = True
@@ -178,7 +178,7 @@ _Computed = tuple[torch.Tensor, dict[int, tuple[torch.Tensor, torch.Tensor]]]
 
 
 class _Recorder(Cache):
-    """Keeps what each layer would have a cache keep, inside the autograd graph."""
+    """A cache that keeps each layer's keys and values inside the autograd graph."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -187,21 +187,21 @@ class _Recorder(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take note of [rows, heads, tokens, head size]."""
+        """Store [rows, heads, tokens, head size]."""
         self.states.setdefault(layer_idx, (key_states, value_states))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing stands before a prompt."""
+        """0: there are no tokens before a prompt."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of what attention reads."""
+        """Length and offset of the keys and values that attention reads."""
         return query_length, 0
 
 
 class _Reader(Cache):
-    """Puts the prompts' keys and values before the responses' own."""
+    """A cache that puts the prompts' keys and values before those of the responses."""
 
     def __init__(self, states: Sequence[torch.Tensor], prompts: torch.Tensor) -> None:
         super().__init__(layers=[])
@@ -211,7 +211,7 @@ class _Reader(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[n, heads, prompt + response tokens, head size] of what attention reads."""
+        """The keys and values that attention reads, [n, heads, prompt + response tokens, head size]."""
         keys, values = (
             torch.cat([self._states[2 * layer_idx + which].index_select(0, self._prompts), own], dim=2)
             for which, own in enumerate((key_states, value_states))
@@ -226,14 +226,14 @@ class _Reader(Cache):
 def _masks(
     config: PreTrainedConfig, positions: torch.Tensor, lengths: torch.Tensor, width: int, dtype: torch.dtype
 ) -> Any:
-    """What the model takes as `attention_mask`: 4-dimensional, one for each kind of layer if it has kinds.
+    """The `attention_mask` that the model takes: 4-dimensional, and one for each kind of layer if there are several.
 
     Args:
         config: of the model.
-        positions: [n, R] of the response tokens.
-        lengths: [n] of their prompts.
-        width: of the padded prompts, whose keys stand first.
-        dtype: of the model, for kernels that add their mask.
+        positions: [n, R] positions of the response tokens.
+        lengths: [n] lengths of their prompts.
+        width: padded length of the prompts, whose keys come first.
+        dtype: of the model, for kernels that add the mask.
     """
     text = config.get_text_config()
     keys = torch.arange(width, device=positions.device).expand(len(lengths), -1)

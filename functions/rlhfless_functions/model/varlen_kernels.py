@@ -1,8 +1,8 @@
-"""Which kernel attends to sequences of any lengths that stand in one row, and how each is called.
+"""Kernels for attention over sequences of any lengths in one row: which one to use, and how to call it.
 
 torch's own is `torch.nn.attention.varlen.varlen_attn` (torch 2.10 has it without scale and window); the other is
 `flash_attn_varlen_func` of the flash-attn package, version 2. In both the last query of a sequence sees its last key,
-and a window (left, right) counts the tokens beside the own one. Neither has a form for the CPU.
+and a window (left, right) counts the tokens beside the query's own one. Neither runs on a CPU.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _AMPERE = (8, 0)
 
 @cache
 def installed_kernels() -> frozenset[Kernel]:
-    """The kernels for sequences of any lengths that this environment has."""
+    """The kernels for sequences of any lengths that are installed here."""
     found: set[Kernel] = set()
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None and torch.version.hip is None:
         kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -34,7 +34,7 @@ def installed_kernels() -> frozenset[Kernel]:
     if importlib.util.find_spec("flash_attn") is not None:
         try:
             module = importlib.import_module("flash_attn")
-        except ImportError:  # It was built for another torch.
+        except ImportError:  # It was built for another version of torch.
             return frozenset(found)
         if hasattr(module, "flash_attn_varlen_func"):
             found.add("flash_attn")
@@ -47,7 +47,7 @@ def choose_kernel(
     head_sizes: tuple[int, int],
     installed: frozenset[Kernel],
 ) -> Kernel:
-    """Which kernel attends.
+    """The kernel to use.
 
     Args:
         capability: CUDA compute capability of the device; None for any other device.
@@ -64,16 +64,16 @@ def choose_kernel(
 
 @dataclass(frozen=True)
 class Sequences:
-    """Which queries and keys of a row belong together."""
+    """Which queries and keys of a row belong to the same sequence."""
 
     bounds: torch.Tensor
     """[sequences + 1] int32: where each sequence's queries begin, and the end of the row."""
     key_bounds: torch.Tensor
-    """The same of the keys."""
+    """[sequences + 1] int32: where each sequence's keys begin, and their end."""
     longest: int
-    """Most queries of a sequence."""
+    """Largest number of queries of a sequence."""
     most_keys: int
-    """Most keys of one."""
+    """Largest number of keys of a sequence."""
 
 
 def attend(
@@ -93,7 +93,7 @@ def attend(
         key: [keys, key-value heads, head size], like `value`.
         sequences: of the row, on the same device.
         scaling: of the scores.
-        window: tokens that one sees, itself among them; all before it if None.
+        window: how many tokens a token sees, itself included; None means all before it.
     """
     sizes = sequences.bounds, sequences.key_bounds, sequences.longest, sequences.most_keys
     seen = (-1 if window is None else window - 1, 0)

@@ -4,6 +4,7 @@ import sys
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from rlhfless_functions import artifacts
 
@@ -35,6 +36,7 @@ def sample(model_uri: str, prompt: str, *, count: int, temperature: float, max_t
 
 def main() -> None:
     """Arguments: MODEL PROMPT COUNT TEMPERATURE MAX_TOKENS SEED."""
+    transformers_logging.disable_progress_bar()
     model_uri, prompt, count, temperature, max_tokens, seed = sys.argv[1:]
     responses = sample(
         model_uri,

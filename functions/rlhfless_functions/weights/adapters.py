@@ -151,7 +151,7 @@ def _check_targets(policy: PreTrainedModel, targets: list[str]) -> None:
                 raise TaskError(
                     "model_unloadable",
                     f"model.lora.targetModules: {target} shares its weight in this model ({' and '.join(tied)} are"
-                    " tied), so that no plain model could do what the adapter does to one of them: leave it out",
+                    " tied), and after merging, a plain model can't adapt only one of them: leave it out",
                 )
 
 

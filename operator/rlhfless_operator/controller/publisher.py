@@ -64,7 +64,7 @@ class Publisher:
         self._update(**changes)
 
     def under_way(self, at_once: str) -> None:
-        """Stages of several steps are under way, and which; none, or those of one step, where it is empty."""
+        """Record which stages of several steps are under way. An empty value means none, or stages of one step."""
         if at_once != self._at_once:
             self._at_once = at_once
             self._update(stages=at_once or self.status.stage or "")

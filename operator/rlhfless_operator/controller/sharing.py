@@ -66,7 +66,7 @@ class PooledPlatform:
         self._tell = tell
         self._shared: SharedPlatform | None = None
         self.costs: SwitchCosts = lambda stage: SwitchCost()
-        """What it costs the job to let an instance of a stage go and to have one again; nothing until it is said."""
+        """What it costs the job to release an instance of a stage and to start another; empty until it is known."""
 
     async def open(self) -> None:
         """Join the pool.
@@ -152,7 +152,7 @@ class PooledPlatform:
 
 
 def _keeping_nothing(job: RLHFJob) -> RLHFJob:
-    """The job with no keep-alive of its own: what is kept is the pool's business."""
+    """The job without a keep-alive of its own, because the pool decides which instances stay."""
     spec = job.spec
     changes = {
         name: stage.model_copy(update={"keep_alive": 0.0})

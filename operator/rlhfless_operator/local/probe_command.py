@@ -40,8 +40,7 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure how suited models are to early exit, and what drafts from their first layers would save."""
-    from rich.console import Console
-
+    from rlhfless_operator.console import print_tables
     from rlhfless_operator.local.probe import ProbeError, make_probe, run_probe
     from rlhfless_operator.local.probe_view import probe_page, view
 
@@ -69,4 +68,4 @@ def probe(
     if as_json:
         typer.echo(result.model_dump_json())
     else:
-        Console().print(view(result))
+        print_tables(view(result))

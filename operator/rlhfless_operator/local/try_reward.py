@@ -148,7 +148,7 @@ def view(result: RewardTrialResult) -> Group:
         cells = [_number(each.terms.get(name)) for name in names]
         responses.add_row(row, Text(_brief(each.response)), f"{each.tokens}{ended}", *cells, _number(each.reward))
     rewards = Table(box=None, pad_edge=False)
-    for title in ("term", "kind", "weight", "scored", "mean", "least", "most", "calls", "first call", "others"):
+    for title in ("term", "kind", "weight", "scored", "mean", "least", "most", "calls", "first call", "later calls"):
         rewards.add_column(title, justify="left" if title in ("term", "kind") else "right", no_wrap=True)
     for reward in result.rewards:
         scores = [score for each in result.responses if (score := each.terms.get(reward.name)) is not None]

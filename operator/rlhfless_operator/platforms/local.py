@@ -390,7 +390,7 @@ class LocalPlatform:
             self._tell()
 
     async def _template_ended(self) -> None:
-        """Its children died with it."""
+        """Handle the end of the fork server: its children have ended with it."""
         for process in list(self._processes.values()):
             if process.state == "starting":
                 self._failed_starts[process.stage] = self._failed_starts.get(process.stage, 0) + 1

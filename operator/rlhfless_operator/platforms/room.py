@@ -36,13 +36,13 @@ def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
 
 
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
-    """Instances of generation that the job's pool has GPUs for, or that part of it which the namespace may have.
+    """How many generation instances fit into the job's pool, or into the namespace's part of it.
 
-    The stages of a job take turns in a pool: generation may have all of it. That of an asynchronous job leaves room for
-    the other stages, which work at the same time.
+    The stages of a synchronous job take turns in a pool, so generation may use all of it. In an asynchronous job, the
+    other stages work at the same time, and generation leaves room for them.
 
     Returns:
-        None where there is no such pool, or generation asks for none of its GPUs.
+        None if there is no such pool, or if generation requests none of its GPUs.
     """
     pool = settings.pools.get(job.spec.pool or DEFAULT_POOL)
     if pool is None or not (gpus := gpus_by_stage(job, settings.pods, pool)["generation"]):
@@ -54,7 +54,8 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
 
 
 def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
-    """Why a job can't generate while it learns in its pool, with the remedy; None where it can, or is synchronous."""
+    """Why an asynchronous job can't generate while it learns in its pool, with the remedy; None if it can, and for a
+    synchronous job."""
     name = job.spec.pool or DEFAULT_POOL
     pool = settings.pools.get(name)
     if job.spec.asynchronous is None or pool is None:
@@ -78,7 +79,7 @@ def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> st
 
 
 def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> int:
-    """GPUs of a pool that the stages after generation use at a time."""
+    """GPUs of a pool that the stages after generation use at once."""
     gpus = gpus_by_stage(job, defaults, pool)
     return gpus["preparation"] + gpus["learning"] * job.spec.learning.instances.max
 
@@ -102,8 +103,8 @@ def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Map
 
 
 def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a job can't generate while it learns within its namespace's quotas, with the remedy; None where it can, or is
-    synchronous.
+    """Why an asynchronous job can't generate while it learns within its namespace's quotas, with the remedy; None if it
+    can, and for a synchronous job.
 
     Args:
         quotas: ResourceQuota objects.
@@ -123,20 +124,20 @@ def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[
 
 
 def _extended_of_generation(job: RLHFJob, defaults: PodsSpec) -> dict[str, float]:
-    """Extended resources, such as `nvidia.com/gpu`, that an instance of generation asks for."""
+    """Extended resources, such as `nvidia.com/gpu`, that a generation instance requests."""
     limits = _limits(pods_by_stage(job, defaults)["generation"])
     return {resource: quantity(text) for resource, text in limits.items() if "/" in resource and quantity(text)}
 
 
 def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float:
-    """What the stages after generation ask for at a time."""
+    """The resources that the stages after generation request at once."""
     stages = pods_by_stage(job, defaults)
     others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]
     return sum(quantity(limits.get(resource, "0")) for limits in others)
 
 
 def _limited(quotas: Sequence[Mapping[str, Any]], resource: str) -> Iterator[tuple[str, float]]:
-    """The name of each quota that limits a resource, and how much of it."""
+    """Each quota that limits a resource: its name, and its limit."""
     for quota in quotas:
         hard = quota.get("spec", {}).get("hard", {}).get(f"requests.{resource}")
         if hard is not None:

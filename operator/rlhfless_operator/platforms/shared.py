@@ -166,11 +166,11 @@ class _Waiters:
     """Tasks that begin together: one, or those of a gang."""
 
     size: int
-    """How many they are."""
+    """Number of the tasks."""
     since: int
-    """Tasks that the pool had begun when they came."""
+    """How many tasks the pool had begun when they came."""
     there: int = 0
-    """How many have come. They ask for nothing until all have."""
+    """How many have come. They request nothing until all have come."""
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the pool allows all of them."""
     order: int = 0
@@ -198,9 +198,9 @@ class SharedPlatform:
         self._begun: dict[Stage, list[int]] = defaultdict(list)
         """For each task at work, how many the pool had begun before it."""
         self._waiting: dict[Stage, dict[str, _Waiters]] = defaultdict(dict)
-        """By the meeting of a gang, or a name that no other task has; those that came first are first."""
+        """Waiting tasks in their order, by the gang's meeting, or by a unique name."""
         self._served: dict[Stage, int] = {}
-        """How many tasks the pool had begun once one of a stage's last began."""
+        """For each stage, how many tasks the pool had begun when the stage's last task began."""
         self._granted: dict[Stage, int] = {}
         self._applied: dict[Stage, int] = {}
         self._applying = asyncio.Lock()
@@ -304,7 +304,7 @@ class SharedPlatform:
         self._charge()
         for stage, count in self._granted.items():
             for name, waiters in list(self._waiting[stage].items()):
-                # All of a gang in one go: what is granted next may be less.
+                # Start all of a gang together: the next grant may be smaller.
                 if waiters.complete and len(self._begun[stage]) + waiters.size <= count:
                     del self._waiting[stage][name]
                     self._begun[stage] += [self._pool.begun] * waiters.size
@@ -319,7 +319,7 @@ class SharedPlatform:
         working = len(self._begun[stage])
         waiting = [waiters for waiters in self._waiting[stage].values() if waiters.complete]
         together = stage in self.job.together or any(waiters.size > 1 for waiters in waiting)
-        # One gang is asked for at a time: two together may be more than there is room for.
+        # Request one gang at a time: two together may not fit.
         wanted = working + sum(waiters.size for waiters in (waiting[:1] if together else waiting))
         holds = self._held.get(stage, deque())
         oldest = self._clock() - self.job.keep_alive.get(stage, 0.0)

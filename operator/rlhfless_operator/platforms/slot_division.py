@@ -21,12 +21,12 @@ _Groups = dict[str, list[ResourceClaim]]
 
 @dataclass(frozen=True)
 class ClaimsReview:
-    """The claims of a namespace at one moment."""
+    """A namespace's claims at one moment."""
 
     there: frozenset[str]
-    """All of them."""
+    """All claims."""
     ending: frozenset[str]
-    """Those that are being deleted."""
+    """Claims that are being deleted."""
     condemned: frozenset[str]
     """Claims whose pods must go, because a claim of their group is being deleted: it takes no new pods."""
     elsewhere: str = ""
@@ -129,7 +129,7 @@ class PoolDivision:
         return self._settings.share_of(namespace) // self._together
 
     async def _groups(self, namespace: str) -> dict[str, _Groups]:
-        """The claims of each group by namespace: of this one alone, where the others don't matter."""
+        """The claims of each group by namespace; only of this namespace if the others don't matter."""
         selector = claim_selector(self._name)
         places: Sequence[str | None] = [namespace] if self._settings.namespaces else self._namespaces or [None]
         found: dict[str, _Groups] = {}
@@ -140,7 +140,7 @@ class PoolDivision:
         return found
 
     async def _make(self, namespace: str, mine: _Groups, room: int) -> frozenset[str]:
-        """Make what is missing of this namespace's part, as far as there is room for groups; returns the names."""
+        """Create the missing claims of this namespace's part, as far as groups have room. Returns their names."""
         made = set()
         for group in range(self.part(namespace)):
             there = mine.get(str(group))
@@ -157,8 +157,8 @@ class PoolDivision:
         return frozenset(made)
 
     def _surplus(self, namespace: str, mine: _Groups, others: Mapping[str, _Groups]) -> list[str]:
-        """Groups of this namespace that others lack, the last ones first. Groups that are being deleted already come to
-        those who lack some."""
+        """Groups of this namespace that others lack, the last ones first. Groups that are already being deleted go to
+        these others."""
         if self._settings.namespaces:
             return []
         parts = self._parts()

@@ -1,7 +1,7 @@
-"""Charts as pure functions from numbers to HTML with inline SVG.
+"""Charts: pure functions from numbers to HTML with inline SVG.
 
-Only marks are SVG, in a box that stretches with the page. Labels are HTML around it, and keep their size on every
-screen. There is no script: exact values appear as tooltips (`<title>`).
+Only marks are SVG, in a box that stretches with the page. The labels around it are HTML and keep their size on every
+screen. There is no script: tooltips (`<title>`) show exact values.
 """
 
 import math
@@ -12,7 +12,7 @@ from html import escape
 from rlhfless_operator.formatting import averaged, format_number
 
 POINTS = 400
-"""Most points of a drawn line; a longer one is averaged over neighbouring stretches."""
+"""Most points of a drawn line. A longer line is averaged over neighbouring points."""
 
 _WIDTH, _HEIGHT = 1000.0, 400.0
 
@@ -36,7 +36,7 @@ class Mark:
     x: float
     y: float
     title: str
-    """Its tooltip."""
+    """Text of the tooltip."""
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -65,7 +65,7 @@ def line_chart(
     """Lines over a common axis.
 
     Args:
-        xs: x of every value, whole numbers, ascending; all series are as long.
+        xs: x of every value: whole numbers, ascending, as many as each series has values.
         series: the lines.
         title: heading of the chart.
         note: a sentence under the heading.
@@ -74,7 +74,7 @@ def line_chart(
         from_zero: whether the y axis begins at zero.
 
     Returns:
-        A `<figure>`; a sentence instead of the plot where no value is finite.
+        A `<figure>`, with a sentence instead of the plot if no value is finite.
     """
     count = min(len(xs), POINTS)
     thin_xs = averaged(xs, count)
@@ -163,7 +163,7 @@ def spark(values: Sequence[float], style: str = "c1") -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From data to the drawing's box."""
+    """Converts data to coordinates in the drawing's box."""
 
     x_low: float
     x_high: float
@@ -182,12 +182,12 @@ def _x_range(xs: Sequence[float]) -> tuple[float, float]:
 
 
 def _whole_ticks(low: float, high: float) -> list[float]:
-    """Ticks within the range for what is counted in whole numbers."""
+    """Ticks at whole numbers within the range."""
     return [tick for tick in ticks(low, high, 5) if low <= tick <= high and tick == int(tick)]
 
 
 def _path(xs: Sequence[float], ys: Sequence[float], scale: _Scale) -> str:
-    """Move and line commands; a value that is not finite breaks the line, and a lone one is a dot."""
+    """Move and line commands of a path. A value that is not finite breaks the line; a single value is a dot."""
     commands: list[str] = []
     pen_down = False
     for x, y in zip(xs, ys, strict=True):
@@ -195,7 +195,7 @@ def _path(xs: Sequence[float], ys: Sequence[float], scale: _Scale) -> str:
             pen_down = False
             continue
         point = f"{scale.x(x):.1f} {scale.y(y):.1f}"
-        # A zero-length line with round caps: the only point of its stretch must be visible too.
+        # A zero-length line with round caps makes a single point visible.
         commands.append(f"L{point}" if pen_down else f"M{point}L{point}")
         pen_down = True
     return "".join(commands)

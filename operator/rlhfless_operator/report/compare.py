@@ -22,14 +22,14 @@ _ABSENT = "–"
 
 
 def compare(run_folders: Sequence[str], width: int = 120) -> str:
-    """A table for the terminal, one column for each run.
+    """A table for the terminal, with one column for each run.
 
     Args:
         run_folders: paths or fsspec URIs of job folders.
-        width: columns of the terminal.
+        width: number of characters in a line of the terminal.
 
     Raises:
-        ValueError: if a folder holds no run, or a file in it is damaged.
+        ValueError: a folder holds no run, or a file in it is damaged.
     """
     runs = [read_run(folder) for folder in run_folders]
     table = Table(header_style="bold", pad_edge=False)
@@ -68,7 +68,7 @@ def write_comparison(run_folders: Sequence[str], uri: str) -> str:
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """The page: results, the differences of the jobs, and the courses on common axes."""
+    """The page: results, differences between the jobs, and curves on common axes."""
     names = _distinct_names(runs)
     head = "<tr><th></th>" + "".join(f'<th class="n">{escape(name)}</th>' for name in names) + "</tr>"
     tables = "".join(

@@ -14,17 +14,17 @@ MOST_SPANS = 800
 
 @dataclass(frozen=True)
 class Lane:
-    """A row of the chart: instances of one stage, one after the other."""
+    """A row of the chart, with instances of one stage one after the other."""
 
     stage: str
     number: int
-    """From 1, within the stage."""
+    """Number of the row within its stage, from 1."""
     spans: tuple[SpanRecord, ...]
-    """Ascending, and not overlapping."""
+    """Spans in ascending order, without overlaps."""
 
 
 def lanes(spans: Sequence[SpanRecord]) -> list[Lane]:
-    """Put instances into rows. Each stage has as many rows as it had instances at a time.
+    """Put instances into rows. Each stage has as many rows as it had instances at once.
 
     An instance stays in its row for its whole life; a row is free again when its instance is gone.
     """
@@ -52,7 +52,7 @@ def gantt(all_lanes: Sequence[Lane], start: float, end: float) -> str:
     """The chart from `start` to `end`, in seconds since the run began.
 
     Returns:
-        One row for each lane and a time axis; a sentence where there are no lanes.
+        One row for each lane, and a time axis; a sentence if there are no lanes.
     """
     if not all_lanes or end <= start:
         return '<p class="none">No instances were recorded.</p>'
@@ -92,7 +92,7 @@ def _clipped(spans: Sequence[SpanRecord], start: float, end: float) -> list[Span
 
 
 def _thinned(spans: Sequence[SpanRecord], start: float, end: float) -> Sequence[SpanRecord]:
-    """The spans, or where there are too many to tell apart, slices with the state that fills most of each."""
+    """The spans. If there are too many to tell apart, slices instead, each with the state that fills most of it."""
     if len(spans) <= MOST_SPANS:
         return spans
     width = (end - start) / MOST_SPANS

@@ -14,7 +14,7 @@ class Hindsight:
     """Instance-seconds of a stage, or of all stages."""
 
     paid: float
-    """In every state."""
+    """Instance-seconds in all states."""
     least: float
     """Lowest possible instance-seconds, for the same work at the same times, with the starts and drains of this run."""
 
@@ -38,19 +38,19 @@ def hindsight(spans: Sequence[SpanRecord]) -> dict[str, Hindsight]:
 
 
 def total(stages: Mapping[str, Hindsight]) -> Hindsight:
-    """Of all stages together."""
+    """The sum over all stages."""
     return Hindsight(sum(each.paid for each in stages.values()), sum(each.least for each in stages.values()))
 
 
 def _of_stage(spans: Sequence[SpanRecord]) -> Hindsight:
-    # The ledger splits work where a step ends; a gap of no length costs nothing.
+    # The ledger splits work at the end of a step. A gap of length zero costs nothing.
     uses = [(span.start, span.end) for span in spans if span.state == "busy"]
     least = least_held(uses, start_seconds=_mean(spans, "starting"), drain_seconds=_mean(spans, "draining"))
     return Hindsight(sum(span.end - span.start for span in spans), least)
 
 
 def _mean(spans: Sequence[SpanRecord], state: str) -> float:
-    """Mean seconds of an instance in a state, of those that were in it."""
+    """Mean seconds in a state, over the instances that were in it."""
     of_state = [span for span in spans if span.state == state]
     instances = {span.instance for span in of_state}
     return sum(span.end - span.start for span in of_state) / len(instances) if instances else 0.0

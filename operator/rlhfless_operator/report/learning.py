@@ -11,10 +11,10 @@ from rlhfless_operator.report.run import Run
 
 
 def charts(run: Run) -> str:
-    """Reward with the evaluations, KL, lengths, truncation, entropy, norms and mismatch: those that the run has."""
+    """Charts of reward with evaluations, KL, lengths, truncation, entropy, norms and mismatch, if the run has them."""
     if not run.trained and not run.accuracies:
         return '<p class="none">No step is finished yet.</p>'
-    figures = [_reward(run)]
+    figures = [_reward(run), *_reward_terms(run)]
     figures += [
         metric_chart(run, names, title, note)
         for names, title, note in (
@@ -35,11 +35,11 @@ def charts(run: Run) -> str:
 
 
 def all_metrics(run: Run) -> str:
-    """A table of every metric with its course."""
+    """A table of all metrics, each with a small curve."""
     names = sorted({name for record in run.trained for name in record.metrics})
     if not names:
         return ""
-    rewards = [str(reward.get("name")) for reward in run.spec.get("rewards") or []]
+    rewards = _reward_names(run)
     rows = ""
     for name in names:
         values = [record.metric(name) for record in run.trained]
@@ -63,7 +63,7 @@ def all_metrics(run: Run) -> str:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Centred moving average that reaches a twentieth of the values to each side; gaps stay gaps."""
+    """Centred moving average over a twentieth of the values on each side. Gaps stay gaps."""
     reach = len(values) // 20
     result = []
     for index, value in enumerate(values):
@@ -90,12 +90,23 @@ def _reward(run: Run) -> str:
     return line_chart(xs, series, title="Reward", note=note, marks=marks)
 
 
+def _reward_terms(run: Run) -> list[str]:
+    """A chart of the curves of all rewards, if the job has several."""
+    names = [name for name in _reward_names(run) if any(f"reward/{name}" in record.metrics for record in run.trained)]
+    note = "Mean of each reward before weighting, over the samples that it scored."
+    return [metric_chart(run, [(f"reward/{name}", name) for name in names], "Rewards", note)] if len(names) > 1 else []
+
+
+def _reward_names(run: Run) -> list[str]:
+    return [str(reward.get("name")) for reward in run.spec.get("rewards") or []]
+
+
 def metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
-    """The courses of some metrics, (name, label) each; steps without one are gaps."""
+    """The curves of some metrics, (name, label) each. A step without a value is a gap."""
     xs = [float(record.step) for record in run.trained]
     series = [
-        Series(label, [record.metric(name) for record in run.trained], f"c{number}")
-        for number, (name, label) in enumerate(names, start=1)
+        Series(label, [record.metric(name) for record in run.trained], f"c{number % 6 + 1}")
+        for number, (name, label) in enumerate(names)
         if any(name in record.metrics for record in run.trained)
     ]
     return line_chart(xs, series, title=title, note=note, from_zero=True)

@@ -60,7 +60,7 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
 
 
 def _release() -> str:
-    """What trained it; without a number where it runs from its sources and is not installed."""
+    """`rlhfless` with its version; without a version if it runs from its sources and is not installed."""
     try:
         return f"rlhfless {version('rlhfless')}"
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def _release() -> str:
 
 
 def shown_source(source: str) -> str:
-    """A source as strangers may see it: a hub name or URI as it is, of a local path only the last part."""
+    """A source as strangers may see it: a hub name or URI, or the last part of a local path."""
     return source if _is_hub_name(source) or "://" in source else source.rstrip("/").rpartition("/")[2]
 
 

@@ -16,14 +16,14 @@ def write_report(run_folder: str) -> str:
     """Write `report.html` into a run's folder.
 
     Args:
-        run_folder: path or fsspec URI of the job's folder; the run may still be going on.
+        run_folder: path or fsspec URI of the job's folder; the run may be unfinished.
 
     Returns:
         URI of the report.
 
     Raises:
-        ValueError: if no run is there, or a file in it is damaged.
-        ArtifactUnwritableError: if the folder cannot be written to.
+        ValueError: the folder holds no run, or a file in it is damaged.
+        ArtifactUnwritableError: the folder can't be written to.
     """
     uri = artifacts.join(run_folder, "report.html")
     artifacts.write_bytes(uri, report(read_run(run_folder)).encode())
@@ -51,7 +51,7 @@ def report(run: Run) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A page that loads nothing: its policy forbids the browser to."""
+    """A page that loads nothing: its security policy forbids it."""
     style = files("rlhfless_operator.report").joinpath("style.css").read_text()
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -64,7 +64,7 @@ def page(title: str, body: str) -> str:
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Large figures: (label, value, remark)."""
+    """Tiles with a large figure each: (label, value, remark)."""
     cells = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(remark)}</small></div>'
         for label, value, remark in entries

@@ -40,14 +40,14 @@ _CHARTS = (
 
 
 def section(run: Run) -> str:
-    """Charts of length prediction, the plan's forecast, the lower bound's share, staleness, and learning instances, as
-    far as the run has them."""
+    """Charts of length prediction, the plan's forecast, the lower bound's share, staleness and learning instances, if
+    the run has them."""
     chosen = any("learning/instances_chosen" in record.metrics for record in run.trained)
     figures = [
         metric_chart(run, names, title, note)
         for names, title, note in _CHARTS
         if any(name in record.metrics for record in run.trained for name, _ in names)
-        # Without a choice there is one number, in each step.
+        # If the plan had no choice, every step has the same number.
         and (chosen or names[0][0] != "learning/instances_chosen")
     ]
     charts = f'<div class="charts">{"".join(figures)}</div>' if figures else ""

@@ -81,7 +81,7 @@ def cost(run: Run) -> str:
     }
     chart = ""
     if run.trained:
-        # A step of a small job costs so little of any currency that only millionths are readable.
+        # A step of a small job costs so little that only millionths of a currency are readable.
         small = max(max(values) for values in costs.values()) < 1e-3
         factor = 1e6 if small else 1.0
         series = [Series(stage, [factor * value for value in values], _style(stage)) for stage, values in costs.items()]
@@ -93,7 +93,7 @@ def cost(run: Run) -> str:
 
 
 def _states(accounts: Iterable[StageAccount]) -> list[KeptState]:
-    """States that any instance was in."""
+    """The states in which any instance was."""
     every = list(accounts)
     return [state for state in KEPT_STATES if any(getattr(account, state) for account in every)]
 
@@ -123,7 +123,7 @@ def _style(stage: str) -> str:
 
 
 def _close_up(run: Run, start: float, end: float) -> tuple[float, float] | None:
-    """A stretch in the middle that is a few steps long; None where that is most of the run."""
+    """A period of a few steps in the middle of the run; None if that is most of the run."""
     if len(run.trained) <= 3 * CLOSE_UP_STEPS:
         return None
     length = CLOSE_UP_STEPS * median(record.seconds for record in run.trained)

@@ -16,12 +16,12 @@ from rlhfless_operator.records.settings_history import SettingsHistory, read_set
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a run has written for people. Missing parts of an unfinished run are empty."""
+    """Everything that a run writes for people. Parts that an unfinished run has not written are empty."""
 
     job_text: str
     """The job document as YAML."""
     job: Mapping[str, Any]
-    """The same, read."""
+    """The parsed job document."""
     status: Mapping[str, Any]
     """`status.json`."""
     summary: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def trained(self) -> Sequence[StepRecord]:
-        """The training steps alone."""
+        """The training steps, without step 0."""
         return [record for record in self.records if record.step > 0]
 
     @property
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def forecast(self) -> Decimal | None:
-        """Price of the whole job, if the steps to come cost what the last ones did."""
+        """Forecast price of the whole job, if its other steps cost as much as the last ones."""
         given = self.summary.get("forecast_cost")
         return None if given is None else Decimal(str(given))
 
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long training took so far."""
+        """Duration of training so far."""
         given = self.summary.get("seconds")
         return float(given) if given is not None else sum(record.seconds for record in self.records)
 
@@ -129,7 +129,7 @@ def read_run(folder: str) -> Run:
 
 
 def _newest(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """One record for each step, in order: a step that a restarted driver finished again counts as it was last."""
+    """One record for each step, in order. If a restarted driver finished a step again, its last record counts."""
     by_step = {record.step: record for record in records}
     return [by_step[step] for step in sorted(by_step)]
 

@@ -325,7 +325,7 @@ def view(found: dict[str, Any]) -> Group:
 
 def _ahead_table(found: dict[str, Any]) -> Table:
     table = Table(title="Rollouts that go ahead of the learner, in the long run", title_justify="left")
-    table.add_column("async")
+    table.add_column("async", overflow="fold")
     headings = (
         "actors",
         "seconds",
@@ -336,7 +336,7 @@ def _ahead_table(found: dict[str, Any]) -> Table:
         "instance-seconds",
     )
     for heading in (*headings, "a step"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in found["ahead"]:
         most = row["max_staleness"]
         table.add_row(
@@ -363,9 +363,9 @@ def _matching(found: dict[str, Any]) -> str:
 
 def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("plan")
+    table.add_column("plan", overflow="fold")
     for heading in ("actors", "seconds", "generation", "instance-seconds", "of the bound", "a step", "the job"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for name, row in rows:
         cost = Decimal(row["cost"])
         table.add_row(

@@ -116,9 +116,9 @@ def simulate_variants(
 def table(result: dict[str, Any]) -> Table:
     """A result for the terminal, each policy beside the first."""
     view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
-    view.add_column("policy")
+    view.add_column("policy", overflow="fold")
     for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
-        view.add_column(heading, justify="right")
+        view.add_column(heading, justify="right", overflow="fold")
     first = result["policies"][0]
     for row in result["policies"]:
         view.add_row(

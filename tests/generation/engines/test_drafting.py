@@ -1,4 +1,4 @@
-"""Drafting changes nothing that is sampled, bit for bit, whatever is drafted, and wherever a response is cut."""
+"""Drafting changes no sampled bit, for all drafts, and at every point where a response is cut."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +56,7 @@ def engine(folder: Path) -> TransformersEngine:
 
 @pytest.fixture(autouse=True)
 def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed decides nothing here: whatever can be drafted is."""
+    """Speed decides nothing here: everything that can be drafted is drafted."""
     monkeypatch.setattr(Switch, "on", lambda *_: True)
     monkeypatch.setattr(drafter, "worthwhile", lambda chances, *_: min(len(chances), 60))
     monkeypatch.setattr(drafter, "_LEAST_CHANCE", 0.0)
@@ -146,7 +146,7 @@ def test_every_family_gives_the_same_with_drafts(family: str, tmp_path: Path, ti
     run = start(engine, tasks, keep(tmp_path / "drafts", list(whole.values()), model, changed=0.1))
     results = {(result.prompt, result.index): result for result in finish(run)}
     if "experts" in family:
-        # An expert's rows are fewer than a pass's, so that its last bits depend on the batch, with drafts or without.
+        # An expert's rows are fewer than a pass's, so its last bits depend on the batch, with drafts or without.
         assert_same(results, whole)
     else:
         assert results == whole

@@ -1,4 +1,4 @@
-"""Attention of one token a row without repeating keys and values, and the masks that go with it."""
+"""Attention with one query token a row that does not copy keys and values for each head, and its masks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +27,10 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention; of one query token a row, the heads that share keys are the rows of one product.
+    """Scaled dot-product attention. With one query token a row, the heads that share keys are the rows of one product.
 
-    transformers' own form copies the cache once for every head of a group at every token, which costs more than the
-    attention itself. Passes of more than one token go to it.
+    transformers' own implementation copies the cache for every head of a group at every token, which costs more than
+    the attention itself. It still computes passes of more than one token a row.
 
     Args:
         query: [rows, heads, tokens, head size].
@@ -56,16 +56,16 @@ def grouped_attention(
 
 
 _MOST_HEADS = 3
-"""Heads of one product on a CPU. With four or more the product over keys and values adds in another order where the
-window is long (from 224 tokens on, torch 2.13 on an AMD EPYC), even where the mask hides all that is longer. Then a
-sequence's numbers would depend on the others of its batch."""
+"""Heads of one product on a CPU. With four or more heads and a long window (from 224 tokens on, torch 2.13 on an AMD
+EPYC), the product adds keys and values in another order, even if the mask hides the rest of the window. A sequence's
+numbers would then depend on the other sequences of its batch."""
 
 
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """Attention of the heads that share keys. On a CPU a head's numbers depend neither on the other heads nor, behind
-    what the mask hides, on the window.
+    """Attention of the heads that share keys. On a CPU a head's numbers depend neither on the other heads nor on the
+    tokens that the mask hides.
 
     Args:
         query: [rows, key-value heads, heads that share keys, head size].
@@ -82,26 +82,26 @@ def _attend(
 
 @dataclass(frozen=True)
 class RowsBySlot:
-    """Which slot's keys and values each row of a pass reads."""
+    """The slot whose keys and values each row of a pass reads."""
 
     slots: torch.Tensor
     """[rows]"""
     used: int
-    """The first so many rows are those of the first slots, in order."""
+    """Number of rows at the beginning whose slots are the first slots, in order."""
     runs: Sequence[tuple[int, int, int]]
-    """(slot, first row, last row + 1) of rows behind those that read one slot."""
+    """(slot, first row, last row + 1) of the later rows that read the same slot."""
 
 
 _by_slot: ContextVar[RowsBySlot | None] = ContextVar("rows_by_slot", default=None)
 _GATHERED_ROWS = 64
-"""Rows whose keys and values are copied at a time: few enough for the memory to be had again each time."""
+"""How many rows' keys and values to copy at a time: few enough to use the same memory again for the next rows."""
 _LEAST_RUN = 4
-"""Rows of one slot for which a call of their own costs less than copies of the slot's keys and values."""
+"""From so many rows of one slot on, a call of their own costs less than copies of the slot's keys and values."""
 
 
 @contextmanager
 def attending_by_slot(rows: RowsBySlot) -> Iterator[None]:
-    """Let attention be given keys and values by slot, instead of by row."""
+    """Let attention take keys and values by slot, and not by row."""
     token = _by_slot.set(rows)
     try:
         yield
@@ -117,7 +117,7 @@ def _attend_by_slot(
     mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """The same with `key` and `value` of all slots. A row's numbers do not depend on how rows are put together here."""
+    """`attend` with `key` and `value` of all slots. A row's numbers do not depend on how rows are grouped here."""
     assert mask is not None
     used = rows.used
     parts = [_attend(query[:used], key[:used], value[:used], mask[:used], scaling)]
@@ -146,7 +146,7 @@ AttentionInterface.register(GROUPED, grouped_attention)
 
 
 class Masks:
-    """What a model takes as `attention_mask`: none, a 4-dimensional mask, or one for each kind of its layers.
+    """Makes the `attention_mask` that a model takes: none, a 4-dimensional mask, or one for each kind of its layers.
 
     Args:
         config: of the model's text part.

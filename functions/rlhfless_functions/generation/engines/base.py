@@ -1,7 +1,7 @@
-"""What generation asks of an engine: token ids in, token ids and log-probabilities out.
+"""The interface of a generation engine: token ids in, token ids and log-probabilities out.
 
-An engine holds one model at one weights version. `start` opens a run over a share; each `step` advances it by about one
-token a running sequence. The caller owns the loop, so it may stop after any step and lose at most that step.
+An engine holds one model at one weights version. `start` opens a run over a share. Each `step` adds about one token to
+every running sequence. The caller owns the loop: it may stop after any step, and loses at most that step.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from rlhfless_functions.settings import EngineSampling, ModelSettings
 
 
 class NonFiniteLogitsError(ArithmeticError):
-    """The model gave NaN or infinite logits for a sequence: its weights have diverged, or its arithmetic overflowed.
+    """The model computed NaN or infinite logits for a sequence: its weights have diverged, or a number overflowed.
 
     Args:
         prompt: row of the prompt.
@@ -33,22 +33,22 @@ class NonFiniteLogitsError(ArithmeticError):
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """The beginning of a prompt that several instances need: one computes it, and the others may read its keys and
-    values. An engine that cannot computes it itself."""
+    """The beginning of a prompt that several instances need. One of them computes it, and the others may read its keys
+    and values. An engine that can't read them computes the beginning itself."""
 
     tokens: int
-    """Fewer than the prompt has."""
+    """Length of the beginning; less than that of the prompt."""
     folder: str
-    """Of files that all of those instances reach."""
+    """Folder for the files, which all of these instances can reach."""
     source: bool
-    """Whether it is this instance that computes it."""
+    """Whether this instance computes it."""
     wait_seconds: float
-    """Longest wait for another to have computed it."""
+    """How long to wait at most until another instance has computed it."""
 
 
 @dataclass(frozen=True)
 class SequenceTask:
-    """One response to generate, from its beginning or from where another engine left it."""
+    """One response to generate, from its beginning or from where another engine stopped."""
 
     prompt: int
     """Row of the prompt; tasks of one prompt share its tokens."""
@@ -59,42 +59,42 @@ class SequenceTask:
     seed: int
     """64-bit key of the sample's own random numbers."""
     response_tokens: Sequence[int] = field(default=())
-    """Tokens sampled before, at the same weights; fewer than the longest response, and not ended."""
+    """Tokens that were sampled before, with the same weights; fewer than the longest response, and unfinished."""
     log_probs: Sequence[float] = field(default=())
     """Their log-probabilities."""
     prefix: SharedPrefix | None = None
-    """What of the prompt other instances have too."""
+    """The part of the prompt that other instances need too, if any."""
     step: int = 1
     """The step that it is sampled for. An emulated GPU looks its length up by it."""
 
 
 @dataclass(frozen=True)
 class SequenceResult:
-    """A response, with the tokens that its task came with."""
+    """A response, including the tokens that its task began with."""
 
     prompt: int
     index: int
     response_tokens: list[int]
-    """The end-of-sequence token or the tokens of the stop string included."""
+    """Response tokens, including the end-of-sequence token or the tokens of the stop string."""
     log_probs: list[float]
     """Log-probability of each token under softmax(logits / temperature), computed in float32; at temperature 0, under
     softmax(logits)."""
     finish_reason: FinishReason
-    """`cut` where the response is unfinished."""
+    """`cut` if the response is unfinished."""
 
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """What a run has computed, in tokens."""
+    """How many tokens a run has computed."""
 
     prompt: int = 0
-    """Those that were not held already."""
+    """Prompt tokens, except those whose keys and values were there already."""
     response: int = 0
-    """Those that were sampled, without those that the tasks came with."""
+    """Sampled response tokens, without those that the tasks began with."""
     passes: int = 0
-    """Decode passes; 0 where the engine does not count them."""
+    """Decode passes; 0 if the engine does not count them."""
     sequence_passes: int = 0
-    """Sum over those passes of the sequences that took part: each got a token, or several that had been drafted."""
+    """Sum over these passes of the sequences in each. A pass gives each sequence one token, or several with drafts."""
 
     def __add__(self, other: "ComputedTokens") -> "ComputedTokens":
         return ComputedTokens(
@@ -110,7 +110,7 @@ class EngineRun(ABC):
 
     Args:
         tasks: in the order of admission.
-        room: what fits into the engine; a share of a few sequences needs less.
+        room: how much fits into the engine; a share of a few sequences needs less.
     """
 
     def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:
@@ -140,7 +140,7 @@ class EngineRun(ABC):
 
     @property
     def response_tokens(self) -> int:
-        """Response tokens sampled so far, without those that the tasks came with."""
+        """Response tokens sampled so far, without those that the tasks began with."""
         return self.computed.response
 
     @abstractmethod
@@ -148,7 +148,7 @@ class EngineRun(ABC):
         """Advance every running sequence, and return those that have finished.
 
         Raises:
-            NonFiniteLogitsError: if a sequence's distribution is not one.
+            NonFiniteLogitsError: if a sequence's logits are not a valid distribution.
             TaskError: `out_of_memory`.
         """
 
@@ -169,15 +169,15 @@ class EngineRun(ABC):
         return [result for result in [*self.partials(), *waiting] if result.response_tokens]
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens came about, as far as the engine counts it."""
+        """How the tokens were generated, as far as the engine counts it."""
         computed = self.computed
         if not computed.passes:
             return DecodeCounts()
         return DecodeCounts(passes=computed.passes, sequence_passes=computed.sequence_passes, tokens=computed.response)
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What has been sent to and fetched from other instances of shared prefixes: `tokens_sent`, `bytes_sent`,
-        `seconds_sent` and the same with `_fetched`, of all workers; empty where instances compute their own prompts."""
+        """How much of shared prefixes all workers have sent to other instances (`tokens_sent`, `bytes_sent`,
+        `seconds_sent`) and fetched from them (the same with `_fetched`); empty if no prefixes are shared."""
         return {}
 
 
@@ -185,18 +185,17 @@ class Engine(Protocol):
     """A model in memory that can generate."""
 
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """Hold exactly these weights: swap weights in place, load a model, or do nothing if they are held already.
+        """Hold exactly these weights: replace weights in place, load a model, or do nothing if they are there already.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
         """
 
     def sleep(self) -> None:
-        """Give the device's memory back. The run is abandoned; `load` comes before the next one, and what it loads is
-        as it was.
+        """Release the device's memory and abandon the run. The caller calls `load` before the next run.
 
         Raises:
-            TaskError: `engine_lost`: the memory comes back with the end of the process alone.
+            TaskError: `engine_lost`: only the end of the process releases the memory.
         """
 
     def start(
@@ -206,14 +205,14 @@ class Engine(Protocol):
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
     ) -> EngineRun:
-        """Open a run. One run at a time; a run that is abandoned needs no closing.
+        """Open a run. There is one run at a time. An abandoned run needs no closing.
 
         Args:
             tasks: the share, in the order of admission.
             sampling: temperature (0 takes the likeliest tokens), limits and stop strings.
             kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
-            drafts: folders of responses of earlier steps, from which an engine that can drafts tokens, the most telling
-                one last; None where nothing is to be drafted. Tokens do not depend on it.
+            drafts: folders with responses of earlier steps, the most useful one last. An engine that supports drafting
+                drafts tokens from them; None turns drafting off. The sampled tokens do not depend on it.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
@@ -221,7 +220,7 @@ class Engine(Protocol):
 
 
 def check_prompt(task: SequenceTask) -> None:
-    """Refuse a prompt that nothing can follow.
+    """Refuse an empty prompt, which no token can follow.
 
     Raises:
         TaskError: `data_invalid`, naming it.
@@ -231,11 +230,11 @@ def check_prompt(task: SequenceTask) -> None:
 
 
 def check_room(longest: int, budget: int) -> None:
-    """Refuse a share whose longest sequence the KV cache could not hold, even alone.
+    """Refuse a share if its longest sequence alone would not fit into the KV cache.
 
     Args:
-        longest: tokens that it can have, prompt and response.
-        budget: tokens that the cache has room for.
+        longest: most tokens of a sequence, prompt and response.
+        budget: tokens that fit into the cache.
 
     Raises:
         TaskError: `bad_request`.

@@ -1,4 +1,4 @@
-"""Which engine generates, and why. Neither torch nor vLLM is imported to tell."""
+"""Which engine generates, and why. This module decides without importing torch or vLLM."""
 
 import os
 from contextlib import suppress
@@ -23,7 +23,7 @@ class EngineChoice:
 
 
 def installed_engines() -> list[EngineName]:
-    """The engines that there are packages for."""
+    """The engines whose packages are installed."""
     try:
         vllm_package()
     except PackageNotFoundError:
@@ -32,7 +32,8 @@ def installed_engines() -> list[EngineName]:
 
 
 def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoice:
-    """What the job names; with `auto`, vLLM where it is installed and the device and the model can, else transformers.
+    """The engine that the job names. `auto` means vLLM if it is installed and supports the device and the model, and
+    transformers otherwise.
 
     Raises:
         TaskError: `model_unloadable` if the job names vLLM and it is not installed.
@@ -81,7 +82,7 @@ def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
 
 
 def make_engine(choice: EngineChoice, settings: EngineSettings) -> Engine:
-    """The engine itself; its imports are seconds, so only the chosen one's are made."""
+    """Create the engine. Imports take seconds, so only the chosen engine is imported."""
     if choice.name == "vllm":
         from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
 

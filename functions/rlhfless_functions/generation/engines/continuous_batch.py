@@ -1,4 +1,4 @@
-"""The continuous batch: sequences join when there is room and leave when they end; one token a row at a time."""
+"""The continuous batch: sequences join when there is room and leave when they end. A pass computes one token a row."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -27,20 +27,21 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Most tokens prefilled and replayed between two decode steps, unless one sequence has more; a stop waits for them."""
+"""Most tokens prefilled and replayed between two decode steps, unless one sequence has more. A stop waits until they
+are computed."""
 
 
 class ContinuousBatch(EngineRun):
     """A run of the transformers engine; see `EngineRun`.
 
-    A prompt except for its last token is prefilled once, and copied to the rows of its group. Its last token is then
-    fed like a sampled one: every response token comes from a decode pass. A continued response is replayed through the
-    decode pass too, many tokens at once, each as a row of its own.
+    A prompt without its last token is prefilled once and copied to the rows of its group. The last token then goes
+    through a decode pass like a sampled token, so every response token comes from a decode pass. A continued response
+    is replayed through decode passes too, many tokens at once, each as a row of its own.
 
-    On a CPU with one thread and in float32, a token and its log-probability do not depend on the rest of the batch or
-    on where the response was cut, bit for bit: prompts are prefilled only with prompts of the same padded length,
-    decode rows are padded to `CPU_ROWS`, and attention reads whole blocks. In bfloat16 and on a GPU they are the same
-    up to the kernels' own rounding.
+    On a CPU with one thread and in float32, a token and its log-probability are the same bit for bit, with any other
+    sequences in the batch and wherever the response was cut. To this end, prompts are prefilled only with prompts of
+    the same padded length, decode rows are padded to `CPU_ROWS`, and attention reads whole blocks. In bfloat16 and on
+    a GPU they are the same up to the kernels' own rounding.
 
     Args:
         model: on its device, in evaluation mode.
@@ -51,9 +52,9 @@ class ContinuousBatch(EngineRun):
         eos_token_ids: tokens that end a response.
         stop_strings: strings that end a response, if any.
         slots: most sequences of this share at a time.
-        room: what fits into the engine.
-        drafter: says what to try, if anything does.
-        most_rows: of a pass with drafts.
+        room: how much fits into the engine.
+        drafter: drafts tokens; None turns drafting off.
+        most_rows: most rows of a pass with drafts.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ContinuousBatch(EngineRun):
         self._eos = torch.zeros(model.config.get_text_config().vocab_size, dtype=torch.bool, device=self._device)
         self._eos[list(eos_token_ids)] = True
         rows = padded_rows(slots, self._device)
-        # Of each row, on the device. A row without a sequence has length 0 and is computed with the rest, if at all.
+        # One value for each row, on the device. A row without a sequence has length 0; passes may compute it.
         self._inputs = self._vector(rows)
         self._lengths = self._vector(rows)
         self._generated = self._vector(rows)
@@ -90,7 +91,7 @@ class ContinuousBatch(EngineRun):
         self._active = self._vector(rows)
         self._tokens = torch.zeros(rows, sampling.max_response_tokens, dtype=torch.long, device=self._device)
         self._log_probs = torch.zeros(rows, sampling.max_response_tokens, device=self._device)
-        # A copy on the host, to plan a step without waiting for the device.
+        # A copy on the host: a step can be planned without waiting for the device.
         self._tasks: list[SequenceTask | None] = [None] * rows
         self._host_active = np.zeros(rows, dtype=bool)
         self._host_lengths = np.zeros(rows, dtype=np.int64)
@@ -111,13 +112,13 @@ class ContinuousBatch(EngineRun):
         return [self._result(slot, task, "cut") for slot, task in self._running_tasks()]
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens came about."""
+        """How the tokens were generated."""
         counts = super().decoding()
         return counts if self._drafter is None else counts.model_copy(update=self._drafter.counted())
 
     @torch.inference_mode()
     def step(self) -> list[SequenceResult]:
-        """Admit what fits, sample a token for every running sequence, and return those that have finished."""
+        """Admit the sequences that fit, sample a token for each running one, and return those that have finished."""
         try:
             self._admit()
             self._compact()
@@ -169,7 +170,7 @@ class ContinuousBatch(EngineRun):
         return drafter.propose(active, remaining, tokens_of, int(active[-1]) + 1, self._rows, self._most_rows)
 
     def _sample(self, rows: int) -> dict[int, FinishReason]:
-        """Sample a token for each row; returns those that have ended, and why."""
+        """Sample a token for each row; returns the rows that have ended, and why."""
         lengths, generated = self._lengths[:rows], self._generated[:rows]
         window = padded(int(self._host_lengths[self._host_active].max()) + 1)
         self._cache.decode(lengths, window)
@@ -197,9 +198,10 @@ class ContinuousBatch(EngineRun):
     def _verify(
         self, active: np.ndarray, layout: PassRows, drafts: Drafts
     ) -> tuple[np.ndarray, np.ndarray, dict[int, FinishReason]] | None:
-        """Sample a token behind each sequence's newest one and behind each draft, and keep those that follow from what
-        was sampled; returns how many each active row got, all of them, and which have ended. None, and no trace of the
-        drafts, where a row was no distribution."""
+        """Sample a token after each sequence's newest token and after each draft, and keep those after correct drafts.
+
+        Returns how many tokens each active row got, the tokens, and which rows have ended. If a row is not a valid
+        distribution, it removes every trace of the drafts and returns None."""
         slots = self._index(layout.slots)
         positions = self._host_lengths[layout.slots] + layout.offsets
         columns = self._host_generated[layout.slots] + layout.offsets
@@ -217,7 +219,7 @@ class ContinuousBatch(EngineRun):
         tokens, log_probs, sound = draw(logits, self._sampling.temperature, noise)
         drafted = np.arange(layout.used, layout.used + len(drafts.tokens))
         if not sound[self._index(np.concatenate([active, drafted]))].all():
-            # Keys that are NaN reach the rows before them, which mask them, and would stay. It may be a draft's fault.
+            # A draft may have caused the NaN. NaN keys would stay, and reach earlier rows in spite of the mask.
             self._cache.erase(slots[self._index(drafted)], self._index(positions[drafted]))
             return None
         drawn = tokens.cpu().numpy()
@@ -259,7 +261,7 @@ class ContinuousBatch(EngineRun):
     def _cut_at_stop_strings(
         self, active: np.ndarray, counts: np.ndarray, sampled: np.ndarray
     ) -> dict[int, FinishReason]:
-        """Let responses end with the first token that completes a stop string; returns those that do."""
+        """End responses at the first token that completes a stop string; returns these responses."""
         assert self._stop_strings is not None
         window, ends = self._stop_strings.window, self._host_generated.tolist()
         before = [self._tokens[slot, max(0, ends[slot] - window) : ends[slot]].tolist() for slot in active.tolist()]
@@ -305,12 +307,11 @@ class ContinuousBatch(EngineRun):
     # --- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Give free slots to waiting sequences, in order, and bring their rows to the point at which sampling
-        continues."""
+        """Give free slots to waiting sequences, in order, and prepare their rows for the next sampled token."""
         if not self._waiting:
             return
         free = [slot for slot in range(self._slots) if self._tasks[slot] is None]
-        # Of the prompts that ran in the last step: rows that it released hold theirs until the next pass writes.
+        # Prompts that ran in the last step: the rows that it released hold them until the next pass writes.
         known = self._prompt_slots
         admitted: dict[int, SequenceTask] = {}
         prefilled: set[int] = set()
@@ -362,7 +363,7 @@ class ContinuousBatch(EngineRun):
     # --- rows ----------------------------------------------------------------------------------------------------
 
     def _compact(self) -> None:
-        """Move the last rows into the holes, once the batch can then do with fewer."""
+        """Move the last rows into free ones, if the batch then needs fewer rows."""
         if self._waiting:
             return
         occupied = np.flatnonzero(self._host_active)

@@ -7,8 +7,8 @@ import torch
 from transformers.cache_utils import Cache
 
 BLOCK_TOKENS = 32
-"""Attention reads a multiple of this many tokens. Masked ones add exact zeros, and on a CPU the kernels' order of
-summation then no longer depends on how long the other rows of the batch are."""
+"""Attention reads a multiple of this many tokens. Masked tokens add exact zeros. On a CPU the kernels' order of
+summation then does not depend on the length of the batch's other rows."""
 
 
 def padded(tokens: int) -> int:
@@ -17,10 +17,10 @@ def padded(tokens: int) -> int:
 
 
 class SlotCache(Cache):
-    """A transformers cache of [slots, heads, capacity, head size] a layer, allocated when a layer first writes.
+    """A transformers cache of [slots, heads, capacity, head size] a layer, allocated at a layer's first write.
 
     Before each forward pass the caller says where its tokens go (`decode`, `verify` or `replay`). Positions and masks
-    are explicit, so the cache has no length of its own. Rows are right-padded; what is beyond a row's length is masked
+    are explicit, so the cache has no length of its own. Rows are right-padded; numbers beyond a row's length are masked
     but finite.
 
     Args:
@@ -56,12 +56,12 @@ class SlotCache(Cache):
         self._aim(slots, positions, window, shared_slot=None)
 
     def verify(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> None:
-        """The next pass feeds tokens of any slots, several of one among them, each as a row of its own. What attention
-        reads is that of all slots, in their order: `RowsBySlot` tells it which row is whose.
+        """The next pass feeds tokens of any slots, each token as a row of its own. A slot may have several. Attention
+        gets the keys and values of all slots, in their order, and finds a row's slot in `RowsBySlot`.
 
         Args:
             slots: [rows] slot of each row's token.
-            positions: [rows] where it goes.
+            positions: [rows] where the token goes.
             window: as for `decode`.
         """
         self._aim(slots, positions, window, shared_slot=None)
@@ -79,7 +79,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token a row ([rows, heads, 1, head size]) and return what attention reads."""
+        """Write one token a row ([rows, heads, 1, head size]), and return the keys and values that attention reads."""
         keys, values = self._layer(layer_idx, key_states, value_states)
         addresses = self._address(key_states.shape[1])
         _rows(keys).index_copy_(0, addresses, key_states.reshape(-1, key_states.shape[-1]))
@@ -114,7 +114,7 @@ class SlotCache(Cache):
         self, layer: int, key_states: torch.Tensor, value_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self._stores) <= layer:
-            # Zeros, not empty memory: a masked NaN would still be a NaN after it is multiplied with zero.
+            # Zeros, not empty memory: a masked NaN is still a NaN after a multiplication with zero.
             keys, values = (
                 states.new_zeros(self.slots, states.shape[1], self.capacity, states.shape[-1])
                 for states in (key_states, value_states)
@@ -131,21 +131,21 @@ class SlotCache(Cache):
         return self._addresses[heads]
 
     def erase(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        """Forget tokens that were written: as NaN, which a mask does not hide, they would stay."""
+        """Overwrite tokens with zeros. If they are NaN, a mask does not hide them."""
         for layer in self._stores:
             for store in layer:
                 store[slots, :, positions] = 0
 
     def reset(self) -> None:
-        """Release the memory. It may hold NaN, which a mask does not hide."""
+        """Release the memory. It may hold NaN, which a mask does not hide, so it is not used again."""
         self._stores.clear()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing depends on it: positions are explicit."""
+        """Not used, because positions are explicit."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of what attention reads."""
+        """Length and offset of the keys and values that attention reads."""
         return self._window, 0
 
 

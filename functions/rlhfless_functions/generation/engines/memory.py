@@ -26,7 +26,7 @@ def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
 
 
 def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, held_bytes: int) -> int:
-    """Tokens whose keys and values fit into the share of the free memory that is meant for them.
+    """How many tokens' keys and values fit into the KV cache's share of the free memory.
 
     Args:
         config: of the model's text part.
@@ -42,7 +42,7 @@ def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.d
 
 
 def container_free_bytes(cgroup: Path) -> float:
-    """What a container's memory limit leaves; infinite without a limit (cgroup v2)."""
+    """Bytes that are free below the container's memory limit (cgroup v2); infinite without a limit."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

@@ -12,7 +12,8 @@ from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.prefill import prefill
 
 CPU_ROWS = 16
-"""Rows of a pass on a CPU are a multiple of this: from so many on, matrix kernels add up in one order."""
+"""On a CPU the number of rows of a pass is a multiple of this. With so many rows, matrix kernels always add numbers in
+the same order."""
 REPLAY_ROWS = 256
 """Tokens of a continued response computed in one pass."""
 
@@ -24,7 +25,7 @@ def padded_rows(rows: int, device: torch.device) -> int:
 
 
 def index_of(device: torch.device, values: Collection[int] | np.ndarray) -> torch.Tensor:
-    """Whole numbers on a device."""
+    """A tensor of integers on a device."""
     return torch.tensor(list(values), dtype=torch.long, device=device)
 
 
@@ -45,14 +46,14 @@ class ModelPasses:
         self._dtype = model.dtype
 
     def copy(self, admitted: dict[int, tuple[SequenceTask, int]]) -> None:
-        """Take each prompt from a row that holds it. All are read before any row is overwritten."""
+        """Copy each prompt from a row that holds it. All prompts are read before any row is overwritten."""
         if admitted:
             tokens = max(len(task.prompt_tokens) for task, _ in admitted.values())
             sources = [source for _, source in admitted.values()]
             self._cache.copy(index_of(self._device, sources), index_of(self._device, admitted), tokens)
 
     def prefill(self, admitted: dict[int, SequenceTask]) -> int:
-        """Compute each prompt once, and copy it to the rows of its group; returns how many tokens that were."""
+        """Compute each prompt once, and copy it to the rows of its group; returns the number of computed tokens."""
         prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
         for members, layers in prefill(self._model, self._masks, prompts):
             row_of = {prompt: row for row, prompt in enumerate(members)}
@@ -67,7 +68,7 @@ class ModelPasses:
         for start in range(0, len(tokens), REPLAY_ROWS):
             chunk = tokens[start : start + REPLAY_ROWS]
             positions = list(range(first + start, first + start + len(chunk)))
-            # Padding rows compute the last token again, and write the same.
+            # Padding rows compute the last token again and write the same numbers.
             spare = max(0, padded_rows(1, self._device) - len(chunk))
             rows = index_of(self._device, [*positions, *[positions[-1]] * spare])
             window = padded(positions[-1] + 1)
@@ -75,7 +76,7 @@ class ModelPasses:
             self.forward(index_of(self._device, [*chunk, *[chunk[-1]] * spare]), rows, window)
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] of a pass of one token per row; the cache already knows their places."""
+        """Logits [rows, vocabulary] of a pass with one token a row. The cache already knows where the tokens go."""
         output = self._model(
             input_ids=inputs[:, None],
             attention_mask=self._masks.decode(positions, window, self._dtype),

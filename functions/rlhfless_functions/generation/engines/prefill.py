@@ -1,4 +1,4 @@
-"""Keys and values of whole prompts, in as few passes as leave every prompt's numbers independent of the others'."""
+"""Keys and values of whole prompts, in few passes, without letting a prompt's numbers depend on other prompts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ from rlhfless_functions.generation.engines.kv_cache import padded
 def prefill(
     model: PreTrainedModel, masks: Masks, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]]]]:
-    """Compute each prompt but its last token, right-padded to whole blocks.
+    """Compute each prompt without its last token, right-padded to whole blocks.
 
-    Prompts of one padded length share a pass, and no others: the shape of a prompt's own attention is then a function
-    of the prompt alone, and on a CPU in float32 so are its bits.
+    Only prompts of the same padded length share a pass. The shape of a prompt's attention then depends only on the
+    prompt, and so do its bits on a CPU in float32.
 
     Args:
         model: on its device.
@@ -25,7 +25,7 @@ def prefill(
         prompts: tokens by prompt; a prompt of a single token has nothing to compute and is skipped.
 
     Yields:
-        The prompts of a pass, and of each layer keys and values, [prompts, heads, padded length, head size].
+        The prompts of a pass, and the keys and values of each layer, [prompts, heads, padded length, head size].
     """
     buckets: dict[int, list[int]] = {}
     for prompt, tokens in prompts.items():

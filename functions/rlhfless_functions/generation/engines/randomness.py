@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but the sample and the position of the token.
+"""Random numbers that depend only on the sample and the position of the token.
 
 Each sample has a 64-bit key, a hash of (seed, purpose, step, prompt, index). The number for response token t is output
 t of the SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
@@ -10,7 +10,7 @@ import torch
 
 
 def _signed(value: int) -> int:
-    """The 64-bit integer with the same bits as torch's int64 has them."""
+    """The int64 with the same bits as an unsigned 64-bit integer."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -25,8 +25,8 @@ def signed_keys(seeds: list[int]) -> list[int]:
 
 
 def shifted_key(seed: int, positions: int) -> int:
-    """The key whose output number `positions` + t is output t of `seed`: for engines that count from the prompt's
-    first token instead of the response's."""
+    """The key whose output number `positions` + t equals output t of `seed`. It is for engines that count positions
+    from the prompt's first token, and not from the response's."""
     return _signed((seed - positions * _GAMMA) % (1 << 64))
 
 

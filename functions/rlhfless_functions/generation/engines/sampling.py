@@ -6,10 +6,10 @@ import torch
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sample by the inverse of the cumulative distribution, which takes one random number a row; or take the likeliest.
+    """Sample by inverting the cumulative distribution, with one random number a row; or take the likeliest tokens.
 
-    Log-probabilities are a float32 log-softmax of logits / temperature, as the trainer computes them; the cumulative
-    sum is float64: otherwise rounding could lose tokens of a large vocabulary.
+    Log-probabilities are a float32 log-softmax of logits / temperature, as the trainer computes them. The cumulative
+    sum is in float64, because rounding in float32 could lose tokens of a large vocabulary.
 
     Args:
         logits: [n, vocabulary], any floating dtype.
@@ -17,8 +17,8 @@ def draw(
         uniforms: [n] float64 in [0, 1).
 
     Returns:
-        Tokens [n] int64, their log-probabilities [n] float32, and whether the row was a distribution at all [n] bool.
-        Where it was not, token and log-probability mean nothing.
+        Tokens [n] int64, their log-probabilities [n] float32, and whether the row is a valid distribution [n] bool.
+        Ignore the token and log-probability of an invalid row.
     """
     log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     tokens, sound = choose(log_probs, uniforms) if temperature else likeliest(log_probs)
@@ -26,30 +26,30 @@ def draw(
 
 
 def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for log-probabilities that are there already.
+    """Sample one token a row from log-probabilities.
 
     Args:
         log_probs: [n, vocabulary] float32.
         uniforms: [n] float64 in [0, 1).
 
     Returns:
-        Tokens [n] int64, and whether the row was a distribution at all [n] bool.
+        Tokens [n] int64, and whether the row is a valid distribution [n] bool.
     """
     cumulative = torch.cumsum(log_probs.exp(), dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
-    # The first token whose cumulative probability is above the target: one of probability zero is never it.
+    # The first token whose cumulative probability is above the target. A token of probability zero is never chosen.
     tokens = torch.searchsorted(cumulative, (uniforms * total)[:, None], right=True)
     return tokens.clamp_(max=log_probs.shape[-1] - 1)[:, 0], torch.isfinite(total)
 
 
 def likeliest(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token of the greatest log-probability of each row; the first of equal ones, on every engine.
+    """The likeliest token of each row. Of equally likely tokens, every engine takes the first.
 
     Args:
         log_probs: [n, vocabulary] float32.
 
     Returns:
-        Tokens [n] int64, and whether the row was a distribution at all [n] bool.
+        Tokens [n] int64, and whether the row is a valid distribution [n] bool.
     """
     greatest, tokens = log_probs.max(dim=-1)
     return tokens, torch.isfinite(greatest)

@@ -1,4 +1,4 @@
-"""The key that all of a sample's randomness comes from. No torch here."""
+"""The key from which all random numbers of a sample are computed. Without torch."""
 
 import hashlib
 

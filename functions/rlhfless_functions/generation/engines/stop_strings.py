@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 CONTEXT_TOKENS = 5
-"""Tokens decoded before those that could spell the stop string: a UTF-8 character may be split over four tokens, and
-some tokenizers drop the space of the first token that they are given."""
+"""How many more tokens to decode, before those that could spell the stop string. A UTF-8 character may be split over
+four tokens, and some tokenizers drop the space of the first token that they get."""
 
 
 class StopStrings:
@@ -24,7 +24,7 @@ class StopStrings:
         self._tokenizer = tokenizer
         self._strings = tuple(strings)
         self.window = max(len(string.encode()) for string in strings) + CONTEXT_TOKENS
-        """Newest tokens that the answer depends on."""
+        """How many of the newest tokens the answer depends on."""
 
     def ended(self, tails: list[list[int]]) -> list[bool]:
         """For each response, given its newest `window` tokens: does its text now contain a stop string?"""
@@ -32,12 +32,12 @@ class StopStrings:
         return [any(string in text for string in self._strings) for text in texts]
 
     def first_ends(self, before: Sequence[list[int]], sampled: Sequence[list[int]]) -> list[int | None]:
-        """For each response that got several tokens at once: how many of them there are up to the first with which its
-        text contains a stop string; None where there is no such.
+        """For each response that got several tokens at once: the number of these tokens up to the one that completes a
+        stop string, or None if none does.
 
         Args:
-            before: its newest `window` tokens before those.
-            sampled: those, at least one.
+            before: each response's newest `window` tokens before the new ones.
+            sampled: each response's new tokens, at least one.
         """
         tails = [
             [*known, *tokens[:end]][-self.window :]

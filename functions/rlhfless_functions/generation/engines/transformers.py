@@ -25,7 +25,7 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
 MAX_LOGITS = 2**26
-"""Most numbers in the logits of one step: with a large vocabulary they take more memory than keys and values."""
+"""Most numbers in the logits of one step. With a large vocabulary, logits take more memory than keys and values."""
 MAX_ROWS = 1024
 MIN_ROWS = 16
 
@@ -42,7 +42,7 @@ class _Loaded:
 class TransformersEngine:
     """Holds one model, its tokenizer, and the memory of the KV cache between runs; see `Engine`.
 
-    All versions of a model have one tokenizer, which stays over a sleep.
+    All versions of a model have the same tokenizer, which stays in memory during a sleep.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class TransformersEngine:
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
         """
-        # Hold nothing until everything is loaded: a failure must not leave a mixture of weights.
+        # Count as empty until everything is loaded: a failure must not leave a mixture of weights.
         held, self._loaded = self._loaded, None
         if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
             self._cache = held = None
@@ -80,7 +80,7 @@ class TransformersEngine:
         return _Loaded(model, weights, policy, self._tokenizer[1], masks)
 
     def sleep(self) -> None:
-        """Give the memory of model and KV cache back: the files that the model is read from again are in the host's."""
+        """Release the memory of model and KV cache. The model is read again from files on the host."""
         if self._loaded is not None:
             empty(self._loaded.policy)
         if self._cache is not None:
@@ -97,9 +97,8 @@ class TransformersEngine:
     ) -> ContinuousBatch:
         """Open a run.
 
-        A sequence is admitted when a slot is free, and every slot is long enough for the longest sequence of the share
-        at its full length, so a run never runs out of slots. On a CPU, up to 15 rows of padding come on top of the
-        budget.
+        A sequence is admitted when a slot is free. Every slot has room for the longest sequence of the share at its
+        full length, so a run never runs out of slots. On a CPU, up to 15 rows of padding come on top of the budget.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
@@ -145,7 +144,7 @@ class TransformersEngine:
         return Drafter(self._experience, padded_rows(slots, self._device), longest, known_tokens, vocabulary, history)
 
     def _reserve(self, slots: int, capacity: int) -> SlotCache:
-        """The cache of the last run where it is large enough and not far too large, else a new one."""
+        """The cache of the last run if it is large enough and not far too large, otherwise a new one."""
         held = self._cache
         fits = held is not None and held.slots >= slots and held.capacity >= capacity
         if held is None or not fits or held.slots * held.capacity > 2 * slots * capacity:
@@ -155,7 +154,7 @@ class TransformersEngine:
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a response: the generation config's, of which there may be several, and the tokenizer's."""
+    """Every token that ends a response: those of the generation config, and the tokenizer's."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)

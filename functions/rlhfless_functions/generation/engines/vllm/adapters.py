@@ -1,6 +1,6 @@
-"""Low-rank adapters in vLLM: the backbone stays, and the requests of a weights version name that version's adapter.
+"""Low-rank adapters in vLLM: the backbone stays loaded, and each request names the adapter of its weights version.
 
-Which job a version is of makes no difference: adapters of several jobs take turns on one backbone.
+Adapters of several jobs can take turns on one backbone.
 """
 
 from pathlib import Path
@@ -13,17 +13,17 @@ from rlhfless_functions.weights.adapters import check_backbone
 from rlhfless_functions.weights.source import unloadable, weights_folder
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM has room for; a smaller rank is padded."""
+"""Ranks that vLLM can make room for; it pads a smaller rank."""
 _SLOTS = 2
-"""One more than there are adapters at a time: with all slots taken, vLLM may give a request of the backbone alone the
-wrong adapter."""
+"""One slot more than there are adapters at a time. If all slots are taken, vLLM may use the wrong adapter for a request
+without one."""
 
 
 def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
     """Arguments of vLLM's engine for a job that trains an adapter.
 
     Raises:
-        TaskError: `bad_request` for a rank that vLLM has no room for.
+        TaskError: `bad_request` for a rank that is too large for vLLM.
     """
     rank = _room(lora)
     if rank is None:
@@ -36,17 +36,17 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
 
 
 def _room(lora: LoraSettings) -> int | None:
-    """The rank that vLLM makes room for."""
+    """The smallest of vLLM's ranks that is large enough."""
     return next((rank for rank in RANKS if lora.rank <= rank), None)
 
 
 class Adapters:
-    """The adapter that requests are generated with: none at first.
+    """The adapter of the requests; at first none.
 
     Args:
         engine: vLLM's.
-        backbone: fingerprint of the weights that it holds.
-        lora: the adapter settings that it was started with.
+        backbone: fingerprint of the weights in vLLM.
+        lora: the adapter settings that vLLM was started with.
     """
 
     def __init__(self, engine: Any, backbone: str, lora: LoraSettings) -> None:
@@ -55,17 +55,17 @@ class Adapters:
         self._rank = _room(lora)
         self._loaded = 0
         self.request: Any = None
-        """What a request names; None for the backbone alone."""
+        """The adapter that a request names; None for the backbone alone."""
 
     def take(self, lora: LoraSettings | None) -> bool:
-        """Whether there is room for adapters that are made so; their scale and targets are in their own folders."""
+        """Whether there is room for adapters with these settings. An adapter's folder has its scale and targets."""
         return lora is not None and self._rank is not None and lora.rank <= self._rank
 
     def use(self, weights: WeightsReference) -> None:
         """Load the version's adapter and forget the one before.
 
         Raises:
-            TaskError: if it cannot be had or does not fit; there is then no adapter.
+            TaskError: it can't be read or does not fit; there is then no adapter.
         """
         self._forget()
         if weights.adapter is None:
@@ -82,7 +82,7 @@ class Adapters:
     def _request(self, weights: WeightsReference, folder: Path, number: int) -> Any:
         from vllm.lora.request import LoRARequest
 
-        # vLLM knows an adapter by its number and its name, which are therefore never used again.
+        # vLLM identifies an adapter by its number and its name, so neither is ever used again.
         return LoRARequest(f"version-{weights.version}-{number}", number, str(folder))
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""From a job's settings to the arguments of vLLM's engine. vLLM itself is not imported here."""
+"""Turns a job's settings into the arguments of vLLM's engine. This module does not import vLLM."""
 
 import os
 from pathlib import Path
@@ -15,16 +15,16 @@ from rlhfless_functions.settings import EngineSettings, ModelSettings
 from rlhfless_functions.weights.policy import torch_dtype
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a block of the KV cache: on a CPU a multiple of this."""
+"""On a CPU, the number of tokens in a block of the KV cache is a multiple of this."""
 CPU_SEQUENCES = 256
-"""Most sequences of a batch on a CPU, where vLLM would take as many as on the largest GPU."""
+"""Most sequences of a batch on a CPU. vLLM's default there is as high as for the largest GPU."""
 _SPARE_BLOCKS = 2
 """One is the null block, and one is left over if the budget is not a multiple of the block size."""
 
 _ENVIRONMENT = {
     # The engine runs in this process: a step returns its tokens without a detour over sockets.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The sampler takes the place of this runner's; the other one keeps its batch in kernels.
+    # Our sampler replaces the one of this runner. The other runner keeps its batch inside kernels.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -58,7 +58,7 @@ _OURS = {
     "spec_model": "generation.drafting",
     "spec_tokens": "generation.drafting",
 }
-"""Arguments that the job says elsewhere."""
+"""Arguments that other fields of the job set."""
 _FIXED = frozenset(
     {
         "async_scheduling", "data_parallel_size", "disable_log_stats", "enable_prefix_caching", "logits_processors",
@@ -70,11 +70,11 @@ _FIXED = frozenset(
 
 
 def prepare_environment(device: torch.device) -> None:
-    """Set what vLLM reads from the environment when it is first imported."""
+    """Set the environment variables that vLLM reads when it is first imported."""
     os.environ.update(_ENVIRONMENT)
     if device.type == "cpu":
         os.environ.update(_CPU_ENVIRONMENT)
-        # Compilation costs more of a CPU's start than it saves; `TORCHDYNAMO_DISABLE=0` in the pods has it tried.
+        # On a CPU, compilation costs more at the start than it saves. `TORCHDYNAMO_DISABLE=0` in the pods turns it on.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
@@ -89,16 +89,16 @@ def engine_arguments(
     """Arguments of vLLM's engine.
 
     Args:
-        folder: local folder of the weights to begin with.
+        folder: local folder of the first weights.
         config: its configuration.
         model: the job's.
         settings: the job's.
-        device: the kind of device that it runs on.
-        known: names that this version of vLLM has.
+        device: the kind of the device.
+        known: the arguments of this version of vLLM.
 
     Raises:
         TaskError: `bad_request` for a KV cache that is too small for one sequence, and for arguments that vLLM does not
-            have or that are not the job's to set.
+            have or that a job must not set.
     """
     given = settings.vllm
     arguments: dict[str, Any] = {
@@ -133,9 +133,10 @@ def engine_arguments(
 
 
 def drafts(settings: EngineSettings, device: torch.device) -> bool:
-    """Whether vLLM starts with drafting. On a GPU it does not yet: its CUDA graphs of whole passes are for passes
-    without drafts, or with equally many for each request, and what that costs has not been measured. Neither with
-    tensor parallelism, where each rank would draft for itself, nor where prefixes are shared, which is not tested."""
+    """Whether vLLM starts with drafting. Three cases are not supported yet: a GPU, because its CUDA graphs of whole
+    passes are for passes without drafts or with equally many for each request, and what that costs has not been
+    measured; tensor parallelism, because each rank would draft for itself; shared prefixes, because that is not
+    tested."""
     return (
         settings.drafting == "auto"
         and device.type == "cpu"
@@ -145,8 +146,8 @@ def drafts(settings: EngineSettings, device: torch.device) -> bool:
 
 
 def _drafting(arguments: dict[str, Any], *, adapter: bool) -> dict[str, Any]:
-    """vLLM's speculative decoding with our proposer. With adapters it asks for passes that have room for the longest
-    drafts of a full batch."""
+    """vLLM's speculative decoding with our proposer. With adapters, its passes need room for the longest drafts of a
+    full batch."""
     longest, batch = LONGEST_DRAFT, arguments["max_num_seqs"]
     room = {}
     if adapter and "max_num_batched_tokens" in arguments:
@@ -178,7 +179,8 @@ def _kv_cache(
     device: torch.device,
     arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    """Size of the KV cache: the job's budget; else on a CPU what full batches need, if there is as much memory."""
+    """Size of the KV cache: the job's budget. Without one, on a CPU, the need of full batches, if there is so much
+    memory."""
     text = config.get_text_config()
     longest = arguments["max_model_len"] or text.max_position_embeddings
     block = arguments.get("block_size") or CPU_BLOCK_TOKENS
@@ -200,7 +202,7 @@ def _kv_cache(
 
 
 def _within(config: PretrainedConfig, tokens: int | None) -> int | None:
-    """No more than the model has positions for: sequences that need more are refused one by one."""
+    """At most the model's number of positions. Longer sequences are refused one by one."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return min(tokens, positions) if tokens and positions else tokens
 

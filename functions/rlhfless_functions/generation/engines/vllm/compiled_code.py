@@ -1,7 +1,8 @@
-"""Code that vLLM compiled for one version of a model's weights, found again for the next.
+"""Lets vLLM reuse compiled code for the next version of a model's weights.
 
-vLLM names compiled code after all settings of the model, and the folder of the weights is one of them. The code does
-not depend on it. A job's weights are in another folder after each step, and every start would compile again.
+vLLM derives the name of compiled code from all settings of the model. The folder of the weights is one of them,
+although the code does not depend on it. A job's weights are in another folder after each step, so every start would
+compile again.
 """
 
 import copy
@@ -9,7 +10,7 @@ from typing import Any
 
 
 def leave_folder_out() -> None:
-    """Have vLLM name compiled code after everything but the weights' folder. Call it once, before vLLM compiles."""
+    """Remove the weights' folder from the name of compiled code. Call this once, before vLLM compiles."""
     from vllm.config import ModelConfig
 
     hash_of_all = ModelConfig.compute_hash

@@ -1,7 +1,7 @@
-"""Drafts for vLLM's requests: our drafter, by the names that vLLM gives its requests.
+"""Drafts for vLLM's requests, from rlhfless's own drafter.
 
-vLLM asks for drafts after each pass, for all requests of its batch. Their places in the batch change. In the drafter a
-request has the same row as long as it runs.
+vLLM asks for drafts after each pass, for all requests of its batch, by name. A request's place in the batch changes,
+but in the drafter it keeps one row as long as it runs.
 """
 
 import time
@@ -14,19 +14,19 @@ from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperie
 from rlhfless_functions.generation.engines.base import SequenceTask
 
 LONGEST_DRAFT = 15
-"""Most tokens that are drafted for a request in a pass, unless vLLM has less room."""
+"""Most drafted tokens of a request in a pass, unless vLLM has less room."""
 
 
 class DraftedRequests:
-    """The requests of a run, and the rows that the drafter has for them.
+    """The requests of a run, and their rows in the drafter.
 
     Args:
-        drafter: with a row for each request that vLLM has at a time.
+        drafter: has a row for each request that vLLM holds at a time.
         experience: the drafter's.
-        rows: that it has.
-        most_rows: rows of logits that a pass may have, with those of drafts.
-        longest_response: tokens that a response may have.
-        longest_draft: most tokens that are drafted for a request in a pass, for which vLLM has buffers.
+        rows: number of the drafter's rows.
+        most_rows: most rows of logits in a pass, those of drafts included.
+        longest_response: most tokens of a response.
+        longest_draft: most drafted tokens of a request in a pass; vLLM has buffers for so many.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DraftedRequests:
         self._rows: dict[str, int] = {}
         self._tasks: list[SequenceTask | None] = [None] * rows
         self._seated = np.zeros(rows, dtype=bool)
-        """Rows whose sequence the drafter knew before the last pass."""
+        """Rows that had a sequence before the last pass."""
         self._drafts: Drafts | None = None
         self._began: float | None = None
         self.passes = 0
@@ -56,7 +56,7 @@ class DraftedRequests:
 
     @property
     def drafter(self) -> Drafter:
-        """Whose drafts they are."""
+        """The drafter of this run."""
         return self._drafter
 
     def add(self, name: str, task: SequenceTask) -> None:
@@ -75,12 +75,12 @@ class DraftedRequests:
     def propose(
         self, names: Sequence[str], sampled: Sequence[Sequence[int]], tried: Sequence[int], requests: Any
     ) -> list[list[int]]:
-        """What to try in the next pass, for each request of vLLM's batch; nothing where a list is empty.
+        """The drafts that the next pass tries, for each request of vLLM's batch; an empty list means none.
 
         Args:
-            names: of the requests, in the batch's order.
-            sampled: tokens that the last pass gave each of them; none where its prompt is not wholly computed.
-            tried: drafts of each that the last pass had.
+            names: names of the requests, in the batch's order.
+            sampled: tokens that the last pass sampled for each; none while its prompt is not fully computed.
+            tried: drafts that the last pass tried for each.
             requests: vLLM's record of each request, by name.
         """
         drafts: list[list[int]] = [[] for _ in sampled]
@@ -102,9 +102,9 @@ class DraftedRequests:
     def _take_in(
         self, active: np.ndarray, places: dict[int, int], sampled: Sequence[Sequence[int]], tried: Sequence[int]
     ) -> None:
-        """Tell the drafter what became of its drafts."""
+        """Tell the drafter which of its drafts were right."""
         known = active[self._seated[active]]
-        # A request without a token, which vLLM recomputes, is not where the drafter left it.
+        # vLLM recomputes a request without a token. The drafter's row no longer matches it.
         lost = np.flatnonzero(self._seated)
         lost = lost[~np.isin(lost, known)]
         if len(lost):
@@ -166,7 +166,7 @@ class DraftedRequests:
 
 
 class Proposer:
-    """What vLLM asks for drafts (`speculative_config`, method `custom_class`).
+    """The class that vLLM asks for drafts (`speculative_config`, method `custom_class`).
 
     Args:
         vllm_config: vLLM's.
@@ -181,11 +181,11 @@ class Proposer:
     def attach(self, runner: Any) -> None:
         """Look into this model runner's batch."""
         self._runner = runner
-        # A sequence near its longest length would have vLLM try zeros for all.
+        # For a sequence near its longest length, vLLM would try zeros as the drafts of all sequences.
         runner.effective_drafter_max_model_len = 1 << 62
 
     def load_model(self, model: Any) -> None:
-        """There is none."""
+        """Do nothing: there is no model to load."""
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None

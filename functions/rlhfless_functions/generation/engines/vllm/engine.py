@@ -36,7 +36,7 @@ from rlhfless_functions.weights.tokenizers import load_tokenizer
 logger = logging.getLogger(__name__)
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM samples at this temperature wherever a lower one is asked for."""
+"""vLLM raises lower temperatures above 0 to this one."""
 
 
 @dataclass
@@ -47,22 +47,22 @@ class _Loaded:
     settings: ModelSettings
     config: PretrainedConfig
     weights: WeightsReference | None
-    """None while it is not certain which weights are loaded."""
+    """None while it is uncertain which weights are loaded."""
     tensors: dict[str, tuple[int, ...]]
     """Shape of each tensor of the checkpoint."""
     tokenizer: Any
     end_tokens: list[int]
     backbone: str
-    """Where the weights came from that it began with."""
+    """URI of the weights that vLLM started with."""
     adapters: Adapters | None
-    """Where the job trains an adapter: the backbone then stays as it is."""
+    """Set if the job trains an adapter; the backbone then stays as it is."""
 
 
 class VllmEngine:
-    """Holds one model in vLLM; see `Engine`. There is one engine in a process: loading another one ends the first.
+    """Holds one model in vLLM; see `Engine`. A process has one engine: loading another one ends the first.
 
     Args:
-        settings: the job's; its `name` counts for nothing here.
+        settings: the job's; `name` is not read here.
     """
 
     _resident: "ClassVar[VllmEngine | None]" = None
@@ -81,9 +81,8 @@ class VllmEngine:
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
 
-        Before anything is replaced in place, names and shapes are compared with what is there; checksums are compared
-        with the manifest by its side, and nothing is sampled before they match. Prefixes that were computed with other
-        weights are forgotten.
+        Before a replacement in place, names and shapes are compared with those in vLLM. Checksums are compared with the
+        manifest during it, and nothing is sampled before they match. Cached prefixes of the old weights are dropped.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`: the engine then holds nothing, and may load again;
@@ -124,7 +123,7 @@ class VllmEngine:
             files = safetensors_files(folder)
             if difference := layout_difference(held.tensors, layout(files), tied=_tied(held.config)):
                 raise MismatchError(difference)
-        # Checksums take as long as the tensors do, and a core of their own: what does not match is never sampled from.
+        # Checksums take as long as the replacement, on another core. Weights that don't match are never sampled from.
         with ThreadPoolExecutor(max_workers=1) as checking:
             checked = checking.submit(weights_folder, weights.uri, revision=revision)
             self._take_over(held, weights, files)
@@ -156,7 +155,7 @@ class VllmEngine:
             VllmEngine._resident._make_way()
         import_vllm()
         if self._device.type == "cpu":
-            # A process has to ask the kernel for matrix tiles, or dies at the first: vLLM's own kernels do not ask.
+            # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
             torch.cpu._init_amx()
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -211,13 +210,13 @@ class VllmEngine:
             raise error.__cause__ or error from None
 
     def sleep(self) -> None:
-        """Give the device's memory back: by vLLM's sleep, or by its end where it was not started for that.
+        """Release the device's memory: by vLLM's sleep, or by ending vLLM if it was started without sleep mode.
 
-        With an adapter the weights go to the host's memory, since requests bring the adapter alone. Without, they are
-        forgotten: the next request brings all of them.
+        With an adapter the weights go to the host's memory, because the next request brings only the adapter. Without
+        one they are dropped, because the next request brings all weights.
 
         Raises:
-            TaskError: `engine_lost`, where the memory of a GPU comes back with the end of the process alone.
+            TaskError: `engine_lost`: only the end of the process releases the GPU's memory.
         """
         held, self._usable = self._loaded, False
         self._abandon()
@@ -227,7 +226,7 @@ class VllmEngine:
             del held
             self.close()
             if self._device.type == "cuda":
-                # What an engine held in its own process is not surely free after it (vllm-project/vllm issue 21073).
+                # An engine that ends may not free all its memory while its process lives (vllm-project/vllm 21073).
                 raise _lost("vLLM was started without `sleeps`, and only the end of its process releases its memory")
             return
         # Load an adapter again too: only vLLM knows whether it still has it.
@@ -240,7 +239,7 @@ class VllmEngine:
         """End this engine, as another one starts.
 
         Raises:
-            TaskError: `engine_lost`, where vLLM can't be started a second time.
+            TaskError: `engine_lost`: vLLM can't be started a second time.
         """
         if self._loaded is not None and can_sleep(self._loaded.engine):
             # The allocator that lets it sleep serves one engine a process.
@@ -269,12 +268,12 @@ class VllmEngine:
         """Open a run.
 
         vLLM gets sequences in order, as many as its batch holds: a group stays together and shares its prompt. vLLM
-        then chooses which of them run, by its free blocks. A budget below the cache's size limits their number by their
-        full lengths.
+        then chooses by its free blocks which of them run. A budget below the cache's size limits their number: each
+        counts with its full length.
 
         Raises:
-            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget, and
-                for a temperature that vLLM would change.
+            TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget;
+                `bad_request` for a temperature that vLLM would change.
         """
         if self._loaded is None or not self._usable:
             raise TaskError("model_unloadable", "no weights are loaded")
@@ -291,7 +290,7 @@ class VllmEngine:
             padded = -(-longest // cache.block_size) * cache.block_size
             slots = min(slots, max(1, budget // padded))
         check_room(longest, budget)
-        # Its prefix cache has all but the block that a sequence was in.
+        # Its prefix cache has all blocks except the last, unfinished one of a sequence.
         drafting = None if drafts is None else configuration.speculative_config
         room = EngineRoom(
             sequences=slots,
@@ -323,7 +322,7 @@ class VllmEngine:
         known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
         vocabulary = held.config.get_text_config().vocab_size
         drafter = Drafter(self._experience, room.sequences, longest + LONGEST_DRAFT, known_tokens, vocabulary, history)
-        # vLLM measured the memory that passes take with one draft for each request of a full batch.
+        # vLLM measured the memory of passes with one draft for each request of a full batch.
         limits = configuration.scheduler_config
         most_rows = min(2 * limits.max_num_seqs, limits.max_num_batched_tokens)
         longest_draft = configuration.speculative_config.num_speculative_tokens
@@ -338,7 +337,7 @@ class VllmEngine:
 
 
 def import_vllm() -> None:
-    """Import vLLM, which takes seconds, with the environment that it needs; it starts no thread yet."""
+    """Set the environment that vLLM needs and import it, which takes seconds. This starts no thread yet."""
     prepare_environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     logging.getLogger("vllm").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
@@ -350,12 +349,12 @@ def _lost(why: str) -> TaskError:
 
 
 def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
-    """Refuse what cannot be sampled exactly.
+    """Refuse a share that cannot be sampled exactly.
 
     Args:
         tasks: the share.
-        sampling: how.
-        positions: longest sequence that the engine was made for.
+        sampling: the job's settings.
+        positions: most tokens of a sequence in this engine.
 
     Raises:
         TaskError: naming the first fault.
@@ -383,7 +382,7 @@ def _tied(config: PretrainedConfig) -> bool:
 
 
 def _end_tokens(folder: Path, config: PretrainedConfig, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: the generation config's, of which there may be several, and the tokenizer's."""
+    """Every token that ends a response: those of the generation config, and the tokenizer's."""
     given = folder / "generation_config.json"
     made = GenerationConfig.from_pretrained(folder) if given.is_file() else GenerationConfig.from_model_config(config)
     ids = made.eos_token_id if isinstance(made.eos_token_id, list) else [made.eos_token_id]

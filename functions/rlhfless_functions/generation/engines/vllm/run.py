@@ -1,4 +1,4 @@
-"""A share on its way through vLLM's engine."""
+"""A run of vLLM's engine over a share."""
 
 import math
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ class _Running:
 
     @property
     def computed(self) -> ComputedTokens:
-        """What was computed for it; of its prompt, what was not in the prefix cache: the tokens of a response that it
-        continues count as well."""
+        """The tokens computed for the sequence. Prompt tokens from the prefix cache do not count; tokens of a continued
+        response, which vLLM takes as part of the prompt, do."""
         sampled = len(self.new_tokens)
         if not sampled:
             return ComputedTokens()
@@ -64,9 +64,9 @@ class VllmRun(EngineRun):
         end_tokens: tokens that end a response.
         stop_strings: strings that end a response, if any.
         room: most sequences and tokens in vLLM at a time.
-        adapter: what requests name as their adapter, if any.
-        shared_as: what shared prefixes are computed with, where they can be shared.
-        drafted: proposes drafts, where tokens are drafted.
+        adapter: the requests' adapter, if any.
+        shared_as: the weights of shared prefixes, if prefixes can be shared.
+        drafted: proposes drafts; None turns drafting off.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class VllmRun(EngineRun):
 
     @property
     def running(self) -> int:
-        """Sequences that vLLM has."""
+        """Number of sequences in vLLM."""
         return len(self._running)
 
     @property
     def computed(self) -> ComputedTokens:
-        """What has been computed so far, for the sequences that vLLM still has too."""
+        """What has been computed so far, including sequences that are still running."""
         drafted = self._drafted
         passes = ComputedTokens() if drafted is None else ComputedTokens(0, 0, drafted.passes, drafted.sequence_passes)
         return sum((each.computed for each in self._running.values()), self._computed + passes)
 
     def decoding(self) -> DecodeCounts:
-        """How tokens came about, as far as it is known: passes are counted where tokens are drafted."""
+        """How the tokens were generated. Passes are counted only if tokens are drafted."""
         counts = super().decoding()
         return counts if self._drafted is None else counts.model_copy(update=self._drafted.drafter.counted())
 
@@ -117,7 +117,7 @@ class VllmRun(EngineRun):
         return [(each.task.prompt, each.task.index, each.length) for each in self._running.values()]
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What has been sent to and fetched from other instances of shared prefixes; see `EngineRun`."""
+        """How much of shared prefixes has been sent and fetched; see `EngineRun`."""
         return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
 
     def partials(self) -> list[SequenceResult]:
@@ -125,17 +125,17 @@ class VllmRun(EngineRun):
         return [_result(each, "cut") for each in self._running.values()]
 
     def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens which were sampled from a distribution."""
+        """Every unfinished sequence that has response tokens from a valid distribution."""
         return [result for result in map(_sound, super().unfinished()) if result.response_tokens]
 
     def step(self, *, check: bool = True) -> list[SequenceResult]:
-        """Hand over what there is room for, sample a token for every sequence that vLLM runs, return the finished ones.
+        """Hand over the sequences that fit, sample a token for each that vLLM runs, and return the finished ones.
 
         Args:
             check: whether to refuse logits that are not finite.
 
         Raises:
-            NonFiniteLogitsError: if a sequence's distribution is not one.
+            NonFiniteLogitsError: if a sequence's logits are not a valid distribution.
             TaskError: `engine_lost`; tokens sampled before are still available.
         """
         try:
@@ -172,7 +172,7 @@ class VllmRun(EngineRun):
 
         key = f"{task.prompt}/{task.index}"
         parameters = SamplingParams(
-            # Its own greedy way goes past our sampler, which has the log-probabilities.
+            # vLLM's own greedy sampling would skip our sampler, which returns the log-probabilities.
             temperature=self._sampling.temperature or 1.0,
             max_tokens=self._sampling.max_response_tokens - len(task.response_tokens),
             stop_token_ids=self._end_tokens,
@@ -233,8 +233,8 @@ class VllmRun(EngineRun):
         return [self._result(self._remove(key), "stop", length) for key, length in found]
 
     def _stops(self, strings: StopStrings, sequences: Sequence[_Running]) -> list[int | None]:
-        """For each sequence, how many new tokens there are when the first of those not searched yet completes a stop
-        string; None where none does."""
+        """For each sequence, the number of new tokens up to the first one that completes a stop string; None if none
+        does. Tokens that were searched before are skipped."""
         tails = [
             (place, length, _newest(each, strings.window, length))
             for place, each in enumerate(sequences)
@@ -269,14 +269,14 @@ class VllmRun(EngineRun):
 
 
 def _newest(each: _Running, tokens: int, length: int) -> list[int]:
-    """The last tokens of a response that has so many new ones."""
+    """The last tokens of a response with this number of new tokens."""
     new = each.new_tokens[max(0, length - tokens) : length]
     old = each.task.response_tokens[-(tokens - len(new)) :] if len(new) < tokens else ()
     return [*old, *new]
 
 
 def _result(each: _Running, reason: FinishReason, length: int | None = None) -> SequenceResult:
-    """A response as it is, or with so many new tokens alone."""
+    """A response as it is, or cut to this number of new tokens."""
     record = each.state.logprobs_processor.logprobs
     return SequenceResult(
         each.task.prompt,

@@ -1,7 +1,7 @@
-"""vLLM's sleep: the memory of a GPU given back while the process, its compiled code and its CUDA graphs stay.
+"""vLLM's sleep: it releases a GPU's memory, and keeps the process, its compiled code and its CUDA graphs.
 
-Level 1 copies the weights to the host's memory, level 2 forgets them. Both forget keys and values, and with them the
-prefix cache; addresses stay, and get memory again on waking. vLLM itself is not imported here.
+Level 1 copies the weights to the host's memory, level 2 drops them. Both drop keys and values, and with them the prefix
+cache. Addresses stay reserved, and get memory again when vLLM wakes. This module does not import vLLM.
 """
 
 from collections.abc import Iterator
@@ -10,22 +10,22 @@ from typing import Any
 
 
 def can_sleep(engine: Any) -> bool:
-    """Whether vLLM was started in sleep mode, in which its memory comes from an allocator of its own."""
+    """Whether vLLM was started in sleep mode, in which it uses an allocator of its own."""
     return bool(engine.vllm_config.model_config.enable_sleep_mode)
 
 
 def sleep(engine: Any, *, keep_weights: bool) -> None:
-    """Give the memory back; requests that are under way are aborted.
+    """Release the memory and abort all requests.
 
     Args:
         engine: vLLM's, awake.
-        keep_weights: whether they are copied to the host's memory; else they have to be replaced on waking.
+        keep_weights: whether to copy the weights to the host's memory; otherwise they have to be replaced on waking.
     """
     engine.sleep(level=1 if keep_weights else 2)
 
 
 def wake(engine: Any) -> None:
-    """Have all of the memory again, with the weights in it that were kept.
+    """Allocate all of the memory again, and copy the kept weights back.
 
     Raises:
         RuntimeError: if vLLM does not wake up.
@@ -36,12 +36,12 @@ def wake(engine: Any) -> None:
 
 @contextmanager
 def weights_awake(engine: Any) -> Iterator[None]:
-    """Memory for the weights within the block, in which all of them are replaced; all of the memory after it.
+    """A context with memory for the weights, in which the caller replaces all of them. At its end the rest follows.
 
     After level 2 the memory holds arbitrary data, and vLLM would sample from it without an error (vllm-project/vllm
     issue 29341); it restores only the model's buffers. New weights are prepared layer by layer in memory of their own
-    and copied into the old place, where CUDA graphs expect them. This memory is available before the KV cache takes the
-    rest.
+    and copied into the old place, where CUDA graphs expect them. There is room for both, since the KV cache gets its
+    memory afterwards.
 
     Raises:
         RuntimeError: if vLLM does not wake up.

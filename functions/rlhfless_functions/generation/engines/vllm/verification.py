@@ -1,8 +1,8 @@
-"""Drafted tokens in vLLM: which of them are what our own draw gives, in the place of vLLM's rejection sampler.
+"""Verification of drafted tokens in vLLM: keeps the drafts that rlhfless would have drawn itself.
 
-vLLM's own verification keeps the distribution and draws other tokens. Here a draft is right if it is the token that the
-sample's random number gives at that position, so drafting changes no token. What is replaced is
-`vllm/v1/sample/rejection_sampler.py` of vLLM 0.32.
+It replaces vLLM's rejection sampler (`vllm/v1/sample/rejection_sampler.py` of vLLM 0.32), which keeps the distribution
+but draws other tokens. Here a draft is right if the sample's random number gives the same token at that position, so
+drafting changes no token.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from rlhfless_functions.generation.engines.vllm.worker import draw_rows
 
 
 class Verifier(torch.nn.Module):
-    """Draws a token for each row of logits, and keeps those of a request up to the first that is not its draft.
+    """Draws a token for each row of logits, and keeps a request's tokens up to the first that differs from its draft.
 
     Args:
-        runner: vLLM's model runner, whose batch tells which request and position each row of logits belongs to.
+        runner: vLLM's model runner. Its batch has the request and the position of each row of logits.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -28,8 +28,8 @@ class Verifier(torch.nn.Module):
 
         Args:
             metadata: drafts of each request in the batch's order; a request may have none.
-            draft_probs: not used, since drafts are certain.
-            logits: [requests + drafts, vocabulary]. The rows of a request stand together; the first belongs to its
+            draft_probs: not used: a draft is one token, with no distribution.
+            logits: [requests + drafts, vocabulary]. The rows of a request are adjacent: the first belongs to its
                 newest token, the next to its first draft, and so on.
             sampling_metadata: the temperature of each request.
         """
@@ -56,7 +56,7 @@ class Verifier(torch.nn.Module):
         right = (drawn == proposed).long().cumprod(1).sum(1)
         kept = torch.arange(width, device=logits.device) <= right[:, None]
 
-        # Gathered before they are spread over requests: the whole vocabulary is too much to copy.
+        # Gather first and spread over requests afterwards: copies of the whole vocabulary would be too large.
         chosen = log_probs.new_zeros((requests, width))
         chosen[request, offset] = log_probs.gather(1, tokens[:, None])[:, 0]
         return SamplerOutput(

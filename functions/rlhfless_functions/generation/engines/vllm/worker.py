@@ -1,7 +1,7 @@
-"""What is ours inside vLLM's workers: the random numbers of sampling, and weights that are replaced in place.
+"""rlhfless's additions to vLLM's workers: its own random numbers for sampling, and weights that are replaced in place.
 
-vLLM mixes this class into its worker (`worker_extension_cls`), one in each process that holds a slice of the model, and
-its methods are called by name.
+vLLM mixes this class into its worker (`worker_extension_cls`) in each process that holds a slice of the model, and
+calls its methods by name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 KEY = "rlhfless_key"
 """Name among a request's extra arguments: the key of its random numbers, shifted by the length of the prompt."""
 END = "rlhfless_end"
-"""The same: the token that ends a sequence whose logits are not finite."""
+"""Name among a request's extra arguments: the token that ends a sequence if its logits are not finite."""
 GREEDY = "rlhfless_greedy"
-"""The same: whether the likeliest token is taken. All requests of a run say the same."""
+"""Name among a request's extra arguments: whether to take the likeliest token. It is the same for all requests of a
+run."""
 
 
 class CounterSampler(torch.nn.Module):
-    """Draws tokens by a number that depends on the sample and the position alone; in the place of vLLM's own draw.
+    """Replaces vLLM's own draw: the random number of a token depends only on the sample and the position.
 
-    vLLM's generator of a request with a seed restarts when a request continues a response, and would repeat its
-    numbers; and on a CPU a seed is an error where a prompt is prefilled in chunks. So requests have no seed, but the
-    key of the counter-based numbers that the transformers engine uses too: equal logits give equal tokens.
+    vLLM restarts the generator of a seeded request when the request continues a response, and would repeat its
+    numbers. On a CPU, a seed is an error if a prompt is prefilled in chunks. So requests have no seed. They carry the
+    key of the counter-based numbers that the transformers engine uses too, and equal logits give equal tokens.
 
     Args:
-        runner: vLLM's model runner, whose batch tells which request and position each row of logits belongs to.
+        runner: vLLM's model runner. Its batch has the request and the position of each row of logits.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -48,9 +49,9 @@ class CounterSampler(torch.nn.Module):
 
         Args:
             logits: [n, vocabulary] float32, divided by the temperature; row i is the batch's.
-            generators: of requests with seeds, of which there are none.
-            k: for top-k sampling, which is not done.
-            p: for nucleus sampling, which is not done.
+            generators: not used: no request has a seed.
+            k: not used: there is no top-k sampling.
+            p: not used: there is no nucleus sampling.
         """
         rows = torch.arange(len(logits), device=logits.device)
         return draw_rows(self._runner, logits, len(logits), rows, torch.zeros_like(rows))
@@ -65,7 +66,7 @@ def draw_rows(
         runner: vLLM's model runner.
         logits: [n, vocabulary], divided by the temperature.
         count: requests in the runner's batch.
-        requests: [n] place of each row's request in that batch.
+        requests: [n] place of each row's request in the batch.
         offsets: [n] drafted tokens between the request's newest token and the row's.
     """
     log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
@@ -75,7 +76,7 @@ def draw_rows(
     if any(given[GREEDY] for given in arguments):
         tokens, sound = likeliest(log_probs)
     else:
-        # Tokens of a request before a row's, those of the prompt included.
+        # Tokens of the request before the row's, including the prompt.
         known = batch.num_tokens_no_spec_cpu_tensor[:count].to(logits.device, torch.long)
         tokens, sound = choose(log_probs, uniforms(keys[requests], known[requests] + offsets))
     if not sound.all():
@@ -85,12 +86,12 @@ def draw_rows(
 
 
 class WorkerExtension:
-    """Methods that vLLM's workers have besides their own."""
+    """Methods that rlhfless adds to vLLM's workers."""
 
     model_runner: Any
 
     def install_sampler(self) -> None:
-        """Take over the draw; once, before the first request."""
+        """Replace vLLM's draw. Call this once, before the first request."""
         runner = self.model_runner
         runner.sampler.topk_topp_sampler = CounterSampler(runner)
         if runner.speculative_config is not None:
@@ -110,20 +111,20 @@ class WorkerExtension:
         return asdict(get_kv_transfer_group().traffic)
 
     def replace_weights(self, files: list[str], tied: bool) -> None:
-        """Replace all weights in place by those of a checkpoint, which has been checked to be complete.
+        """Replace all weights in place by those of a checkpoint. The caller has checked that it is complete.
 
         Args:
             files: paths of its safetensors files.
             tied: whether the output layer shares the embedding's weight.
         """
-        # Models whose output layer is the embedding itself (Gemma 2) have no such layer to give anything to.
+        # Models whose output layer is the embedding itself (Gemma 2) have no output layer of their own.
         head = tied and hasattr(self.model_runner.get_model(), "lm_head")
         self.model_runner.reload_weights(weights_iterator=_tensors([Path(file) for file in files], head))
 
 
 def _tensors(files: Iterable[Path], tied_head: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor by its name. The output layer's is sent by itself where it is the embedding's: vLLM has packed a
-    copy of it, which would else stay as it was."""
+    """Every tensor by its name. If the output layer shares the embedding's tensor, it is listed under both names:
+    vLLM packs a copy for the output layer, and this copy has to be replaced too."""
     embedding: torch.Tensor | None = None
     head = False
     for file in files:
