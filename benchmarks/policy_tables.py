@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhfless_operator.simulator.asynchronous.compare import HEADINGS, cells
+
 Result = Mapping[str, Any]
 
 _MARKS = "<!-- {name} -->\n", "<!-- end of {name} -->"
@@ -24,6 +26,8 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
         "told": option_table,
         "sensitivity": sensitivity_tables,
         "limits": limit_table,
+        "asynchronous": asynchronous_tables,
+        "published": published_table,
     }
     for name, section in results.items():
         begin, end = (mark.format(name=name) for mark in _MARKS)
@@ -96,6 +100,55 @@ def limit_table(section: Mapping[str, Result]) -> str:
             f" {_within_reach(None if speed is None else f'{speed:.2f}×', result['speed_seeds'], result['seeds'])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def asynchronous_tables(section: Mapping[str, Result]) -> str:
+    """The first scenario in full, and of all scenarios how fast each system is beside the first."""
+    first = next(iter(section.values()))
+    own = [
+        f"| policy | {' | '.join(HEADINGS)} |",
+        f"|---|{'--:|' * len(HEADINGS)}",
+        *(f"| {row['policy']} | {' | '.join(cells(row, first['policies'][0]))} |" for row in first["policies"]),
+    ]
+    names = [row["policy"] for row in first["policies"]]
+    every = [f"| scenario | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
+    for name, result in section.items():
+        static, *_ = rows = result["policies"]
+        speeds = (
+            f"{static['seconds'] / row['seconds']:.2f}×, {1 - row['gpu_seconds'] / static['gpu_seconds']:.0%}"
+            for row in rows
+        )
+        every.append(f"| {name} | {' | '.join(speeds)} |")
+    heads = f"{first['scenario']}:", "Speed, and how much cheaper, beside static actors, in all scenarios:"
+    return re.sub(r"-0%", "0%", "\n".join([heads[0], "", *own, "", heads[1], "", *every]) + "\n")
+
+
+def published_table(section: Mapping[str, Result]) -> str:
+    """What peers measured beside what is simulated of their setting."""
+    lines = [
+        "| setting | synchronous: measured, simulated | simulated as | measured | simulated | speed: measured |"
+        " simulated |",
+        "|---|--:|---|--:|--:|--:|--:|",
+    ]
+    for name, result in section.items():
+        measured, own = result["measured"], result["synchronous"]
+        for what, seconds in _flat(result["asynchronous"]).items():
+            lines.append(
+                f"| {name} | {measured['synchronous']:.0f} s, {own:.0f} s | {what} | {measured['asynchronous']:.0f} s |"
+                f" {seconds:.0f} s | {measured['speed']:.2f}× | {own / seconds:.2f}× |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by what they were simulated with."""
+    found: dict[str, float] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            found |= {f"learner {name}, threshold {each}": seconds for each, seconds in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def _within_reach(value: str | None, reached: int, seeds: int) -> str:
