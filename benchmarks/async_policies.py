@@ -11,7 +11,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,8 +22,15 @@ from policy_tables import write_tables
 from rich.console import Console
 
 from rlhfless_operator.planner.roofline import H100, QWEN_7B, Gpu, ModelShape
-from rlhfless_operator.simulator.asynchronous.compare import compare, run_synchronous, run_system, table
+from rlhfless_operator.simulator.asynchronous.bound import whole_cluster_seconds
+from rlhfless_operator.simulator.asynchronous.compare import (
+    compare,
+    run_synchronous,
+    run_system,
+    table,
+)
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Split
+from rlhfless_operator.simulator.asynchronous.work import draw_steps
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.traces import LengthStatistics
 
@@ -70,19 +78,20 @@ class Published:
     """Of which the update, and"""
     old_policy: float
     """the pass of the old policy, which its asynchronous one leaves out."""
-    asynchronous: float
-    """A step, half of the GPUs learning."""
     asynchronous_learning: float
-    speed: float
-    """Over 400 steps."""
+    """The update where half of the GPUs learn."""
+    asynchronous: dict[str, float]
+    """A step of the asynchronous one, by its threshold."""
 
 
 VERL_PUBLISHED = (
-    Published(32, 790.10, 269.80, 107.71, 294.77, 313.81, 2.66),
-    Published(64, 365.28, 133.41, 70.26, 189.26, 156.98, 1.92),
-    Published(128, 356.30, 113.81, 53.92, 150.63, 113.16, 2.35),
+    Published(32, 790.10, 269.80, 107.71, 313.81, {"0.5": 294.77}),
+    Published(64, 365.28, 133.41, 70.26, 156.98, {"0.5": 189.26}),
+    Published(128, 356.30, 113.81, 53.92, 113.16, {"0": 231.34, "0.1": 171.30, "0.3": 146.11, "0.5": 150.63}),
 )
-"""verl, docs/advance/fully_async.md, "Asynchronous Training on 7B Model"."""
+"""verl, docs/advance/fully_async.md: "Asynchronous Training on 7B Model" and "128-card Stale Ablation Experiment"."""
+AREAL_PUBLISHED = {"synchronous": 41.0 * 3.6, "asynchronous": 14.8 * 3.6}
+"""AReaL, arXiv 2505.24298: hours of 1,000 steps, 1.5B on 16 nodes, as seconds of a step."""
 
 
 def at_utilisation(scenario: Scenario, tokens: float, learning: float, preparation: float | None) -> Scenario:
@@ -99,45 +108,61 @@ def at_utilisation(scenario: Scenario, tokens: float, learning: float, preparati
 
 
 def beside_verl(published: Published, steps: int = 8) -> dict[str, Any]:
-    """verl's fully asynchronous policy on half of the GPUs, with a learner that scales and with the measured one."""
+    """verl's fully asynchronous policy on half of the GPUs, with a learner that scales and with the measured one.
+
+    Returns:
+        Seconds of a step, measured and simulated: `{"gpus", "synchronous": {"measured", "simulated"}, "asynchronous":
+        [{"what", "measured", "simulated"}]}`.
+    """
     scenario = replace(VERL, gpus=published.gpus, epochs=steps)
     trace = scenario.draw_trace(0)
     tokens = float((trace.prompt_tokens[:, None] + trace.response_tokens[0]).sum())
     half = scenario.instances // 2
     split = Split(half, half, scenario.max_batch)
     synchronous = at_utilisation(scenario, tokens, published.learning, published.old_policy)
-    seconds = fmean(step.seconds for step in run_synchronous(synchronous, "static", trace, 0, steps))
-    learners = {
-        "scaled": replace(synchronous, preparation_utilisation=1e9),
-        # On half of the GPUs it takes as long as was measured.
-        "measured": at_utilisation(scenario, tokens, published.asynchronous_learning / 2, None),
+    rows = []
+    # A learner that scales takes twice as long on half of the GPUs; verl's did not.
+    for learner, whole in (("that scales", published.learning), ("as measured", published.asynchronous_learning / 2)):
+        setting = at_utilisation(scenario, tokens, whole, None)
+        for threshold, measured in published.asynchronous.items():
+            system = replace(SYSTEMS["verl-async"], ahead=float(threshold))
+            seconds = run_system(setting, system, split, trace, 0, steps).seconds / steps
+            what = f"threshold {threshold}, a learner {learner}"
+            rows.append({"what": what, "measured": measured, "simulated": seconds})
+    return {
+        "gpus": published.gpus,
+        "synchronous": {
+            "measured": published.synchronous,
+            "simulated": fmean(step.seconds for step in run_synchronous(synchronous, "static", trace, 0, steps)),
+        },
+        "asynchronous": rows,
     }
-    found = {
-        learner: {
-            f"{threshold:g}": run_system(
-                setting, replace(SYSTEMS["verl-async"], ahead=threshold), split, trace, 0, steps
-            ).seconds / steps
-            for threshold in (0.0, 0.1, 0.3, 0.5)
-        }
-        for learner, setting in learners.items()
-    }  # fmt: skip
-    return {"gpus": published.gpus, "measured": asdict(published), "synchronous": seconds, "asynchronous": found}
 
 
 def beside_areal(steps: int = 16) -> dict[str, Any]:
-    """AReaL at its split of three to one, beside a synchronous system on all GPUs."""
+    """AReaL at its split of three to one, beside static actors on all GPUs; the form is that of `beside_verl`."""
     scenario = replace(AREAL, epochs=steps)
     trace = scenario.draw_trace(0)
-    seconds = fmean(step.seconds for step in run_synchronous(scenario, "static", trace, 0, steps))
-    found = {
-        name: run_system(scenario, SYSTEMS[name], Split(96, 32, sequences), trace, 0, steps).seconds / steps
-        for name, sequences in (("areal-1", 64), ("areal-4", 64))
-    }
+    split = Split(96, 32, scenario.max_batch)
+    rows = [
+        {
+            "what": name,
+            "measured": AREAL_PUBLISHED["asynchronous"],
+            "simulated": run_system(scenario, SYSTEMS[name], split, trace, 0, steps).seconds / steps,
+        }
+        for name in ("areal-1", "areal-4")
+    ]
+    static = run_synchronous(scenario, "static", trace, 0, steps)
+    batches = list(islice(draw_steps(scenario, trace, 0), steps))
     return {
         "gpus": scenario.gpus,
-        "measured": {"synchronous": 41.0 * 3.6, "asynchronous": 14.8 * 3.6, "speed": 2.77},
-        "synchronous": seconds,
-        "asynchronous": found,
+        # That anyone needs at AReaL's staleness, with perfect splits and groups in any order.
+        "least": whole_cluster_seconds(scenario, batches, 4, regroups=True) / steps,
+        "synchronous": {
+            "measured": AREAL_PUBLISHED["synchronous"],
+            "simulated": fmean(step.seconds for step in static),
+        },
+        "asynchronous": rows,
     }
 
 

@@ -126,29 +126,18 @@ def asynchronous_tables(section: Mapping[str, Result]) -> str:
 def published_table(section: Mapping[str, Result]) -> str:
     """What peers measured beside what is simulated of their setting."""
     lines = [
-        "| setting | synchronous: measured, simulated | simulated as | measured | simulated | speed: measured |"
+        "| setting | system | step: measured | simulated | a synchronous one: measured | simulated | speed: measured |"
         " simulated |",
-        "|---|--:|---|--:|--:|--:|--:|",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, result in section.items():
-        measured, own = result["measured"], result["synchronous"]
-        for what, seconds in _flat(result["asynchronous"]).items():
-            lines.append(
-                f"| {name} | {measured['synchronous']:.0f} s, {own:.0f} s | {what} | {measured['asynchronous']:.0f} s |"
-                f" {seconds:.0f} s | {measured['speed']:.2f}× | {own / seconds:.2f}× |"
-            )
+        static = result["synchronous"]
+        for row in result["asynchronous"]:
+            both = ("measured", "simulated")
+            steps = " | ".join(f"{each[which]:.0f} s" for each in (row, static) for which in both)
+            speeds = " | ".join(f"{static[which] / row[which]:.2f}×" for which in both)
+            lines.append(f"| {name} | {row['what']} | {steps} | {speeds} |")
     return "\n".join(lines) + "\n"
-
-
-def _flat(results: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by what they were simulated with."""
-    found: dict[str, float] = {}
-    for name, value in results.items():
-        if isinstance(value, Mapping):
-            found |= {f"learner {name}, threshold {each}": seconds for each, seconds in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _within_reach(value: str | None, reached: int, seeds: int) -> str:

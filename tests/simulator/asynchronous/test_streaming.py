@@ -43,7 +43,8 @@ def test_admission_bounds_the_mean_staleness_and_no_version_is_of_the_future(
 ) -> None:
     outcome = run(scenario, system, split_of(scenario, *split), seed)
     assert min(outcome.staleness) >= 0
-    if system.ahead is not None:
+    # An instance that loads when it is empty may begin groups with weights that are not the newest.
+    if system.ahead is not None and system.new_weights != "finish":
         assert fmean(outcome.staleness) <= math.ceil(system.ahead)
 
 

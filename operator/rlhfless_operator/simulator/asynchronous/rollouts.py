@@ -67,7 +67,7 @@ class _Rollout:
     """Actors that have anything left."""
     ends: dict[int, float] = field(default_factory=dict)
     """By group, when the last of its responses that have begun ends."""
-    unknown: dict[int, int] = field(default_factory=dict)
+    unknown: dict[int, int] = field(init=False)
     """By group, responses that have not begun."""
     unprepared: int = field(init=False)
     """Groups that are not prepared."""
