@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhfless_operator.simulator.asynchronous.compare import HEADINGS, cells
+
 Result = Mapping[str, Any]
 
 _MARKS = "<!-- {name} -->\n", "<!-- end of {name} -->"
@@ -24,6 +26,8 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
         "told": option_table,
         "sensitivity": sensitivity_tables,
         "limits": limit_table,
+        "asynchronous": asynchronous_tables,
+        "published": published_table,
     }
     for name, section in results.items():
         begin, end = (mark.format(name=name) for mark in _MARKS)
@@ -95,6 +99,44 @@ def limit_table(section: Mapping[str, Result]) -> str:
             f" {_within_reach(None if saving is None else f'{saving:.0%}', result['saving_seeds'], result['seeds'])} |"
             f" {_within_reach(None if speed is None else f'{speed:.2f}×', result['speed_seeds'], result['seeds'])} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def asynchronous_tables(section: Mapping[str, Result]) -> str:
+    """The first scenario in full, and of all scenarios how fast each system is beside the first."""
+    first = next(iter(section.values()))
+    own = [
+        f"| policy | {' | '.join(HEADINGS)} |",
+        f"|---|{'--:|' * len(HEADINGS)}",
+        *(f"| {row['policy']} | {' | '.join(cells(row, first['policies'][0]))} |" for row in first["policies"]),
+    ]
+    names = [row["policy"] for row in first["policies"]]
+    every = [f"| scenario | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
+    for name, result in section.items():
+        static, *_ = rows = result["policies"]
+        speeds = (
+            f"{static['seconds'] / row['seconds']:.2f}×, {1 - row['gpu_seconds'] / static['gpu_seconds']:.0%}"
+            for row in rows
+        )
+        every.append(f"| {name} | {' | '.join(speeds)} |")
+    heads = f"{first['scenario']}:", "Speed, and how much cheaper, beside static actors, in all scenarios:"
+    return re.sub(r"-0%", "0%", "\n".join([heads[0], "", *own, "", heads[1], "", *every]) + "\n")
+
+
+def published_table(section: Mapping[str, Result]) -> str:
+    """What peers measured beside what is simulated of their setting."""
+    lines = [
+        "| setting | system | step: measured | simulated | a synchronous one: measured | simulated | speed: measured |"
+        " simulated |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, result in section.items():
+        static = result["synchronous"]
+        for row in result["asynchronous"]:
+            both = ("measured", "simulated")
+            steps = " | ".join(f"{each[which]:.0f} s" for each in (row, static) for which in both)
+            speeds = " | ".join(f"{static[which] / row[which]:.2f}×" for which in both)
+            lines.append(f"| {name} | {row['what']} | {steps} | {speeds} |")
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from rlhfless_operator import cli
 from rlhfless_operator.simulator.scenarios import SCENARIOS
+from rlhfless_operator.simulator.traces import write_trace
 from tests.command_line import run_command
+from tests.simulator.small_scenario import SMALL
 
 
 def call(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
@@ -121,6 +123,22 @@ def test_simulated_policies_come_as_json() -> None:
     }
     fields = ("seconds", "gpu_seconds", "cost", "idle_share", "lower_bound_share")
     assert all(field in policy and f"{field}_std" in policy for policy in measured["policies"] for field in fields)
+
+
+def test_asynchronous_systems_are_compared_on_a_runs_own_lengths(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.parquet", SMALL.draw_trace(0))
+    arguments = ["simulate", "--trace", str(tmp_path / "trace.parquet"), "--gpus", "4", "--seeds", "1", "--async"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    compared = json.loads(result.stdout)
+    assert {"static", "rlhfless", "verl-async", "areal-4", "laminar", "rlhfless-async-1"} <= {
+        row["policy"] for row in compared["policies"]
+    }
+    assert compared["steps"] == SMALL.epochs
+    assert "trace.parquet on 4 × L40S" in CliRunner().invoke(cli.app, arguments).stdout
+    refused = CliRunner().invoke(cli.app, [*arguments, "--html", str(tmp_path / "page.html")])
+    assert refused.exit_code == 1
+    assert "leave one of them out" in refused.stderr
 
 
 def test_the_operator_says_what_it_has_not_been_told(monkeypatch: pytest.MonkeyPatch) -> None:

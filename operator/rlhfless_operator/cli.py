@@ -243,18 +243,27 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
+    asynchronous: Annotated[
+        bool, typer.Option("--async", help="Compare asynchronous systems, each beside synchronous steps.")
+    ] = False,
 ) -> None:
     """Compare planning policies on simulated GPUs."""
     from rlhfless_operator.console import print_tables
-    from rlhfless_operator.simulator.command import Assumptions, run_command
+    from rlhfless_operator.simulator.asynchronous.compare import table as async_table
+    from rlhfless_operator.simulator.command import Assumptions, run_async_command, run_command
     from rlhfless_operator.simulator.simulate import table
 
     assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight, acceptance)
-    result = run_command(scenario, trace, assumptions, range(seeds), html)
+    if asynchronous:
+        if html is not None:
+            _fail("--html is given with --async, of which there is no page; leave one of them out")
+        result = run_async_command(scenario, trace, assumptions, range(seeds))
+    else:
+        result = run_command(scenario, trace, assumptions, range(seeds), html)
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        print_tables(table(result))
+        print_tables(async_table(result) if asynchronous else table(result))
 
 
 @app.command()

@@ -11,12 +11,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhfless_operator.planner.drafting import Drafts
 from rlhfless_operator.planner.roofline import GPUS
+from rlhfless_operator.simulator.asynchronous.compare import SYNCHRONOUS, compare
+from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS
 from rlhfless_operator.simulator.page import WEIGHTS, scenario_page
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario, find_scenario
 from rlhfless_operator.simulator.simulate import Progress as Tell
 from rlhfless_operator.simulator.simulate import simulate, step_count
-from rlhfless_operator.simulator.traces import read_trace
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace, read_trace
 from rlhfless_operator.training.measured_drafts import measured_drafts
 from rlhfless_operator.training.model_shape import find_shape
 
@@ -50,14 +52,7 @@ def run_command(
     Raises:
         ValueError: for a scenario, trace or assumption that can't be simulated, naming it.
     """
-    if scenario is None and trace is None:
-        raise ValueError(f"SCENARIO is missing: give --trace, or one of {', '.join(SCENARIOS)}")
-    found = assume(find_scenario(scenario or next(iter(SCENARIOS))), assumptions)
-    lengths = read_trace(trace) if trace is not None else None
-    if trace is not None:
-        if assumptions.acceptance is None:
-            found = replace(found, drafts=measured_drafts(trace))
-        found = replace(found, name=f"{Path(trace).name} on {found.gpus} × {found.gpu.name}")
+    found, lengths = _question(scenario, trace, assumptions)
     runs = 1 + (1 + len(WEIGHTS) / len(POLICIES) if html is not None else 0)
     total = round(step_count(found, lengths) * len(seeds) * len(POLICIES) * runs)
     with bar(total) as tell:
@@ -65,6 +60,30 @@ def run_command(
         if html is not None:
             html.write_text(scenario_page(found, seeds, trace=lengths, result=result, progress=tell))
     return result
+
+
+def run_async_command(
+    scenario: str | None, trace: str | None, assumptions: Assumptions, seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Compare asynchronous systems; the arguments and errors are those of `run_command`."""
+    found, lengths = _question(scenario, trace, assumptions)
+    total = len(SYNCHRONOUS) + len(SYSTEMS)
+    with bar(total) as tell:
+        return compare(found, seeds, trace=lengths, progress=lambda name: tell(1, total))
+
+
+def _question(
+    scenario: str | None, trace: str | None, assumptions: Assumptions
+) -> tuple[Scenario, Trace | RecordedTrace | None]:
+    """What is simulated, and the lengths of a run if they are taken from one."""
+    if scenario is None and trace is None:
+        raise ValueError(f"SCENARIO is missing: give --trace, or one of {', '.join(SCENARIOS)}")
+    found = assume(find_scenario(scenario or next(iter(SCENARIOS))), assumptions)
+    if trace is None:
+        return found, None
+    if assumptions.acceptance is None:
+        found = replace(found, drafts=measured_drafts(trace))
+    return replace(found, name=f"{Path(trace).name} on {found.gpus} × {found.gpu.name}"), read_trace(trace)
 
 
 def assume(scenario: Scenario, assumptions: Assumptions) -> Scenario:

@@ -1,0 +1,106 @@
+"""The least time in which any system with a split of the GPUs takes some steps. docs/simulation.md has the proof."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfless_operator.planner.bounds import alone_seconds, lower_bound
+from rlhfless_operator.simulator.asynchronous.systems import Split
+from rlhfless_operator.simulator.asynchronous.work import Group
+from rlhfless_operator.simulator.scenarios import Scenario
+
+Floats = NDArray[np.float64]
+
+
+def decode_instance_seconds(scenario: Scenario, groups: Sequence[Group], sequences: int) -> float:
+    """Instance-seconds of generation below which no system gets these groups, however it divides and moves them.
+
+    Args:
+        sequences: most that an instance decodes at a time.
+    """
+    lengths, contexts = _lengths(groups), _contexts(groups)
+    latency = scenario.profile().latency
+    prompts = float(sum(group.prompt_tokens for group in groups))
+    # In so much time no pass has to be made for one sequence alone.
+    for_ever = 1e6 * alone_seconds(lengths, contexts, latency).sum()
+    return lower_bound(lengths, contexts, latency, for_ever, prefill_tokens=prompts, max_batch=sequences)
+
+
+def least_seconds(
+    scenario: Scenario,
+    split: Split,
+    steps: Sequence[Sequence[Group]],
+    most_stale: int,
+    *,
+    own_preparer: bool = False,
+    regroups: bool = False,
+) -> float:
+    """Seconds from the beginning to the last version below which no system takes these steps.
+
+    Args:
+        steps: the groups of each.
+        most_stale: greatest staleness of a group, by its oldest token.
+        own_preparer: whether an instance besides the split's prepares; else the learner's GPUs do.
+        regroups: whether steps may have had the groups of others.
+    """
+    groups = [group for step in steps for group in step]
+    tokens = sum(group.tokens for group in groups)
+    preparation, learning = scenario.preparation_gpu_seconds(1.0), scenario.learning_gpu_seconds(1.0)
+    update = scenario.update_seconds
+    on_learner = learning if own_preparer else preparation + learning
+    least = [
+        decode_instance_seconds(scenario, groups, split.sequences) / split.instances,
+        tokens * on_learner / split.learner_gpus + update * len(steps),
+        stale_seconds(scenario, split, steps, most_stale, own_preparer=own_preparer, regroups=regroups),
+    ]
+    if own_preparer:
+        least.append(tokens * preparation / scenario.gpus_per_instance)
+    return max(least)
+
+
+def stale_seconds(
+    scenario: Scenario,
+    split: Split,
+    steps: Sequence[Sequence[Group]],
+    most_stale: int,
+    *,
+    own_preparer: bool = False,
+    regroups: bool = False,
+) -> float:
+    """What staleness alone asks for: that of `least_seconds`'s bounds which more GPUs hardly lower."""
+    groups = [group for step in steps for group in step]
+    latency = scenario.profile().latency
+    longest = np.array([max(group.lengths) for group in groups], dtype=np.float64)
+    contexts = np.array([group.prompt_tokens for group in groups], dtype=np.float64)
+    tokens = np.array([group.tokens for group in groups], dtype=np.float64)
+    learning = tokens * scenario.learning_gpu_seconds(1.0) / split.learner_gpus
+    preparer = scenario.gpus_per_instance if own_preparer else split.learner_gpus
+    preparation = tokens * scenario.preparation_gpu_seconds(1.0) / preparer
+    least: Floats = alone_seconds(longest, contexts, latency) + preparation + learning
+    if regroups:
+        # The sum of the steps' greatest is the least where they are sorted.
+        least = np.sort(least)[::-1]
+    begins = np.cumsum([0, *(len(step) for step in steps)])[:-1]
+    greatest = np.maximum.reduceat(least, begins)
+    return float(greatest.sum() + scenario.update_seconds * len(steps)) / min(most_stale + 1, len(steps))
+
+
+def whole_cluster_seconds(
+    scenario: Scenario, steps: Sequence[Sequence[Group]], most_stale: int, *, regroups: bool = False
+) -> float:
+    """`least_seconds` for anyone with all GPUs of the scenario, however they are split and whenever that changes."""
+    groups = [group for step in steps for group in step]
+    everything = Split(scenario.instances, scenario.gpus, scenario.max_batch)
+    tokens = sum(group.tokens for group in groups)
+    work = decode_instance_seconds(scenario, groups, scenario.max_batch) * scenario.gpus_per_instance
+    work += tokens * (scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0))
+    return max(work / scenario.gpus, stale_seconds(scenario, everything, steps, most_stale, regroups=regroups))
+
+
+def _lengths(groups: Sequence[Group]) -> Floats:
+    return np.array([length for group in groups for length in group.lengths], dtype=np.float64)
+
+
+def _contexts(groups: Sequence[Group]) -> Floats:
+    return np.array([group.prompt_tokens for group in groups for _ in group.lengths], dtype=np.float64)

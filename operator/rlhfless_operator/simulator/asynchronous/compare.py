@@ -1,0 +1,243 @@
+"""Synchronous and asynchronous systems on a scenario: each tuned, with its staleness, its idle time and its bound."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from rlhfless_operator.simulator.asynchronous.bound import least_seconds, whole_cluster_seconds
+from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
+from rlhfless_operator.simulator.asynchronous.streaming import run_streaming
+from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split, Streaming, System
+from rlhfless_operator.simulator.asynchronous.work import Outcome, draw_steps
+from rlhfless_operator.simulator.policies import POLICIES
+from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.simulator.simulate import fitted
+from rlhfless_operator.simulator.steps import StepResult, run_policy
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace
+
+SYNCHRONOUS = ("static", "rlhfless")
+"""Policies of synchronous steps that the others are beside; the first is what speeds are relative to."""
+SHARES = (1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Parts of the cluster that generation is tried with."""
+SEQUENCES = 64
+"""What an instance decodes at a time at most, tried besides the scenario's own limit."""
+TUNING_STEPS = 8
+"""Of the runs that choose a split."""
+Progress = Callable[[str], None]
+"""Told of each run that is done."""
+
+
+def run_system(
+    scenario: Scenario, system: System, split: Split, trace: Trace | RecordedTrace, seed: int, steps: int
+) -> Outcome:
+    """So many steps of one system, the first of them included, for which nothing is generated beforehand."""
+    batches = draw_steps(scenario, trace, seed)
+    if isinstance(system, Streaming):
+        return run_streaming(scenario, system, split, batches, steps)
+    return run_rollouts(scenario, system, split, batches, steps)
+
+
+def splits(scenario: Scenario, system: System) -> list[Split]:
+    """Splits of all GPUs that a system is tried with.
+
+    Raises:
+        ValueError: for a cluster without room for all of the system's stages.
+    """
+    own = scenario.gpus_per_instance if isinstance(system, Rollouts) and system.own_preparer else 0
+    instances = {max(1, round(share * scenario.instances)) for share in SHARES}
+    found = [
+        Split(count, learner, scenario.max_batch)
+        for count in sorted(instances)
+        if (learner := scenario.gpus - own - count * scenario.gpus_per_instance) > 0
+    ]
+    if not found:
+        raise ValueError(
+            f"gpus is {scenario.gpus}: {system.name} generates, prepares and learns on different ones;"
+            f" the least is {own + scenario.gpus_per_instance + 1}"
+        )
+    return found
+
+
+def tune(
+    scenario: Scenario,
+    system: System,
+    trace: Trace | RecordedTrace,
+    seed: int,
+    steps: int,
+    *,
+    static: Sequence[StepResult],
+) -> Split:
+    """What serves a system best: the least sum of time and cost, each relative to static actors.
+
+    From few instances on, more are tried until two splits in a row have been worse than the best.
+
+    Args:
+        static: as many steps of static actors.
+    """
+    time, cost = sum(step.seconds for step in static), sum(step.gpu_seconds for step in static)
+
+    def badness(split: Split) -> float:
+        outcome = run_system(scenario, system, split, trace, seed, steps)
+        return outcome.seconds / time + outcome.gpu_seconds / cost
+
+    first, *more = splits(scenario, system)
+    best, least, worse = first, badness(first), 0
+    for split in more:
+        if (found := badness(split)) < least:
+            best, least, worse = split, found, 0
+        else:
+            worse += 1
+        if worse == 2:
+            break
+    fewer = replace(best, sequences=min(SEQUENCES, scenario.max_batch))
+    return fewer if badness(fewer) < least else best
+
+
+def run_synchronous(
+    scenario: Scenario, policy: str, trace: Trace | RecordedTrace, seed: int, steps: int
+) -> list[StepResult]:
+    """The first steps of a policy of synchronous steps; fewer where the trace has fewer."""
+    settings = POLICIES[policy]  # type: ignore[index]
+    return run_policy(scenario, settings, trace, seed)[:steps]
+
+
+def compare(
+    scenario: Scenario,
+    seeds: Sequence[int],
+    *,
+    systems: Mapping[str, System] = SYSTEMS,
+    steps: int = 24,
+    trace: Trace | RecordedTrace | None = None,
+    progress: Progress = lambda name: None,
+) -> dict[str, Any]:
+    """Run synchronous policies and asynchronous systems over the same lengths.
+
+    Figures are means of a step over whole runs, the first steps included. Each system has the split that serves it best
+    in the first steps of the first seed.
+
+    Args:
+        steps: of each run.
+        trace: lengths of a real run instead of the scenario's.
+
+    Returns:
+        `{"scenario", "seeds", "steps", "policies": [{"policy", "seconds", "gpu_seconds", …}]}`.
+
+    Raises:
+        ValueError: for no seeds, or a trace or a cluster that cannot be simulated.
+    """
+    if not seeds:
+        raise ValueError("seeds is empty: give at least 1")
+    if trace is not None:
+        scenario = fitted(scenario, trace)
+        steps = min(steps, trace.step_count(scenario.prompts_per_step))
+    else:
+        scenario = replace(scenario, epochs=-(-steps // scenario.steps_per_epoch))
+    traces = {seed: trace or scenario.draw_trace(seed) for seed in seeds}
+    rows: list[dict[str, Any]] = []
+    first: list[StepResult] = []
+    for policy in SYNCHRONOUS:
+        runs = [run_synchronous(scenario, policy, traces[seed], seed, steps) for seed in seeds]
+        found = [_synchronous_row(scenario, run, traces[seed], seed) for seed, run in zip(seeds, runs, strict=True)]
+        rows.append({"policy": policy, **_means(found)})
+        first = first or runs[0]
+        progress(policy)
+    tuning = min(steps, TUNING_STEPS)
+    for name, system in systems.items():
+        split = tune(scenario, system, traces[seeds[0]], seeds[0], tuning, static=first[:tuning])
+        found = [_row(scenario, system, split, traces[seed], seed, steps) for seed in seeds]
+        tuned = {
+            "instances": split.instances,
+            "learner_gpus": split.learner_gpus,
+            "sequences": split.sequences,
+        }
+        rows.append({"policy": name, **_means(found), "split": tuned})
+        progress(name)
+    return {"scenario": scenario.name, "seeds": list(seeds), "steps": steps, "policies": rows}
+
+
+def _row(
+    scenario: Scenario, system: System, split: Split, trace: Trace | RecordedTrace, seed: int, steps: int
+) -> dict[str, float]:
+    outcome = run_system(scenario, system, split, trace, seed, steps)
+    taken = [step.groups for step in outcome.steps]
+    most, regroups = max(outcome.staleness), isinstance(system, Streaming)
+    own = isinstance(system, Rollouts) and system.own_preparer
+    bound = least_seconds(scenario, split, taken, most, own_preparer=own, regroups=regroups)
+    anyone = whole_cluster_seconds(scenario, taken, most, regroups=regroups)
+    return {
+        "seconds": outcome.seconds / steps,
+        "gpu_seconds": outcome.gpu_seconds / steps,
+        "staleness": fmean(outcome.staleness),
+        "most_stale": most,
+        "generation_idle": 1 - outcome.generation_busy / outcome.generation_held,
+        "learner_idle": 1 - outcome.learner_busy / outcome.learner_held,
+        "of_bound": bound / outcome.seconds,
+        "of_cluster_bound": anyone / outcome.seconds,
+    }
+
+
+def _synchronous_row(
+    scenario: Scenario, found: Sequence[StepResult], trace: Trace | RecordedTrace, seed: int
+) -> dict[str, float]:
+    seconds = sum(step.seconds for step in found)
+    batches: Iterator[Any] = islice(draw_steps(scenario, trace, seed), len(found))
+    bound = whole_cluster_seconds(scenario, list(batches), 0)
+    return {
+        "seconds": seconds / len(found),
+        "gpu_seconds": fmean(step.gpu_seconds for step in found),
+        "staleness": 0.0,
+        "most_stale": 0,
+        "of_bound": bound / seconds,
+        "of_cluster_bound": bound / seconds,
+    }
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over seeds; of the greatest staleness the greatest."""
+    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return means | {"most_stale": max(row["most_stale"] for row in rows), "steps_an_hour": 3600 / means["seconds"]}
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """A result for the terminal, each beside the first."""
+    seeds = len(result["seeds"])
+    view = Table(title=f"{result['scenario']}, {seeds} seeds, means of {result['steps']} steps", title_justify="left")
+    view.add_column("policy")
+    for heading in HEADINGS:
+        view.add_column(heading, justify="right")
+    for row in result["policies"]:
+        view.add_row(row["policy"], *cells(row, result["policies"][0]))
+    return view
+
+
+HEADINGS = (
+    "seconds",
+    "steps an hour",
+    "GPU-seconds",
+    "speed",
+    "staleness, most",
+    "idle: generation, learner",
+    "of its bound, of anyone's",
+    "instances, learner's GPUs, batch",
+)
+"""Of the columns after the name."""
+
+
+def cells(row: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
+    """A row's cells under `HEADINGS`, beside the first row."""
+    split = row.get("split")
+    idle = f"{row['generation_idle']:.0%}, {row['learner_idle']:.0%}" if split else ""
+    return [
+        f"{row['seconds']:.1f}",
+        f"{row['steps_an_hour']:.0f}",
+        f"{row['gpu_seconds']:,.0f}",
+        f"{first['seconds'] / row['seconds']:.2f}×",
+        f"{row['staleness']:.2f}, {row['most_stale']}",
+        idle,
+        f"{row['of_bound']:.0%}, {row['of_cluster_bound']:.0%}",
+        f"{split['instances']}, {split['learner_gpus']}, {split['sequences']}" if split else "",
+    ]

@@ -1,0 +1,69 @@
+"""Plans of the steps of an asynchronous job, made as `training/planning.py` makes them."""
+
+from collections.abc import Sequence
+
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.step_forecast import Training
+from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.simulator.asynchronous.systems import Split
+from rlhfless_operator.simulator.asynchronous.work import Group
+from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.scenarios import Scenario
+
+
+class LivePlans:
+    """The `cost` policy, on lengths that earlier steps had.
+
+    Args:
+        split: its instances are the most that a plan has.
+        history: what learning took.
+    """
+
+    def __init__(self, scenario: Scenario, split: Split, history: History) -> None:
+        longest = scenario.lengths.longest
+        self._scenario, self._split, self._history = scenario, split, history
+        self._profile = scenario.profile()
+        self._predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
+
+    def shares(self, groups: Sequence[Group]) -> list[list[Response]]:
+        """Of each actor, those with the longest expected time first."""
+        scenario, profile, history = self._scenario, self._profile, self._history
+        longest = scenario.lengths.longest
+        estimates = {group.number: self._predictor.predict(group.prompt) for group in groups}
+        loads = [
+            SampleLoad(group.number, index, group.prompt_tokens, tokens)
+            for group in groups
+            for index, tokens in enumerate(estimates[group.number].group(len(group.lengths), longest))
+        ]
+        runaways = {number: estimate.runaways for number, estimate in estimates.items()}
+        # What preparing a token takes is known once a step has been prepared.
+        known = bool(history.recent("rollout"))
+        plan = plan_step(
+            loads,
+            profile,
+            Limits(1, self._split.instances, profile.kv_tokens, self._split.sequences),
+            Training(
+                gpus=1,
+                token_gpu_seconds=scenario.preparation_gpu_seconds(1.0) / profile.gpus if known else 0.0,
+                start_seconds=0.0,
+                update_seconds=0.0,
+                learning_price=self._split.learner_gpus / profile.gpus,
+                own_gpus=1,
+                afterwards_seconds=history.mean("learning"),
+            ),
+            cost_weight=scenario.cost_weight,
+            ready_seconds=profile.weight_load_seconds,
+            tail_tokens=longest if sum(runaways.values()) > 0 else 0.0,
+            runaways=runaways,
+        )
+        responses = {response.key: response for group in groups for response in group.responses()}
+        shares = sorted(plan.generation.shares, key=lambda share: -share.expected_seconds)
+        return [[responses[sample.prompt, sample.index] for sample in share.samples] for share in shares]
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """A step's groups are complete."""
+        for group in groups:
+            self._predictor.observe(group.prompt, group.lengths)

@@ -1,0 +1,113 @@
+"""The asynchronous systems that are compared, as data: others, with a fixed split of the GPUs, and ours.
+
+Version v of the weights is what step v makes. A step learns from `prompts_per_step` groups, and a group's staleness is
+that of its oldest token (docs/asynchronous.md).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """A system whose GPUs are split for good, and whose groups reach the learner as they are complete."""
+
+    name: str
+    stands_for: str
+    new_weights: Literal["switch", "drain", "finish"]
+    """When there is a version: all instances stop, load it, compute their contexts again and go on; nothing is begun
+    until all have ended what they have, and then all load it; or each instance loads it once its own responses have
+    ended. With the first two the learner waits until all have it."""
+    ahead: float | None
+    """Groups that may be begun at version v: (v + 1 + ahead) batches. None: as long as less than a batch waits for the
+    learner."""
+    pieces: int = 1
+    """Parts of a batch that the learner takes one by one, each as soon as its groups are there."""
+    whole_batches: bool = False
+    """A batch is begun when all of the one before have ended."""
+    oldest_first: bool = False
+    """The learner prefers groups of older versions to those that were complete earlier."""
+    repack_seconds: float | None = None
+    """How often responses of one version are gathered on fewer instances; None for never."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Ours: whole steps that overlap, as far as staleness allows."""
+
+    name: str
+    stands_for: str
+    max_staleness: int
+    own_preparer: bool = True
+    """One instance prepares for all rollouts, as in the live loop. Else the learner's GPUs do, before they learn."""
+
+
+System = Streaming | Rollouts
+
+SYSTEMS: dict[str, System] = {
+    system.name: system
+    for system in (
+        Streaming(
+            "one-step-off",
+            "verl's one_step_off_policy: a batch is generated while the one before is learnt from, then all load",
+            new_weights="drain",
+            ahead=1,
+            whole_batches=True,
+        ),
+        Streaming(
+            "verl-async",
+            "verl's fully_async with staleness_threshold 0.5, trigger_parameter_sync_step 4 and partial_rollout",
+            new_weights="switch",
+            ahead=0.5,
+            pieces=4,
+        ),
+        Streaming(
+            "verl-async-no-partial",
+            "the same without partial_rollout: responses that are under way end before weights are loaded",
+            new_weights="drain",
+            ahead=0.5,
+            pieces=4,
+        ),
+        Streaming(
+            "areal-1",
+            "AReaL with max_head_offpolicyness 1: admission by staleness, interruptible generation, older groups first",
+            new_weights="switch",
+            ahead=1,
+            oldest_first=True,
+        ),
+        Streaming(
+            "areal-4",
+            "the same with 4",
+            new_weights="switch",
+            ahead=4,
+            oldest_first=True,
+        ),
+        Streaming(
+            "laminar",
+            "Laminar: a response keeps its version, instances load from relays beside the learner, repack every 5 s",
+            new_weights="finish",
+            ahead=None,
+            repack_seconds=5.0,
+        ),
+        Rollouts("rlhfless-async-1", "ours with maxStaleness 1, as the live loop has it", max_staleness=1),
+        Rollouts("rlhfless-async-2", "ours with maxStaleness 2, as the live loop has it", max_staleness=2),
+        Rollouts(
+            "rlhfless-async-2-learner-prepares",
+            "not in the live loop: the same, with preparation on the learner's GPUs",
+            max_staleness=2,
+            own_preparer=False,
+        ),
+    )
+}
+"""By name. All but the last are what a system does; the last one is not in ours yet."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who has which GPUs, and how full instances are."""
+
+    instances: int
+    """Most of generation."""
+    learner_gpus: int
+    sequences: int
+    """Most that an instance decodes at a time."""

@@ -1,0 +1,95 @@
+"""What is generated and learnt from, and what came of it: groups, steps and their staleness."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace
+from rlhfless_operator.training.staleness import staleness
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One visit of a prompt."""
+
+    number: int
+    """From 0, by the order in which prompts are drawn."""
+    prompt: int
+    prompt_tokens: int
+    lengths: tuple[int, ...]
+    """Tokens of each response."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all samples, prompts included."""
+        return self.prompt_tokens * len(self.lengths) + sum(self.lengths)
+
+    def responses(self) -> list[Response]:
+        """Fresh ones. Their prompt is the visit's number, since new weights make old keys and values useless."""
+        return [Response(self.number, index, self.prompt_tokens, length) for index, length in enumerate(self.lengths)]
+
+
+def draw_steps(scenario: Scenario, trace: Trace | RecordedTrace, seed: int) -> Iterator[list[Group]]:
+    """The groups of each step, without end: after its last step the trace begins anew."""
+    random = np.random.default_rng(seed)
+    numbers = itertools.count()
+    while True:
+        for step in trace.steps(scenario.prompts_per_step, random):
+            yield [
+                Group(
+                    next(numbers),
+                    prompt,
+                    int(trace.prompt_tokens[prompt]) + scenario.conditions.shared_prefix_tokens,
+                    tuple(lengths),
+                )
+                for prompt, lengths in step.lengths.items()
+            ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step."""
+
+    end: float
+    """When the version that it made was there."""
+    groups: tuple[Group, ...]
+    versions: tuple[int, ...]
+    """Of each group, the weights that began it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run from its beginning to the end of its last step."""
+
+    steps: tuple[Step, ...]
+    generation_busy: float
+    """GPU-seconds of prefill and decode."""
+    generation_held: float
+    """GPU-seconds."""
+    learner_busy: float
+    """GPU-seconds of learning, and of preparation where the learner's GPUs do it."""
+    learner_held: float
+    """GPU-seconds."""
+    preparer_held: float = 0.0
+    """GPU-seconds of an instance that does nothing but prepare."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the run."""
+        return self.steps[-1].end
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Held by anyone."""
+        return self.generation_held + self.learner_held + self.preparer_held
+
+    @property
+    def staleness(self) -> list[int]:
+        """Of each group that was learnt from, by its oldest token."""
+        return [
+            staleness(number, version) for number, step in enumerate(self.steps, start=1) for version in step.versions
+        ]
