@@ -13,8 +13,9 @@ arm has `--gpus` GPUs. Where they are split, `--learner-gpus` of them learn and 
 
 Means are of steps in the middle, in emulated seconds. Idle shares are of all GPUs of a stage, for as long as the steps
 took. `owned_gpu_seconds` counts all GPUs for that long; `charged_gpu_seconds` is the ledger's, which charges an
-instance while it is kept. `expected_generation_seconds` is the plan's forecast: where `generation_seconds` is much
-more, the machine was too busy for this time scale.
+instance while it is kept. The ledger's is more: it has the instance of preparation, a GPU beyond `--gpus` that has
+next to nothing to do, and where stages share GPUs it has those of both stages. `expected_generation_seconds` is the
+plan's forecast: where `generation_seconds` is much more, the machine was too busy for this time scale.
 
 An arm that FILE has already, with the same settings, is not run again.
 """
