@@ -59,9 +59,9 @@ class SequenceTask:
     seed: int
     """64-bit key of the sample's own random numbers."""
     response_tokens: Sequence[int] = field(default=())
-    """Tokens sampled before, at the same weights; fewer than the longest response, and not ended."""
+    """Tokens sampled before, at these weights or older ones; fewer than the longest response, and not ended."""
     log_probs: Sequence[float] = field(default=())
-    """Their log-probabilities."""
+    """Their log-probabilities, under what sampled them."""
     prefix: SharedPrefix | None = None
     """What of the prompt other instances have too."""
 
