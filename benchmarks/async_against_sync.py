@@ -28,7 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from machine import describe_machine
 
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.local_run import RunOptions, run_locally

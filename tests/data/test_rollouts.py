@@ -20,6 +20,7 @@ from rlhfless_functions.data.rollouts import (
     PreparedSample,
     Rollout,
     VersionSpan,
+    continued_spans,
     read_prepared,
     read_rollouts,
     write_prepared,
@@ -211,3 +212,19 @@ def test_parts_of_a_batch_are_read_together(tmp_path: Path) -> None:
     for number, part in enumerate(parts):
         write_prepared(part, [PreparedSample(**vars(rollout(number, index))) for index in range(2)])
     assert list(read_prepared(parts, wanted=[(2, 1), (0, 0)])) == [(0, 0), (2, 1)]
+
+
+@given(lengths=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=8))
+def test_spans_say_of_each_token_what_sampled_it(lengths: list[tuple[int, int]]) -> None:
+    """A response grows by some tokens at a time, with the same weights as before or with newer ones."""
+    spans: list[VersionSpan] = []
+    sampled_by: list[int] = []
+    version = 0
+    for newer, tokens in lengths:
+        version += newer
+        sampled_by += [version] * tokens
+        spans = continued_spans(spans, version, len(sampled_by))
+    assert [span.version for span in spans for _ in range(span.start, span.end)] == sampled_by
+    assert [span.version for span in spans] == sorted({*sampled_by}), "one span a version"
+    ends = [0, *(span.end for span in spans)]
+    assert [span.start for span in spans] == ends[:-1]

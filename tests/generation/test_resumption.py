@@ -1,9 +1,13 @@
 """Samples that were cut, killed or moved go on elsewhere, and come to what they would have been."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, GenerationRequest, GenerationResult, Partial, Samples, WeightsReference
@@ -123,6 +127,81 @@ def test_samples_of_another_weights_version_are_not_used(
     outcome = run(make_request("new", resume_from=[old.sink]), generator)
     assert outcome.finished() == whole
     assert outcome.result.response_tokens == sum(len(rollout.response_tokens) for rollout in whole.values())
+
+
+@pytest.fixture
+def versions(tiny_model: Path, tmp_path: Path) -> list[WeightsReference]:
+    """Three versions of the tiny model, by their number."""
+    made = []
+    for number in range(3):
+        folder = shutil.copytree(tiny_model, tmp_path / f"version-{number}")
+        torch.manual_seed(number)
+        weights = {
+            name: tensor + 0.1 * torch.randn_like(tensor)
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        made.append(WeightsReference(version=number, uri=str(folder)))
+    return made
+
+
+def test_a_response_that_older_weights_began_keeps_their_tokens_and_says_which_are_whose(
+    make_request: Callable[..., GenerationRequest], generator: Generator, versions: list[WeightsReference]
+) -> None:
+    """Cut twice, it goes on with newer weights each time. Every token has the log-probability of what sampled it."""
+    sinks: list[str] = []
+    held: list[dict[tuple[int, int], Rollout]] = []
+    announced: dict[tuple[int, int], Rollout] = {}
+    for weights, stop_at in zip(versions, (12, 14, None), strict=True):
+        request = make_request(
+            f"with-{weights.version}", weights=weights, oldest_version=0, resume_from=list(sinks), flush_seconds=0.05
+        )
+        outcome = run(request, stop_at=stop_at)
+        announced |= outcome.finished()
+        held.append(read_rollouts(outcome.result.parts))
+        sinks.append(request.sink)
+    assert len(announced) == len(make_request().samples)
+    spans = {key: [(span.version, span.start, span.end) for span in each.versions] for key, each in announced.items()}
+    assert any(len(each) == 3 for each in spans.values())
+    for key, rollout in announced.items():
+        newest = rollout.versions[-1].version
+        for number, earlier in enumerate(held[:newest]):
+            begun = earlier[key]
+            count = len(begun.response_tokens)
+            assert not begun.finished and begun.versions[-1].version <= number
+            assert rollout.response_tokens[:count] == begun.response_tokens
+            assert rollout.log_probs[:count] == begun.log_probs, "not computed again"
+        for span in rollout.versions:
+            expected = log_probs_under(versions[span.version], rollout)
+            assert rollout.log_probs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=1e-4)
+
+
+def log_probs_under(weights: WeightsReference, rollout: Rollout) -> list[float]:
+    """Of each response token, by a fresh forward pass over the whole sequence."""
+    model = AutoModelForCausalLM.from_pretrained(weights.uri, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*rollout.prompt_tokens, *rollout.response_tokens]])).logits[0]
+    of_response = logits[len(rollout.prompt_tokens) - 1 : -1].log_softmax(-1)
+    return of_response.gather(1, torch.tensor(rollout.response_tokens)[:, None])[:, 0].tolist()
+
+
+def test_what_older_weights_have_finished_is_not_generated_again(
+    make_request: Callable[..., GenerationRequest], generator: Generator, versions: list[WeightsReference]
+) -> None:
+    first = run(make_request("first", weights=versions[0]), generator)
+    again = make_request("second", resume_from=[make_request("first").sink], weights=versions[1], oldest_version=0)
+    assert run(again, generator).finished() == first.finished()
+
+
+def test_tokens_of_weights_that_are_too_old_or_newer_than_the_requests_are_not_used(
+    make_request: Callable[..., GenerationRequest], generator: Generator, versions: list[WeightsReference]
+) -> None:
+    for made, asked, oldest in ((0, 2, 1), (2, 1, 0)):
+        sink = f"by-{made}"
+        run(make_request(sink, weights=versions[made]), stop_at=15)
+        changes = {"resume_from": [make_request(sink).sink], "weights": versions[asked], "oldest_version": oldest}
+        outcome = run(make_request(f"not-{made}", **changes), generator)
+        assert {span.version for each in outcome.finished().values() for span in each.versions} == {asked}
 
 
 def test_samples_outside_the_share_are_left_alone(

@@ -74,6 +74,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 EVALUATION = {"data": {"source": "held-out.jsonl"}}
 SPEC = smallest()["spec"]
+KL_IN_THE_REWARD = {"name": "rloo", "kl": {"coefficient": 0.1, "placement": "reward"}}
 GOOD = [
     ("spec.seed", 2**53 - 1),
     ("spec.algorithm.name", "ppo"),
@@ -112,6 +113,8 @@ GOOD = [
     ("spec", {**SPEC, "prices": {"accelerators": {"H100": "1"}}, "budget": {"money": "1"}}),
     ("spec.async", {}),
     ("spec.async", {"maxStaleness": 8, "newWeights": "finish"}),
+    ("spec.async", {"newWeights": "switch"}),
+    ("spec", {**SPEC, "async": {"newWeights": "finish"}, "algorithm": KL_IN_THE_REWARD}),
     ("spec", {**SPEC, "async": {}, "algorithm": {"name": "grpo", "proximalPolicy": "sampler"}}),
     ("spec.evaluation", EVALUATION),
     ("spec.evaluation", None),
@@ -178,7 +181,8 @@ BAD = [
         },
     ),
     ("spec.async", {"maxStaleness": 0}),
-    ("spec.async", {"newWeights": "switch"}),
+    ("spec.async", {"newWeights": "keep"}),
+    ("spec", {**SPEC, "async": {"newWeights": "switch"}, "algorithm": KL_IN_THE_REWARD}),
     ("spec", {**SPEC, "async": {}, "learning": {"overlap": "ordered"}}),
     ("spec", {**SPEC, "async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}}),
     ("spec.limits.unscorable", 1.5),

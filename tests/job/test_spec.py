@@ -167,8 +167,12 @@ def test_all_broken_rules_are_found_at_once() -> None:
     broken |= {
         "learning": {"overlap": "auto", "processes": 2, "instances": {"min": 2}},
         "optimizer": {"name": "muon"},
-        "algorithm": {"name": "dapo", "importanceSampling": {"mode": "none"}},
-        "async": {},
+        "algorithm": {
+            "name": "dapo",
+            "importanceSampling": {"mode": "none"},
+            "kl": {"coefficient": 0.1, "placement": "reward"},
+        },
+        "async": {"newWeights": "switch"},
     }
     evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": TWO + LONG}
     fields = []

@@ -108,7 +108,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "optimizer.warmupSteps": (LEFT_OUT, 1),
     "optimizer.finalRatio": (LEFT_OUT, 0.5),
     "optimizer.maxGradientNorm": (LEFT_OUT, 0.1),
-    "async": (LEFT_OUT, {}, {"maxStaleness": 1, "newWeights": "finish"}, {"maxStaleness": 2}),
+    "async": (LEFT_OUT, {}, {"maxStaleness": 1, "newWeights": "finish"}, {"maxStaleness": 2, "newWeights": "switch"}),
     "steps": (2, LEFT_OUT),
     "epochs": (LEFT_OUT, 1),
     "seed": (LEFT_OUT, 7),

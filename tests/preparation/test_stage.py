@@ -69,6 +69,17 @@ def test_groups_are_scored_and_compared_within_themselves(two_groups: BatchFolde
         assert (sample.group_reward_mean, sample.group_reward_std) == pytest.approx((1 / 3, math.sqrt(1 / 3)))
 
 
+def test_each_group_says_what_sampled_its_tokens(place: BatchFolder) -> None:
+    place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}])
+    of_one, of_two, last = (make_rollout(*key, [5, 6], [7, 8, EOS]) for key in ((0, 0), (0, 1), (1, 0)))
+    of_two.versions = [VersionSpan(1, 0, 2), VersionSpan(3, 2, 3)]
+    place.add([of_one, of_two, last])
+    result, _ = place.prepare()
+    told = [[(each.version, each.tokens) for each in group.sampled] for group in result.groups]
+    assert told == [[(1, 2), (2, 3), (3, 1)], [(2, 3)]]
+    assert [group.switched_responses for group in result.groups] == [1, 0]
+
+
 def test_the_same_prompt_text_twice_is_two_groups(place: BatchFolder) -> None:
     place.materialize([{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+1=", "answer": "3"}])
     place.generate({0: ["2", "2"], 1: ["2", "3"]})

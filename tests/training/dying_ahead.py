@@ -8,7 +8,7 @@ It writes down where it has died. The next driver then gets one point further.
 import os
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
         reached("begun", begun.step)
         return found
 
-    def dies_when_taken(journal: AsyncJournal, begun: BegunRollout, batch: BatchReference) -> TakenStep:
-        found = take(journal, begun, batch)
+    def dies_when_taken(
+        journal: AsyncJournal, begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]
+    ) -> TakenStep:
+        found = take(journal, begun, batch, versions)
         reached("taken", batch.step)
         return found
 

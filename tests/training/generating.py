@@ -30,6 +30,7 @@ from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests import ActorAttempt
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 
 Key = tuple[int, int]
 
@@ -53,6 +54,8 @@ class UnreliablePlatform:
     generated: list[Key] = field(default_factory=list)
     part_of: dict[Key, str] = field(default_factory=dict)
     held: set[Key] = field(default_factory=set)
+    asked: dict[Key, list[int]] = field(default_factory=dict)
+    """The weights version of each request that a sample was in."""
     running: int = 0
     most_running: int = 0
     cut: int = 0
@@ -63,6 +66,8 @@ class UnreliablePlatform:
         wanted = {(sample.prompt, sample.index) for sample in request.samples}
         assert not wanted & self.held, "two requests hold one sample"
         self.held |= wanted
+        for key in wanted:
+            self.asked.setdefault(key, []).append(request.weights.version)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         mine = self.sinks[request.sink] = set()
@@ -129,7 +134,8 @@ def make_request(attempt: ActorAttempt) -> GenerationRequest:
         key=TaskKey(job_uid="u", step=3, stage="generation", part=attempt.actor, attempt=attempt.number),
         result=f"{attempt.sink}/result.json",
         model=ModelSettings(source="m"),
-        weights=WeightsReference(version=2, uri="w"),
+        weights=attempt.weights,
+        oldest_version=1,
         prompts="p",
         samples=attempt.samples,
         sampling=SamplingSettings(),
@@ -156,6 +162,8 @@ def settings_of(**changes: object) -> GenerationSettings:
         "retries": 3,
         "prompt_tokens": lambda prompt: 5,
         "make_request": make_request,
+        "weights": SamplingWeights(WeightsReference(version=2, uri="w")),
+        "is_worth_switching": lambda actor: True,
         "look_seconds": 0.0,
         **changes,
     }

@@ -82,7 +82,7 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
     roll_out = rollouts_ahead.roll_out
 
     async def noted(run: Any, task: Any, on_planned: Any) -> Any:
-        under_way.append((task.step, task.policy.version))
+        under_way.append((task.step, task.policy.begun.version))
         return await roll_out(run, task, on_planned)
 
     monkeypatch.setattr(rollouts_ahead, "roll_out", noted)
@@ -255,7 +255,18 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
     [
         ({"async": {"maxStaleness": 0}}, r"spec\.async\.maxStaleness: 0 is out of bounds; write at least 1"),
         ({"async": {"maxStaleness": 9}}, r"spec\.async\.maxStaleness: 9 is out of bounds; write at most 8"),
-        ({"async": {"newWeights": "switch"}}, r'spec\.async\.newWeights: "switch" is not a choice; write finish'),
+        ({"async": {"newWeights": "keep"}}, r'spec\.async\.newWeights: "keep" is not a choice; write .*finish.*switch'),
+        (
+            {
+                "async": {"newWeights": "switch"},
+                "algorithm": {"name": "rloo", "kl": {"coefficient": 0.1, "placement": "reward"}},
+            },
+            r"spec\.async\.newWeights: with switch .*; write finish, or algorithm\.kl\.placement: loss",
+        ),
+        (
+            {"async": {"newWeights": "switch"}, "rehearsal": {"trace": "run", "gpu": "H100"}},
+            r"spec\.async\.newWeights: a rehearsal has no weights to switch to; write finish, or remove rehearsal",
+        ),
         (
             {"async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}},
             r"spec\.algorithm\.importanceSampling\.mode: without a correction, async .*; write truncate or mask, or",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_functions.api import BatchReference, SampleTask, SharedPrefix, SharedPrefixes, WeightsReference
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
@@ -23,8 +23,8 @@ def test_engines_are_told_that_they_sleep_between_their_tasks() -> None:
     assert not RequestBuilder(made, JobFolder("runs/job"), "uid").engine.sleeps
 
 
-def attempt_of(samples: list[SampleTask]) -> ActorAttempt:
-    return ActorAttempt("actor-0000", 0, samples, "sink", [], {})
+def attempt_of(samples: list[SampleTask], version: int = 0) -> ActorAttempt:
+    return ActorAttempt("actor-0000", 0, WeightsReference(version=version, uri="m"), samples, "sink", [], {})
 
 
 def test_drafts_are_made_from_the_newest_visits_of_the_shares_prompts_unless_the_job_says_never() -> None:
@@ -38,7 +38,7 @@ def test_drafts_are_made_from_the_newest_visits_of_the_shares_prompts_unless_the
         ({}, None),
     ):
         requests = RequestBuilder(job(generation=generation), JobFolder("runs/job"), "uid")
-        made = requests.generate(4, "training", requests.initial, None, history.steps_for, attempt_of(samples))
+        made = requests.generate(4, "training", requests.initial, None, None, history.steps_for, attempt_of(samples))
         assert made.drafts == wanted
         prepared = requests.prepare(4, "training", requests.initial, None, "chunk", 0, samples, ["part"], {3: 1})
         assert prepared.drafts == (None if wanted is None else "runs/job/drafts/step-000004/chunk.parquet")
@@ -51,9 +51,23 @@ def test_an_evaluation_drafts_from_the_newest_step_alone_and_leaves_nothing() ->
     history.generated(2, {4: [5]})
     evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}}, generation={"drafting": "auto"})
     requests = RequestBuilder(evaluated, JobFolder("runs/job"), "uid")
-    made = requests.generate(2, "evaluation", requests.initial, None, history.steps_for, attempt_of(samples))
+    made = requests.generate(2, "evaluation", requests.initial, None, None, history.steps_for, attempt_of(samples))
     assert made.drafts == ["runs/job/drafts/step-000002"]
     assert requests.prepare(2, "evaluation", requests.initial, None, "c", 0, samples, ["part"], {}).drafts is None
+
+
+def test_only_requests_with_the_weights_that_the_step_began_with_share_prefixes() -> None:
+    class Shared:
+        def of(self, actor: str, samples: list[SampleTask], folder: str) -> SharedPrefixes:
+            prefix = SharedPrefix(prompt=samples[0].prompt, tokens=4, source=True)
+            return SharedPrefixes(folder=folder, prefixes=[prefix])
+
+    requests = RequestBuilder(job(), JobFolder("runs/job"), "uid")
+    for version in (0, 1):
+        attempt = attempt_of([SampleTask(prompt=3, index=0)], version)
+        made = requests.generate(2, "training", requests.initial, 0, Shared(), DraftHistory().steps_for, attempt)  # type: ignore[arg-type]
+        assert (made.weights.version, made.oldest_version) == (version, 0)
+        assert (made.shared_prefixes is not None) == (version == 0)
 
 
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
@@ -64,7 +78,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
     initial = requests.initial
     made = [
         requests.materialize("training", 0),
-        requests.generate(1, "training", initial, None, DraftHistory().steps_for, attempt_of(samples)),
+        requests.generate(1, "training", initial, None, None, DraftHistory().steps_for, attempt_of(samples)),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", 0),

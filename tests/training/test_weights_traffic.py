@@ -45,20 +45,32 @@ def test_what_was_not_made_here_or_has_no_place_is_not_counted() -> None:
 
 def test_an_actor_counts_once_its_engine_has_the_weights() -> None:
     counted = traffic()
-    reads = ReadsOfVersion(counted, 1)
-    reads(0, Started(instance="a", place=["n1", "z1"]))
-    reads(0, Heartbeat())
+    reads = ReadsOfVersion(counted)
+    reads.asks("actor", 1)
+    reads("actor", Started(instance="a", place=["n1", "z1"]))
+    reads("actor", Heartbeat())
     assert counted.take() == {}, "an instance that is lost while it loads has not read everything"
     progress = Progress(finished=0, running=1, waiting=0, tokens=0)
-    reads(0, progress)
-    reads(0, progress)
+    reads("actor", progress)
+    reads("actor", progress)
     assert counted.take() == {"weights/bytes_same_node": 100.0}
 
 
 def test_with_an_object_store_what_was_fetched_is_counted() -> None:
     counted = traffic()
-    reads = ReadsOfVersion(counted, 1)
-    for actor, instance, fetched in ((0, "a", 100), (1, "b", 30), (2, "c", 0)):
+    reads = ReadsOfVersion(counted)
+    for actor, instance, fetched in (("first", "a", 100), ("second", "b", 30), ("third", "c", 0)):
+        reads.asks(actor, 1)
         reads(actor, Started(instance=instance, place=["n1", "z1"]))
         reads(actor, Progress(finished=0, running=1, waiting=0, tokens=0, weights_bytes=fetched))
     assert counted.take() == {"weights/bytes_same_node": 130.0}
+
+
+def test_an_actor_that_goes_on_with_newer_weights_counts_for_those() -> None:
+    counted = traffic()
+    reads = ReadsOfVersion(counted)
+    for version in (0, 1):
+        reads.asks("actor", version)
+        reads("actor", Started(instance="a", place=["n1", "z1"]))
+        reads("actor", Progress(finished=0, running=1, waiting=0, tokens=0))
+        assert counted.take() == ({"weights/bytes_same_node": 100.0} if version else {})

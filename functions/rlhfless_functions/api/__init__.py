@@ -65,6 +65,7 @@ from rlhfless_functions.api.results import (
     MaterializeResult,
     PrepareResult,
     Result,
+    SampledTokens,
 )
 
 __all__ = [
@@ -106,6 +107,7 @@ __all__ = [
     "Result",
     "RunRequest",
     "SampleTask",
+    "SampledTokens",
     "Samples",
     "SharedPrefix",
     "SharedPrefixes",

@@ -80,12 +80,16 @@ class SharedPrefixes(Message):
 
 
 class GenerationRequest(BaseRequest):
-    """Generation: sample responses at one weights version."""
+    """Generation: sample responses at one weights version, or continue those that an older one began."""
 
     task: Literal["generate"] = "generate"
     purpose: Purpose = "training"
     model: ModelSettings
     weights: WeightsReference
+    """Weights that sample every token of this request."""
+    oldest_version: int | None = Field(default=None, ge=0)
+    """Oldest weights whose tokens in `resume_from` are kept; newer ones up to those of `weights` count too. By default
+    only tokens of `weights` are kept, and a sample with others is generated anew."""
     prompts: str
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)
@@ -133,7 +137,7 @@ class PrepareRequest(BaseRequest):
     """Resolved settings."""
     sampling: EngineSampling
     policy: WeightsReference
-    """Weights that generated the samples. Their tokenizer is used."""
+    """Weights that generated the samples, or began them. Their tokenizer is used."""
     old_log_probs: bool
     """Whether to compute log-probabilities of `policy`: for a KL penalty in the reward, or while the policy is frozen.
     The learner computes those of its ratios itself."""

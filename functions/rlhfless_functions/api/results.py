@@ -91,6 +91,13 @@ class GenerationResult(Message):
     """How its tokens were decoded."""
 
 
+class SampledTokens(Message):
+    """Response tokens that one weights version sampled."""
+
+    version: int
+    tokens: int = Field(ge=1)
+
+
 class GroupResult(Message):
     """What the control plane must know about a group."""
 
@@ -102,6 +109,10 @@ class GroupResult(Message):
     learn."""
     in_loss: bool = True
     """Whether any of its samples is in the loss."""
+    sampled: list[SampledTokens] = Field(default=[])
+    """Response tokens by the weights version that sampled them, from the oldest on."""
+    switched_responses: int = Field(default=0, ge=0)
+    """Responses with tokens of several weights versions."""
 
     @property
     def teaches(self) -> bool:

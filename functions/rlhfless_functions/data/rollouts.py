@@ -62,6 +62,23 @@ class VersionSpan:
     end: int
 
 
+def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -> list[VersionSpan]:
+    """The spans of a response that a weights version has continued to `length` tokens.
+
+    Args:
+        earlier: of the tokens that it was continued from; none for a response from the beginning.
+        version: what sampled the tokens after them.
+        length: of the whole response, at least as long as `earlier`.
+    """
+    spans = list(earlier)
+    start = spans[-1].end if spans else 0
+    if start == length:
+        return spans
+    if spans and spans[-1].version == version:
+        start = spans.pop().start
+    return [*spans, VersionSpan(version, start, length)]
+
+
 @dataclass
 class Rollout:
     """One response to one prompt, finished or not."""

@@ -1,6 +1,6 @@
 """What earlier attempts left of a share: finished samples, and the longest partial ones."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ def rollout_parts(sink: str) -> list[str]:
 def find_earlier(
     places: Iterable[str],
     wanted: Collection[tuple[int, int]],
-    version: int,
+    versions: Container[int],
     known_until: Mapping[str, str] | None = None,
 ) -> EarlierSamples:
     """Look through earlier attempts.
@@ -34,7 +34,7 @@ def find_earlier(
     Args:
         places: their folders or single parts, in any order.
         wanted: the samples of the share.
-        version: only tokens that were all sampled at this weights version count.
+        versions: weights versions whose tokens count; a sample with a token of another one is passed over.
         known_until: by folder, a part that is passed over with all before it.
 
     Raises:
@@ -55,7 +55,7 @@ def find_earlier(
     finished: set[tuple[int, int]] = set()
     for part, rollouts in zip(parts, contents, strict=True):
         for key, rollout in rollouts.items():
-            if any(span.version != version for span in rollout.versions) or not rollout.response_tokens:
+            if any(span.version not in versions for span in rollout.versions) or not rollout.response_tokens:
                 continue
             if rollout.finished and key not in finished:
                 finished.add(key)

@@ -1,4 +1,8 @@
-"""The generation stage: samples the responses of a share at one weights version, and publishes them as they finish."""
+"""The generation stage: samples the responses of a share at one weights version, and publishes them as they finish.
+
+A response that older weights began keeps their tokens and log-probabilities. The rest is sampled with the request's
+weights, which compute the keys and values of all tokens before it anew.
+"""
 
 import logging
 import time
@@ -16,7 +20,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, read_prompts
-from rlhfless_functions.data.rollouts import Rollout, VersionSpan
+from rlhfless_functions.data.rollouts import Rollout, continued_spans
 from rlhfless_functions.generation.engines.base import (
     Engine,
     EngineRun,
@@ -85,7 +89,7 @@ class Generator:
             parts = rollout_parts(request.sink)
             wanted = {(sample.prompt, sample.index) for sample in request.samples}
             places = [*request.resume_from, request.sink]
-            earlier = find_earlier(places, wanted, request.weights.version, request.known_until)
+            earlier = find_earlier(places, wanted, _versions(request), request.known_until)
             for part, rollouts in earlier.finished.items():
                 context.emit(Samples(samples=announced(rollouts), part=part))
             with RolloutPublisher(request.sink, parts, context.emit) as publisher:
@@ -147,6 +151,7 @@ class _Share:
         self._prompts = prompts
         self._publisher = publisher
         self._clock = clock
+        self._earlier_spans = {key: rollout.versions for key, rollout in earlier.partial.items()}
         finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
         prefixes = _shared_prefixes(request)
         self.tasks = [
@@ -242,7 +247,7 @@ class _Share:
         self._pending = []
 
     def _rollout(self, result: SequenceResult) -> Rollout:
-        span = VersionSpan(self._request.weights.version, 0, len(result.response_tokens))
+        earlier = self._earlier_spans.get((result.prompt, result.index), ())
         return Rollout(
             prompt=result.prompt,
             index=result.index,
@@ -250,7 +255,7 @@ class _Share:
             response_tokens=result.response_tokens,
             log_probs=result.log_probs,
             finish_reason=result.finish_reason,
-            versions=[span],
+            versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
         )
 
     def _progress(self, run: EngineRun) -> Progress:
@@ -262,6 +267,12 @@ class _Share:
             lengths=run.lengths(),
             decoding=run.decoding(),
         )
+
+
+def _versions(request: GenerationRequest) -> range:
+    """The weights versions whose tokens are kept."""
+    newest = request.weights.version
+    return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:

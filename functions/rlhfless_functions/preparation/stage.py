@@ -7,6 +7,7 @@ ids come from the rollouts; text is decoded from them only for rewards.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rlhfless_functions.api import (
     MaterializeResult,
     PrepareRequest,
     PrepareResult,
+    SampledTokens,
     WeightsReference,
 )
 from rlhfless_functions.data import rollouts
@@ -301,8 +303,17 @@ def _finish(
         sample.mask = sample.reward is not None and not truncated
     if request.purpose == "training":
         _advantages(request, group.samples)
-    in_loss = any(sample.mask for sample in group.samples)
-    return GroupResult(prompt=group.prompt.row, reward=mean, spread=spread, in_loss=in_loss)
+    sampled: Counter[int] = Counter()
+    for span in (span for sample in group.samples for span in sample.versions):
+        sampled[span.version] += span.end - span.start
+    return GroupResult(
+        prompt=group.prompt.row,
+        reward=mean,
+        spread=spread,
+        in_loss=any(sample.mask for sample in group.samples),
+        sampled=[SampledTokens(version=version, tokens=tokens) for version, tokens in sorted(sampled.items())],
+        switched_responses=sum(len(sample.versions) > 1 for sample in group.samples),
+    )
 
 
 def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> None:

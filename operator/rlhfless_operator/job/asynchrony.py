@@ -15,6 +15,8 @@ class AsyncSpec(Settings):
     """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's
     generation waits until the learner is near enough, so the bound always holds. Generation goes no further ahead than
     keeps the learner from waiting."""
-    new_weights: Literal["finish"] = "finish"
-    """What happens to a response when newer weights are published: `finish` completes it, and all groups of its step,
-    with the weights that began it."""
+    new_weights: Literal["finish", "switch"] = "finish"
+    """What happens to a response when newer weights are published. `finish` completes it, and all groups of its step,
+    with the weights that began it. `switch` goes on with the newer weights from the next token on, where enough is left
+    to decode; keys and values are computed anew, and each token keeps the log-probability under the weights that
+    sampled it. `maxStaleness` then bounds the oldest token of a group."""

@@ -1,6 +1,6 @@
 """Rules for changing an existing job, for Python and for the API server."""
 
-from rlhfless_operator.job.rules import CelRule
+from rlhfless_operator.job.rule import CelRule
 
 CHANGE_RULES = (
     CelRule("self.model == oldSelf.model", "model can't be changed: make a new job"),

@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from rlhfless_operator.job.change_rules import CHANGE_RULES, FIXED_RULES
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.rules import SPEC_RULES, CelRule
+from rlhfless_operator.job.rule import CelRule
+from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.section_rules import SECTION_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, JobMetadata, RLHFJobSpec
 

@@ -1,7 +1,6 @@
 """Rules that span several fields of a job, each written once for Python and once for the API server (CEL)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from rlhfless_functions.settings import (
@@ -10,45 +9,10 @@ from rlhfless_functions.settings import (
     RewardSettings,
 )
 from rlhfless_operator.job.prices import unknown_price
+from rlhfless_operator.job.rule import CelRule, Rule
 
 if TYPE_CHECKING:
     from rlhfless_operator.job.spec import RLHFJobSpec
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A rule that a job breaks. Paths are in camelCase and start below `spec`."""
-
-    field: str
-    """Field that the report names."""
-    reads: tuple[str, ...]
-    """Fields that the rule read."""
-    message: str
-
-
-@dataclass(frozen=True)
-class CelRule:
-    """A rule for the API server."""
-
-    expression: str | None
-    """CEL over `self`, the rule's section with defaults filled in; `oldSelf` is the section before a change. None if
-    the API server can't check the rule: then only `rlhfless validate` and the operator do."""
-    message: str
-    """The rule itself, in one sentence."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule over the fields of a job's spec."""
-
-    field: str
-    """Path of the field that a violation is reported at, in camelCase below `spec`."""
-    reads: tuple[str, ...]
-    """Paths of all fields that it reads."""
-    check: "Callable[[RLHFJobSpec], str | None]"
-    """`what is wrong; the remedy`, or None if the rule holds."""
-    cel: CelRule
-    """The same for the API server."""
 
 
 _MOST_SAMPLES = 65536
@@ -109,6 +73,20 @@ def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
         return (
             f"learning.overlap: {spec.learning.overlap} learns from groups as they arrive, but async generates whole"
             " steps ahead of the learner; write learning.overlap: never"
+        )
+    return None
+
+
+def _switching_is_possible(spec: "RLHFJobSpec") -> str | None:
+    if spec.asynchronous is None or spec.asynchronous.new_weights != "switch":
+        return None
+    if spec.rehearsal is not None:
+        return "a rehearsal has no weights to switch to; write finish, or remove rehearsal"
+    kl = spec.algorithm.resolved().kl
+    if kl is not None and kl.coefficient > 0 and kl.placement == "reward":
+        return (
+            "with switch several versions of the weights sample a response, but a KL penalty in the reward is measured"
+            " for one version; write finish, or algorithm.kl.placement: loss"
         )
     return None
 
@@ -259,6 +237,17 @@ SPEC_RULES = (
         CelRule(
             f"self.learning.overlap == 'never' || {_ROUNDS} == 0",
             "learning.overlap must be never with dynamic sampling (algorithm.dynamicSamplingRounds)",
+        ),
+    ),
+    Rule(
+        "async.newWeights",
+        ("async", "rehearsal", "algorithm"),
+        _switching_is_possible,
+        CelRule(
+            "!has(self.async) || self.async.newWeights != 'switch' || !has(self.rehearsal) &&"
+            " (!has(self.algorithm.kl) || self.algorithm.kl.coefficient == 0.0 ||"
+            " self.algorithm.kl.placement != 'reward')",
+            "async.newWeights: switch can't be combined with rehearsal or algorithm.kl.placement: reward",
         ),
     ),
     Rule(

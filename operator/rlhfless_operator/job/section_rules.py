@@ -16,7 +16,8 @@ from rlhfless_functions.settings import (
 from rlhfless_functions.settings.rewards import RewardKind
 from rlhfless_operator.job.pods import VolumeSpec
 from rlhfless_operator.job.prices import BudgetSpec
-from rlhfless_operator.job.rules import CelRule, of_algorithm
+from rlhfless_operator.job.rule import CelRule
+from rlhfless_operator.job.rules import of_algorithm
 
 _ADVANTAGE = of_algorithm("self", "advantage", "advantage")
 _NORMALIZATION = of_algorithm("self", "advantageNormalization", "advantage_normalization")

@@ -34,7 +34,8 @@ from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, res
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec, instance_gpus, instance_prices
 from rlhfless_operator.job.rehearsal import RehearsalSpec
-from rlhfless_operator.job.rules import SPEC_RULES, Violation
+from rlhfless_operator.job.rule import Violation
+from rlhfless_operator.job.rules import SPEC_RULES
 
 API_VERSION = "rlhfless.io/v1alpha1"
 KIND = "RLHFJob"

@@ -15,7 +15,7 @@ from rlhfless_operator.job.fields import fields_of, model_at, show_path
 from rlhfless_operator.job.file_contents import check_contents
 from rlhfless_operator.job.job_files import check_files
 from rlhfless_operator.job.overrides import override
-from rlhfless_operator.job.rules import Violation
+from rlhfless_operator.job.rule import Violation
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.job.trackers import missing_trackers
 from rlhfless_operator.job.yaml_document import (

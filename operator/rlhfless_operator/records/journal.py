@@ -43,6 +43,8 @@ class StepBatch(BaseModel):
     """Duration of generation, and of preparation after it."""
     samples: list[ExampleSample] = []
     """Some of its samples as text."""
+    versions: dict[int, int] = {}
+    """Oldest weights that sampled any of a group, by prompt; empty where one version sampled all groups."""
 
 
 class JsonLines:

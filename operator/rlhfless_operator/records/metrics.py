@@ -11,7 +11,18 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/staleness": Metric(
         "versions",
         "With `async`: versions between the weights that sampled the step's groups and those that it started from, mean"
-        " over the groups.",
+        " over the groups. With `newWeights: switch`, the oldest token of a group counts.",
+    ),
+    "generation/token_staleness": Metric(
+        "versions",
+        "With `newWeights: switch`: versions between the weights that sampled a token and those that the step started"
+        " from, mean over the response tokens.",
+    ),
+    "generation/switched_responses": Metric(
+        "share", "With `newWeights: switch`: share of responses with tokens of several weights versions."
+    ),
+    "generation/switches": Metric(
+        "requests", "With `newWeights: switch`: requests cut to continue their samples with newer weights."
     ),
     "generation/lost_instances": Metric("instances", "Instances lost during generation."),
     "generation/cuts": Metric("requests", "Cut requests, whose samples continued on other actors."),

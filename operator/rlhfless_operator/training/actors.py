@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import DecodeCounts, SampleTask
+from rlhfless_functions.api import DecodeCounts, SampleTask, WeightsReference
 from rlhfless_operator.planner.migration import Key
 from rlhfless_operator.training.generated import Stretch
 
@@ -26,11 +26,20 @@ class Actor:
     """Losses in a row without a sample finished in between."""
     cut_at: float | None = None
     """When its request was cut by choice; None once it goes on."""
+    weights: WeightsReference | None = None
+    """What its newest request samples with; None before its first one."""
+    has_switched: bool = False
+    """Whether the request before that one sampled with older weights."""
 
     @property
     def name(self) -> str:
         """The name that requests and sinks know it by."""
         return f"actor-{self.number:04d}"
+
+    def takes(self, weights: WeightsReference) -> None:
+        """Its next request samples with these weights."""
+        self.has_switched = self.weights is not None and self.weights != weights
+        self.weights = weights
 
     def keep_unfinished(self, finished: Collection[Key]) -> None:
         """Forget the samples that are finished."""

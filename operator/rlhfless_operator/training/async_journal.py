@@ -1,10 +1,11 @@
 """What an asynchronous job writes down of each step: which weights sample its groups, and what it learnt from.
 
 Both are files that are created exclusively, before anybody acts on them. So a driver that comes later samples the rest
-of a step with the weights that sampled its beginning, and learns from exactly what has been learnt from already. The
-files stay: `rlhfless replay` takes a run's steps again from them.
+of a step with the weights that sampled its beginning, or newer ones with `newWeights: switch`. It learns from exactly
+what has been learnt from already. The files stay: `rlhfless replay` takes a run's steps again from them.
 """
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -23,7 +24,7 @@ class BegunRollout(BaseModel):
     step: int
     """The step that will learn from them."""
     policy: WeightsReference
-    """The weights that sample them, all of them."""
+    """The weights that begin to sample them. With `newWeights: switch` newer ones may go on."""
     critic: WeightsReference | None = None
     """The critic that values them, where one is trained."""
 
@@ -36,7 +37,7 @@ class TakenGroup(BaseModel):
     prompt: int
     """Row of its prompt in the dataset as it was read."""
     version: int
-    """The weights that sampled it."""
+    """The oldest weights that sampled any of it."""
 
 
 class TakenStep(BaseModel):
@@ -80,18 +81,20 @@ class AsyncJournal:
         """
         return self._create(self._folder.begun(begun.step), begun)
 
-    def take(self, begun: BegunRollout, batch: BatchReference) -> TakenStep:
+    def take(self, begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]) -> TakenStep:
         """Write down what a step learns from; what an earlier driver has written, where one has.
 
         Args:
             begun: with what its groups were made.
             batch: all of its samples, group by group.
+            versions: the oldest weights that sampled any of a group, by its prompt. Groups that are not named have
+                those that the step's generation began with.
 
         Raises:
             ArtifactError: the store does not answer.
         """
         prompts = dict.fromkeys(sample.prompt for sample in batch.samples)
-        groups = [TakenGroup(prompt=prompt, version=begun.policy.version) for prompt in prompts]
+        groups = [TakenGroup(prompt=prompt, version=versions.get(prompt, begun.policy.version)) for prompt in prompts]
         taken = TakenStep(step=batch.step, base=batch.step - 1, groups=groups, batch=batch)
         return self._create(self._folder.taken(batch.step), taken)
 

@@ -1,8 +1,8 @@
 """The asynchronous training loop: the learner takes one step after the other, while the next steps' groups are made.
 
 Generation and preparation of a step go on beside the learning of the steps before it (`rollouts_ahead.py`). Weights
-that are published while a step is generated are used from the next step on. An evaluation's actors have the next
-instances that become free.
+that are published while a step is generated are used from the next step on, or with `newWeights: switch` from the next
+token on. An evaluation's actors have the next instances that become free.
 """
 
 import time
@@ -34,7 +34,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
         check_affordable(run, journal, 0)
         await journal.commit(0, None, None, await evaluate(run, journal, 0, run.requests.initial), run.position)
     files = AsyncJournal(run.folder)
-    async with RolloutsAhead(run, journal, files, settings.max_staleness) as ahead:
+    async with RolloutsAhead(run, journal, files, settings) as ahead:
         for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
             batch, learned = await take_step(run, journal, ahead, files, step)
             evaluation = await evaluate(run, journal, step, learned.weights)
@@ -50,7 +50,7 @@ async def take_step(
     began = time.monotonic()
     begun, batch = await ahead.rollout(step)
     waited = time.monotonic() - began
-    taken = await to_thread(files.take, begun, batch.batch)
+    taken = await to_thread(files.take, begun, batch.batch, batch.versions)
     if taken.batch != batch.batch:
         # Another driver was first, and a learner may have learnt from what it wrote.
         batch = batch.model_copy(update={"batch": taken.batch})

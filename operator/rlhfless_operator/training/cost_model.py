@@ -18,8 +18,9 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import Latency, LinearLatency
 from rlhfless_operator.planner.learner_scaling import LearnerOption, Measured, to_judge_by
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.migration import Migration
+from rlhfless_operator.planner.migration import Actor, Migration
 from rlhfless_operator.planner.pace import LearnerPace
+from rlhfless_operator.planner.switching import is_worth_switching
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
@@ -136,6 +137,11 @@ class CostModel:
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
         return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
 
+    def is_worth_switching(self, actor: Actor) -> bool:
+        """Whether an actor has enough left to decode to go on with newer weights."""
+        unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
+        return is_worth_switching(actor, self.latency, self.history.mean("pause/switch", unknown))
+
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
@@ -233,6 +239,8 @@ class CostModel:
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
         for pause in generation.pauses:
             self.history.add("pause", pause)
+        for pause in generation.switch_pauses:
+            self.history.add("pause/switch", pause)
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
         if preparation.seconds and tokens:
             self.history.add("preparation/token", preparation.seconds / tokens)

@@ -11,6 +11,7 @@ from rlhfless_operator.training.preparation import PreparationOutcome
 from rlhfless_operator.training.rollout import RolloutTask, generate_and_prepare
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import When, evaluation_examples
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.step_journal import StepJournal
 from rlhfless_operator.training.unscorable import check_unscorable
 
@@ -41,7 +42,7 @@ async def evaluate(
     prompts = list(range(run.prompts.open("evaluation")))
     plan = run.plans.plan(prompts, run.spec.evaluation.samples_per_prompt, "evaluation")
     generated, prepared = GenerationOutcome(sinks=[]), PreparationOutcome()
-    task, examples = RolloutTask(step, "evaluation", weights), evaluation_examples(prompts)
+    task, examples = RolloutTask(step, "evaluation", SamplingWeights(weights)), evaluation_examples(prompts)
     await generate_and_prepare(run, task, plan, generated, prepared, examples)
     rewards = run.spec.evaluation_rewards
     check_unscorable(prepared.sums, rewards, run.spec.limits.unscorable, f"evaluation after step {step}")

@@ -44,7 +44,9 @@ class GenerationOutcome:
     lost: int = 0
     """Instances that were lost."""
     cuts: int = 0
-    """Requests that were cut by choice."""
+    """Requests that were cut to move samples."""
+    switches: int = 0
+    """Requests that were cut to go on with newer weights."""
     moved: int = 0
     """Samples that became another actor's by choice."""
     tokens: int = 0
@@ -61,6 +63,8 @@ class GenerationOutcome:
     """How tokens came about, of all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request went on with them."""
+    switch_pauses: list[float] = field(default_factory=list)
+    """The same where the request went on with newer weights, which had to be loaded."""
     room: EngineRoom | None = None
     """The least that any instance has said to have room for; None while none has."""
     before: list[str] = field(init=False)

@@ -3,7 +3,8 @@
 There is one mechanism for a chosen move, a killed instance, a drained one and a broken connection: what is left of an
 actor's samples goes into a new request, which finds everything that was published in the sinks of the earlier ones.
 An instance takes one request at a time. To gather samples on a running actor is therefore to cut it and the others,
-and to ask once for all of it.
+and to ask once for all of it. Newer weights in the middle of a rollout are the same: the actor is cut, and what it has
+left is asked for with them.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from rlhfless_functions.api import DecodeCounts, Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
 from rlhfless_functions.artifacts import join
+from rlhfless_operator.planner.migration import Actor as ActorView
 from rlhfless_operator.planner.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.training.actors import Actor, ActorPool, Heard, key_of
@@ -22,6 +24,7 @@ from rlhfless_operator.training.generated import CompleteGroup, Completion, Gene
 from rlhfless_operator.training.instance_queue import Part
 from rlhfless_operator.training.moves import MoveInProgress
 from rlhfless_operator.training.requests import ActorAttempt
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.sinks import SinkIndex
 from rlhfless_operator.training.tasks import check_retry
 
@@ -43,6 +46,10 @@ class GenerationSettings:
     """Tokens of a prompt."""
     make_request: Callable[[ActorAttempt], GenerationRequest]
     """The request of an actor's attempt."""
+    weights: SamplingWeights
+    """What requests sample with."""
+    is_worth_switching: Callable[[ActorView], bool]
+    """Whether an actor that samples with older weights is cut to go on with newer ones."""
     look_seconds: float = LOOK_SECONDS
     """Least time between two questions to the migration."""
 
@@ -55,7 +62,7 @@ async def generate(
     *,
     migration: Migration,
     instances: Part,
-    on_event: Callable[[int, Event], None],
+    on_event: Callable[[str, Event], None],
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Run all shares at once, as far as there are instances, and yield each group when its last sample has been
     published.
@@ -65,7 +72,7 @@ async def generate(
         outcome: filled in along the way.
         migration: told of everything that the actors say, and asked which samples to move where.
         instances: gives each share one; told how many actors have anything left whenever that changes.
-        on_event: told of every event, with the actor's number.
+        on_event: told of every event, with the actor's name.
 
     Raises:
         StageFailedError: samples can't be finished.
@@ -103,7 +110,7 @@ class _Stage:
         settings: GenerationSettings,
         migration: Migration,
         instances: Part,
-        on_event: Callable[[int, Event], None],
+        on_event: Callable[[str, Event], None],
     ) -> None:
         self._platform = platform
         self._outcome = outcome
@@ -167,7 +174,11 @@ class _Stage:
         sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
         keys = [key_of(sample) for sample in actor.samples]
         places = self._sinks.places(keys)
-        attempt = ActorAttempt(actor.name, actor.attempts, actor.samples, sink, places.resume_from, places.known_until)
+        actor.takes(self._settings.weights.now)
+        assert actor.weights is not None
+        attempt = ActorAttempt(
+            actor.name, actor.attempts, actor.weights, actor.samples, sink, places.resume_from, places.known_until
+        )
         request = self._settings.make_request(attempt)
         self._outcome.sinks.append(sink)
         self._sinks.opened(sink, keys)
@@ -219,17 +230,19 @@ class _Stage:
             self._outcome.done(event)
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
         if actor.cut_at is not None and heard.first < math.inf:
-            self._outcome.pauses.append(heard.first - actor.cut_at)
+            pauses = self._outcome.switch_pauses if actor.has_switched else self._outcome.pauses
+            pauses.append(heard.first - actor.cut_at)
             actor.cut_at = None
-        self._on_event(actor.number, event)
+        self._on_event(actor.name, event)
 
-    # --- chosen moves ---
+    # --- chosen cuts ---
 
     def _look(self) -> None:
-        """Ask whether anything should move; if so, cut every actor that is part of it."""
+        """Ask whether anything should move, or go on with newer weights; if so, cut every actor that is part of it."""
         now, look_seconds = time.monotonic(), self._settings.look_seconds
         if not self._move.may_look(now):
             return
+        self._switch(now)
         if any(actor.cut_at is not None or not actor.has_instance for actor in self._pool):
             # An actor that was cut and has not gone on yet would only read the same parts once more, and one that waits
             # for an instance can neither be cut nor given more.
@@ -237,11 +250,23 @@ class _Stage:
             return
         self._move.begin(self._migration.decide(now), now, look_seconds)
         for name in self._move.involved:
-            actor = self._pool[name]
-            assert actor.request is not None
-            if actor.request.cancel():
-                actor.cut_at = now
-                self._outcome.cuts += 1
+            self._outcome.cuts += _cut(self._pool[name], now)
+
+    def _switch(self, now: float) -> None:
+        """Cut actors that have enough left for newer weights; they go on by themselves."""
+        weights = self._settings.weights.now
+        behind = [
+            (actor, view)
+            for actor in self._pool
+            if actor.weights not in (None, weights)
+            and actor.cut_at is None
+            and (view := self._migration.actors.get(actor.name)) is not None
+        ]
+        if behind:
+            self._migration.assess()
+        for actor, view in behind:
+            if self._settings.is_worth_switching(view):
+                self._outcome.switches += _cut(actor, now)
 
     def _regroup(self) -> None:
         """Every actor that is part of the moves has published what it had: hand the samples over, and go on."""
@@ -272,6 +297,15 @@ class _Stage:
                 actor.samples.sort(key=lambda sample: -expected.get(key_of(sample), 0.0))
             self._go_on(actor)
         self._move.finish()
+
+
+def _cut(actor: Actor, now: float) -> bool:
+    """Cut an actor's request, unless it has ended already."""
+    assert actor.request is not None
+    cut = actor.request.cancel()
+    if cut:
+        actor.cut_at = now
+    return cut
 
 
 def _was_lost(request: asyncio.Task[bool]) -> bool:

@@ -17,6 +17,7 @@ from rlhfless_operator.training.look_ahead import look_ahead
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.rollout_record import record_rollout
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.step_journal import StepJournal
 
 
@@ -67,7 +68,8 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
     journal.enter("generation")
     await choose_learners(run, journal, step)
-    task = RolloutTask(step, "training", *run.requests.newest(journal.status))
+    policy, critic = run.requests.newest(journal.status)
+    task = RolloutTask(step, "training", SamplingWeights(policy), critic)
     async with Learning(run, journal, step) as learning:
         rollout = await roll_out(run, task, learning.expect)
         journal.enter("learning")

@@ -38,6 +38,8 @@ class ActorAttempt:
     """Its name."""
     number: int
     """How many attempts it had before."""
+    weights: WeightsReference
+    """What it samples with."""
     samples: list[SampleTask]
     """What it has left, in the order of admission."""
     sink: str
@@ -159,13 +161,23 @@ class RequestBuilder:
         self,
         step: int,
         purpose: Purpose,
-        weights: WeightsReference,
+        begun: WeightsReference,
+        oldest_version: int | None,
         sharing: PrefixSharing | None,
         draft_steps: Callable[[Collection[int]], Sequence[int]],
         attempt: ActorAttempt,
     ) -> GenerationRequest:
-        """Generate what an actor has left; `sharing` is what the step's actors share, and `draft_steps` says which
-        steps' responses may be like those to these training prompts."""
+        """Generate what an actor has left.
+
+        Args:
+            begun: the weights that the step's generation began with.
+            oldest_version: the oldest weights whose tokens are kept; None for those of the attempt's weights alone.
+            sharing: what the step's actors share, computed with the weights that it began with.
+            draft_steps: says which steps' responses may be like those to these training prompts.
+            attempt: what is asked for.
+        """
+        if attempt.weights != begun:
+            sharing = None
         folder = self._folder.prefixes(step, purpose)
         prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
         return GenerationRequest(
@@ -174,7 +186,8 @@ class RequestBuilder:
             heartbeat_seconds=self._heartbeat,
             purpose=purpose,
             model=self._spec.model,
-            weights=weights,
+            weights=attempt.weights,
+            oldest_version=oldest_version,
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
             sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     BatchReference,
     Event,
+    GenerationRequest,
     PrepareRequest,
     PrepareResult,
     Purpose,
@@ -25,8 +25,10 @@ from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.piece_journal import PieceJournal, cut
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
+from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import training_examples
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.unscorable import UnscorableError, check_unscorable
 from rlhfless_operator.training.weights_traffic import ReadsOfVersion
 
@@ -37,7 +39,7 @@ class RolloutTask:
 
     step: int
     purpose: Purpose
-    policy: WeightsReference
+    policy: SamplingWeights
     critic: WeightsReference | None = None
     """Where a value model is trained."""
 
@@ -150,7 +152,7 @@ async def generate_and_prepare(
         examples: those of the samples that are to be had as text.
         journal: where the batch is learnt from in pieces, told of what is prepared.
     """
-    preload = Preload(run.spec.model, task.policy, run.requests.engine)
+    preload = Preload(run.spec.model, task.policy.now, run.requests.engine)
     all_at_once = run.generators.has_room_for(len(plan.shares))
     async with (
         run.generators.part(task.step, len(plan.shares), preload) as generators,
@@ -161,12 +163,11 @@ async def generate_and_prepare(
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
-        settings = _generation_settings(run, task, plan, all_at_once=all_at_once)
+        reads = ReadsOfVersion(run.weights_traffic)
+        settings = _generation_settings(run, task, plan, reads, all_at_once=all_at_once)
         migration = run.cost_model.open_migration(plan)
 
-        reads = ReadsOfVersion(run.weights_traffic, task.policy.version)
-
-        def on_event(actor: int, event: Event) -> None:
+        def on_event(actor: str, event: Event) -> None:
             run.progress.event(event)
             reads(actor, event)
 
@@ -191,7 +192,16 @@ async def generate_and_prepare(
             visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
             rollouts = sorted({uri for group in chunk for uri in group.parts})
             return run.requests.prepare(
-                task.step, task.purpose, task.policy, task.critic, part, attempt, samples, rollouts, visits, examples
+                task.step,
+                task.purpose,
+                task.policy.begun,
+                task.critic,
+                part,
+                attempt,
+                samples,
+                rollouts,
+                visits,
+                examples,
             )
 
         async def note(result: PrepareResult) -> None:
@@ -224,20 +234,28 @@ def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
 
 
 def _generation_settings(
-    run: TrainingRun, task: RolloutTask, plan: GenerationPlan, *, all_at_once: bool
+    run: TrainingRun, task: RolloutTask, plan: GenerationPlan, reads: ReadsOfVersion, *, all_at_once: bool
 ) -> GenerationSettings:
     tree, tokens = run.prompts.prefix_tree(task.purpose), run.prompts.tokens(task.purpose)
     # Nothing is computed for others where they would wait for an actor that has no instance yet.
     shares = tree is not None and run.spec.generation.share_prefixes and len(plan.shares) > 1 and all_at_once
     sharing = run.cost_model.share_prefixes(tree, plan.shares, tokens) if shares and tree is not None else None
+    weights, draft_steps = task.policy, run.draft_history.steps_for
+
+    def make_request(attempt: ActorAttempt) -> GenerationRequest:
+        reads.asks(attempt.actor, attempt.weights.version)
+        return run.requests.generate(
+            task.step, task.purpose, weights.begun, weights.oldest_version, sharing, draft_steps, attempt
+        )
+
     return GenerationSettings(
         sink_root=run.folder.rollouts(task.step, task.purpose),
         driver=run.driver,
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
-        make_request=partial(
-            run.requests.generate, task.step, task.purpose, task.policy, sharing, run.draft_history.steps_for
-        ),
+        make_request=make_request,
+        weights=weights,
+        is_worth_switching=run.cost_model.is_worth_switching,
     )
 
 

@@ -1,5 +1,6 @@
 """How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 
@@ -9,6 +10,7 @@ from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.rollout import Rollout
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import kept_examples
+from rlhfless_operator.training.staleness import staleness
 
 _FETCHED = {"bytes": "bytes_fetched", "deltas": "deltas", "refused_deltas": "deltas_refused"}
 
@@ -36,6 +38,25 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
+
+
+def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
+    """A batch with what is known of the weights that sampled it, where several versions may have."""
+    prompts = dict.fromkeys(sample.prompt for sample in batch.batch.samples)
+    groups = [rollout.prepared.groups[prompt] for prompt in prompts]
+    tokens: Counter[int] = Counter()
+    for sampled in (sampled for group in groups for sampled in group.sampled):
+        tokens[sampled.version] += sampled.tokens
+    # Instances of an earlier release do not tell versions. Then the weights that the rollout began with count.
+    versions = {group.prompt: group.sampled[0].version for group in groups if group.sampled}
+    step, responses = batch.batch.step, len(batch.batch.samples)
+    stale = sum(staleness(step, version) * count for version, count in tokens.items())
+    metrics = {
+        "generation/switches": float(rollout.generated.switches),
+        "generation/switched_responses": sum(group.switched_responses for group in groups) / responses,
+        **({"generation/token_staleness": stale / tokens.total()} if tokens else {}),
+    }
+    return batch.model_copy(update={"versions": versions, "metrics": batch.metrics | metrics})
 
 
 def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:

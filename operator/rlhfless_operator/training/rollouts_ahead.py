@@ -8,12 +8,14 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
+from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
-from rlhfless_operator.training.rollout_record import record_rollout
+from rlhfless_operator.training.rollout_record import record_rollout, with_versions
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.training.step_journal import StepJournal
 
@@ -32,14 +34,14 @@ class RolloutsAhead:
         run: the job in hand.
         journal: its status says how far the learner is.
         files: where it is written which weights sample what.
-        max_staleness: most versions between the weights that sample a step's groups and those that it starts from.
+        settings: how far ahead, and with which weights.
     """
 
-    def __init__(self, run: TrainingRun, journal: StepJournal, files: AsyncJournal, max_staleness: int) -> None:
+    def __init__(self, run: TrainingRun, journal: StepJournal, files: AsyncJournal, settings: AsyncSpec) -> None:
         self._run = run
         self._journal = journal
         self._files = files
-        self._max_staleness = max_staleness
+        self._settings = settings
         self._rollouts: dict[int, asyncio.Task[_Made]] = {}
         """By step, those that the learner has not taken."""
         self._last = journal.status.step
@@ -82,7 +84,7 @@ class RolloutsAhead:
         journal, history = self._journal, self._run.cost_model.history
         # What steps take is known once one of them is done.
         unknown = journal.budget() is not None and not any(record.step for record in journal.records)
-        ahead = steps_ahead(self._max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
+        ahead = steps_ahead(self._settings.max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
         return last_step_begun(journal.status.step, 0 if unknown else ahead)
 
     async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
@@ -120,11 +122,20 @@ class RolloutsAhead:
         run.progress.begin_step(
             step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
         )
-        task = RolloutTask(step, "training", begun.policy, begun.critic)
+        task = RolloutTask(step, "training", self._weights(begun), begun.critic)
         rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
         if isinstance(rollout, StepBatch):
             return begun, rollout
         run.cost_model.history.add(_ROLLOUT, sum(rollout.seconds.values()))
         batch = record_rollout(run, rollout)
+        if self._settings.new_weights == "switch":
+            batch = with_versions(batch, rollout)
         journal.keep_batch(step, batch)
         return begun, batch
+
+    def _weights(self, begun: BegunRollout) -> SamplingWeights:
+        """What the requests of a rollout sample with."""
+        if self._settings.new_weights == "finish":
+            return SamplingWeights(begun.policy)
+        # A version that is not written down would be made anew by the next driver.
+        return SamplingWeights(begun.policy, lambda: self._run.requests.newest(self._journal.published)[0])

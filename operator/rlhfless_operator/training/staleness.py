@@ -1,7 +1,8 @@
 """How far generation may be ahead of the learner. Pure.
 
 Version v of the weights is what step v makes, and 0 is the model as given. Step n starts from version n − 1. So groups
-that version v sampled, and that step n learns from, have a staleness of n − 1 − v; it is 0 in a synchronous job.
+that version v sampled, and that step n learns from, have a staleness of n − 1 − v; it is 0 in a synchronous job. Where
+several versions sampled a group, v is the oldest of them.
 """
 
 import math

@@ -53,22 +53,25 @@ class WeightsTraffic:
 
 
 class ReadsOfVersion:
-    """Hears from the actors of a rollout which instances generate with its weights.
+    """Hears from the actors of a rollout which instances generate with which weights.
 
     Args:
         traffic: is told.
-        version: of the weights.
     """
 
-    def __init__(self, traffic: WeightsTraffic, version: int) -> None:
+    def __init__(self, traffic: WeightsTraffic) -> None:
         self._traffic = traffic
-        self._version = version
-        self._started: dict[int, Started] = {}
+        self._versions: dict[str, int] = {}
+        self._started: dict[str, Started] = {}
 
-    def __call__(self, actor: int, event: Event) -> None:
-        """An actor has said something."""
+    def asks(self, actor: str, version: int) -> None:
+        """An actor makes a request with a version of the weights."""
+        self._versions[actor] = version
+
+    def __call__(self, actor: str, event: Event) -> None:
+        """The request of an actor has said something."""
         if isinstance(event, Started):
             self._started[actor] = event
         elif isinstance(event, Progress) and (started := self._started.pop(actor, None)) is not None:
             # The first progress of a request is told when its engine has the weights.
-            self._traffic.read(started.instance, self._version, started.place, event.weights_bytes)
+            self._traffic.read(started.instance, self._versions[actor], started.place, event.weights_bytes)

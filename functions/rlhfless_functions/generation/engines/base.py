@@ -59,9 +59,9 @@ class SequenceTask:
     seed: int
     """64-bit key of the sample's own random numbers."""
     response_tokens: Sequence[int] = field(default=())
-    """Tokens that were sampled before, with the same weights; fewer than the longest response, and unfinished."""
+    """Tokens sampled before, with these weights or older ones; fewer than the longest response, and unfinished."""
     log_probs: Sequence[float] = field(default=())
-    """Their log-probabilities."""
+    """Their log-probabilities, under what sampled them."""
     prefix: SharedPrefix | None = None
     """The part of the prompt that other instances need too, if any."""
     step: int = 1

@@ -16,6 +16,7 @@ from tests.generation.engines.shares import (
     SAMPLING,
     NewEngine,
     assert_same,
+    continued,
     generate,
     reference_log_probs,
     save_model,
@@ -51,6 +52,32 @@ def test_a_prefix_that_was_computed_with_other_weights_is_not_used_again(
     engine.load(settings_of(folder), version(other, 1))
     result = generate(engine, [task])[0, 0]
     assert result.log_probs == pytest.approx(reference_log_probs(other, task, result.response_tokens, 1.0), abs=2e-4)
+
+
+@pytest.mark.parametrize("cut", [1, 9])
+def test_a_response_goes_on_with_other_weights_as_if_they_had_seen_its_beginning(
+    engine: Engine, folder: Path, tmp_path: Path, cut: int
+) -> None:
+    """Nothing that the first weights have computed is used again, and what they sampled stays as it is."""
+    other = save_model(tmp_path, folder, seed=7)
+    tasks = share(8, 2)
+    run = engine.start(tasks, SAMPLING, None)
+    finished = {(result.prompt, result.index) for _ in range(cut) for result in run.step()}
+    begun = {(partial.prompt, partial.index): partial for partial in run.unfinished()}
+    rest = continued([task for task in tasks if (task.prompt, task.index) not in finished], list(begun.values()))
+    engine.load(settings_of(folder), version(other, 1))
+    results = generate(engine, rest)
+    switched = 0
+    for task in rest:
+        result, kept = results[task.prompt, task.index], begun[task.prompt, task.index]
+        tokens = len(kept.response_tokens)
+        assert result.response_tokens[:tokens] == kept.response_tokens
+        assert result.log_probs[:tokens] == pytest.approx(kept.log_probs, abs=1e-7)
+        expected = reference_log_probs(other, task, result.response_tokens, 1.0)
+        assert result.log_probs[tokens:] == pytest.approx(expected[tokens:], abs=2e-4)
+        switched += len(result.response_tokens) > tokens
+        assert kept.log_probs != pytest.approx(expected[:tokens], abs=1e-2), "the two models differ"
+    assert switched >= 8
 
 
 @pytest.mark.parametrize("with_head", [False, True])

@@ -1,0 +1,130 @@
+"""Asynchronous jobs whose responses go on with newer weights, whole (`async.newWeights: switch`)."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
+from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.training import cost_model
+from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
+from tests.training.killing import start
+from tests.training.switching import POINTS, switch_midway
+from tests.training.test_asynchronous import check_prompts, entries, replayed
+from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job
+
+SWITCHING: dict[str, Any] = {
+    "async": {"maxStaleness": 1, "newWeights": "switch"},
+    "checkpoints": {"keepRollouts": True, "everySteps": 2},
+    # Long enough that some response goes on when its request is cut.
+    "sampling": {"maxResponseTokens": 160},
+    "generation": {"flush": "1ms"},
+    "limits": {"stall": "250s"},
+}
+
+
+@pytest.fixture
+def switches_midway(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(LocalPlatform, "run", LocalPlatform.run)
+    monkeypatch.setattr(RolloutsAhead, "__init__", RolloutsAhead.__init__)
+    monkeypatch.setattr(cost_model, "is_worth_switching", cost_model.is_worth_switching)
+    switch_midway()
+    yield
+
+
+def check_switched(file: Path, steps: int, most: int) -> int:
+    """That what is written down of each step is what it learnt from; returns how many responses have several versions.
+
+    No token is missing or there twice: the spans of a prepared sample cover its tokens, each once.
+    """
+    begun, taken = entries(file, "begun"), entries(file, "taken")
+    records = [record for record in records_of(file) if record["step"]]
+    assert [entry["step"] for entry in taken] == [entry["step"] for entry in begun] == list(range(1, steps + 1))
+    switched = 0
+    for first, entry, record in zip(begun, taken, records, strict=True):
+        step, metrics = entry["step"], record["metrics"]
+        prepared = read_prepared(entry["batch"]["parts"])
+        samples = [prepared[sample["prompt"], sample["index"]] for sample in entry["batch"]["samples"]]
+        assert len(samples) == 16
+        for sample in samples:
+            check_spans(sample)
+            assert first["policy"]["version"] <= sample.versions[0].version
+            assert sample.versions[-1].version <= step - 1
+        for group in entry["groups"]:
+            mine = [sample.versions[0].version for sample in samples if sample.prompt == group["prompt"]]
+            assert len(mine) == 4
+            assert group["version"] == min(mine), "its oldest token counts"
+            assert 0 <= step - 1 - group["version"] <= most
+        stale = [step - 1 - group["version"] for group in entry["groups"]]
+        assert metrics["generation/staleness"] == pytest.approx(sum(stale) / len(stale))
+        by_token = [
+            step - 1 - each.version
+            for sample in samples
+            for each in sample.versions
+            for _ in range(each.start, each.end)
+        ]
+        assert metrics["generation/token_staleness"] == pytest.approx(sum(by_token) / len(by_token))
+        here = sum(len(sample.versions) > 1 for sample in samples)
+        assert metrics["generation/switched_responses"] == here / 16
+        switched += here
+    return switched
+
+
+def check_spans(sample: PreparedSample) -> None:
+    ends = [0, *(span.end for span in sample.versions)]
+    assert [span.start for span in sample.versions] == ends[:-1]
+    assert ends[-1] == len(sample.response_tokens) == len(sample.log_probs)
+    versions = [span.version for span in sample.versions]
+    assert versions == sorted(set(versions)), "weights never get older"
+
+
+@pytest.mark.usefixtures("warm_start", "switches_midway")
+def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(tiny_job: MakeJob) -> None:
+    file = tiny_job("switching", **SWITCHING, steps=3)
+    assert run_job(file)["phase"] == "Succeeded"
+    assert check_switched(file, 3, 1) > 0
+    check_prompts(file)
+    records = [record for record in records_of(file) if record["step"]]
+    assert sum(record["metrics"]["generation/switches"] for record in records) > 0
+    assert all(record["metrics"]["generation/lost_instances"] == 0 for record in records)
+    assert half_written(folder_of(file)) == []
+    assert "3 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_start", "switches_midway")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.01}}},
+        {"algorithm": {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1}},
+        {"model": {"lora": {"rank": 4}}},
+        {"async": {"maxStaleness": 2, "newWeights": "switch"}, "generation": {"flush": "1ms", "drafting": "auto"}},
+    ],
+    ids=["ppo", "dapo", "an adapter", "drafts"],
+)
+def test_whatever_a_job_trains_it_learns_from_switched_responses(tiny_job: MakeJob, changes: dict[str, Any]) -> None:
+    file = tiny_job("changed", **{**SWITCHING, **changes}, steps=3)
+    assert run_job(file)["phase"] == "Succeeded"
+    assert check_switched(file, 3, changes.get("async", {}).get("maxStaleness", 1)) > 0
+    assert "the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.timeout(1800)
+def test_a_driver_that_is_killed_as_responses_switch_loses_no_token(tiny_job: MakeJob, tmp_path: Path) -> None:
+    file, deaths, log = tiny_job("killed", **SWITCHING, steps=3), tmp_path / "deaths.txt", tmp_path / "log.txt"
+    command = [sys.executable, "-m", "tests.training.switching", str(file), str(deaths), *POINTS]
+    begun: list[dict[str, Any]] = []
+    while (status := start(command, log).wait()) == -signal.SIGKILL:
+        assert entries(file, "begun")[: len(begun)] == begun
+        begun = entries(file, "begun")
+    assert status == 0, log.read_text()
+    assert sorted(deaths.read_text().split()) == sorted(POINTS)
+    assert check_switched(file, 3, 1) > 0
+    check_prompts(file)
+    assert half_written(folder_of(file)) == []
+    assert "3 steps taken again: the same weights bit for bit" in replayed(file)
