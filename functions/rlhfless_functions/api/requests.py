@@ -86,6 +86,9 @@ class GenerationRequest(BaseRequest):
     purpose: Purpose = "training"
     model: ModelSettings
     weights: WeightsReference
+    weights_from: list[str] | None = None
+    """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
+    store. If omitted, each fetches from the store, and none passes them on."""
     prompts: str
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)

@@ -88,6 +88,11 @@ class RequestBuilder:
         return self._spec.generation.drafting == "auto"
 
     @property
+    def relays_weights(self) -> bool:
+        """Whether instances pass weights on. In a rehearsal there are none."""
+        return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one training step."""
         batch = self._spec.batch
@@ -163,9 +168,12 @@ class RequestBuilder:
         sharing: PrefixSharing | None,
         draft_steps: Callable[[Collection[int]], Sequence[int]],
         attempt: ActorAttempt,
+        *,
+        weights_from: Sequence[str] = (),
     ) -> GenerationRequest:
-        """Generate what an actor has left; `sharing` is what the step's actors share, and `draft_steps` says which
-        steps' responses may be like those to these training prompts."""
+        """Generate what an actor has left; `sharing` is what the step's actors share, `draft_steps` says which
+        steps' responses may be like those to these training prompts, and `weights_from` is the chain of instances that
+        may pass weights on."""
         folder = self._folder.prefixes(step, purpose)
         prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
         return GenerationRequest(
@@ -175,6 +183,7 @@ class RequestBuilder:
             purpose=purpose,
             model=self._spec.model,
             weights=weights,
+            weights_from=list(weights_from) if self.relays_weights else None,
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
             sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,

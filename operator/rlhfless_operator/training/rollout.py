@@ -169,6 +169,7 @@ async def generate_and_prepare(
         def on_event(actor: int, event: Event) -> None:
             run.progress.event(event)
             reads(actor, event)
+            run.relays.heard(event, task.policy.version)
 
         async def groups() -> AsyncGenerator[CompleteGroup, None]:
             nonlocal generated_at
@@ -236,7 +237,13 @@ def _generation_settings(
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
         make_request=partial(
-            run.requests.generate, task.step, task.purpose, task.policy, sharing, run.draft_history.steps_for
+            run.requests.generate,
+            task.step,
+            task.purpose,
+            task.policy,
+            sharing,
+            run.draft_history.steps_for,
+            weights_from=run.relays.chain(task.policy.version),
         ),
     )
 
