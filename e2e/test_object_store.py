@@ -1,5 +1,6 @@
 """Artifacts in an object store, which is killed in every stage; the weights are those of a run on a volume."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,3 +61,16 @@ def test_an_asynchronous_job_loses_and_doubles_nothing_in_outages(
         jobs.delete(name)
     assert learnt["ahead"] == learnt["ahead-undisturbed"]
     assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/runs/ahead")
+
+
+def test_instances_pass_new_weights_on_to_each_other(
+    kubectl: Kubectl, storage: Storage, store: ObjectStore, undisturbed: str
+) -> None:
+    name, jobs = "relays", Jobs(kubectl)
+    root = store.path(f"jobs/runs/{name}")
+    jobs.apply(short(name, generation={**KEPT["generation"], "weightRelays": "auto"}))
+    policies = kubectl("get", "networkpolicies", f"--selector=rlhfless.io/job={name}", "--output=name")
+    finish_as(undisturbed, jobs, storage, name, root)
+    steps = [json.loads(line)["metrics"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
+    assert sum(step.get("weights/bytes_relayed", 0.0) for step in steps) > 0, steps
+    assert sum(step.get("weights/relays_refused", 0.0) for step in steps) == 0, policies

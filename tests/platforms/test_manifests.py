@@ -161,6 +161,15 @@ def test_pods_that_learn_together_reach_each_other_and_nobody_else_does() -> Non
     assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [{"to": [learners]}])
 
 
+def test_generation_pods_that_pass_weights_on_reach_each_other() -> None:
+    made = manifests.gang_policy(function("generation"), SETTINGS)
+    stage = {"rlhfless.io/job": "chat", "rlhfless.io/stage": "generation"}
+    (rule,) = made["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "rlhfless", **stage}}}]
+    # The learners' policy is another object.
+    assert made["metadata"]["name"] == "chat-relays" != manifests.gang_policy_name("chat", "learning")
+
+
 def test_restricted_pods_reach_names_what_their_job_needs_and_what_the_cluster_allows() -> None:
     spec = manifests.network_policy(JOB, SETTINGS, {"http://judge:8000"})["spec"]
     assert spec["policyTypes"] == ["Ingress"] and "egress" not in spec

@@ -26,6 +26,8 @@ class Started(Message):
     cold_start: ColdStart | None = None
     engine: str | None = None
     """The engine and why it was chosen, once it has been."""
+    address: str | None = None
+    """URL at which other instances of the job reach it."""
     place: list[str] = Field(default=[])
     """Name of the instance's node, then the node's network domains, the nearest first; empty if unknown. The platform
     adds it, not the instance."""

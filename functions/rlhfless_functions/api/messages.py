@@ -63,6 +63,10 @@ class WeightsFetched(Message):
     """Files that were made of the version before and of what changed."""
     refused_deltas: int = 0
     """Files that could not be, because what changed was missing or damaged; they were fetched whole."""
+    relayed_bytes: int = 0
+    """Fetched from other instances; not among `bytes`."""
+    refused_sources: int = 0
+    """Instances that did not send what they were asked for; the store was read instead."""
 
 
 class DecodeCounts(Message):

@@ -90,6 +90,9 @@ class GenerationRequest(BaseRequest):
     oldest_version: int | None = Field(default=None, ge=0)
     """Oldest weights whose tokens in `resume_from` are kept; newer ones up to those of `weights` count too. By default
     only tokens of `weights` are kept, and a sample with others is generated anew."""
+    weights_from: list[str] | None = None
+    """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
+    store. If omitted, each fetches from the store, and none passes them on."""
     prompts: str
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)

@@ -24,6 +24,7 @@ from rlhfless_functions.artifacts.files import (
     write_json,
 )
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
+from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import complete, publish, upload
 from rlhfless_functions.artifacts.retrieval import Fetched, fetched, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
@@ -37,6 +38,7 @@ __all__ = [
     "Fetched",
     "Manifest",
     "ManifestEntry",
+    "Sources",
     "complete",
     "create_exclusive",
     "exists",

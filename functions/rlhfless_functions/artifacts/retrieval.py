@@ -4,9 +4,13 @@ import logging
 import os
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlhfless_functions.artifacts.copies import cache_folder, copy_place, forget_old_copies, settle
 from rlhfless_functions.artifacts.deltas import apply_delta
@@ -28,6 +32,11 @@ from rlhfless_functions.artifacts.manifest import (
     manifest,
     remedy,
 )
+from rlhfless_functions.artifacts.peers import Peer, Sources
+from rlhfless_functions.artifacts.relaying import relay
+
+_RANGE = 4 * 2**20
+_RANGES_AHEAD = 4
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +50,10 @@ class Fetched:
     """Files that were made of another version's and of what changed."""
     refused_deltas: int = 0
     """Files that could not be: the delta was missing or damaged, or gave another file. They were fetched whole."""
+    relayed_bytes: int = 0
+    """Fetched from other instances; they are not among `bytes`."""
+    refused_sources: int = 0
+    """Instances that did not send a file, or sent another one. The store was read instead."""
 
 
 _fetched = Fetched()
@@ -52,7 +65,7 @@ def fetched() -> Fetched:
     return _fetched
 
 
-def local_folder(uri: str, *, verify: bool = True, published: bool = True) -> Path:
+def local_folder(uri: str, *, verify: bool = True, published: bool = True, sources: Sources | None = None) -> Path:
     """A published folder on the local disk: itself where it is local, else a copy, which is kept for the next time.
 
     `copies` says where, and for how long. A copy's checksums are taken when it is made. Where there is a copy of the
@@ -62,6 +75,8 @@ def local_folder(uri: str, *, verify: bool = True, published: bool = True) -> Pa
         uri: the folder.
         verify: compare a local folder's sizes and checksums with its manifest, too.
         published: if False, a folder without a manifest, such as a model of the user's own, is taken as it is.
+        sources: other instances to fetch a published folder from before the store is read; see `peers`. Unless this
+            is None, this process passes the folder on to others.
 
     Raises:
         ArtifactMissingError: if it does not exist or has not been published.
@@ -75,7 +90,7 @@ def local_folder(uri: str, *, verify: bool = True, published: bool = True) -> Pa
         raise ArtifactMissingError(f"{uri} {state}; {remedy}")
     path = local_path(uri)
     if path is None:
-        return _cached(uri, found)
+        return _cached(uri, found, sources if found is not None else None)
     if found is not None and verify:
         _check(uri, path, found)
     return path
@@ -104,7 +119,7 @@ def _lost(uri: str, file: str) -> ArtifactCorruptError:
     return ArtifactCorruptError(f"{file} is missing though the manifest names it: {remedy(uri)}")
 
 
-def _cached(uri: str, found: Manifest | None) -> Path:
+def _cached(uri: str, found: Manifest | None, sources: Sources | None) -> Path:
     with reading(uri):
         identity = found.dump() if found else repr(_listing(uri)).encode()
     place = copy_place(uri, identity)
@@ -113,7 +128,10 @@ def _cached(uri: str, found: Manifest | None) -> Path:
             forget_old_copies()
         folder = beside(place)
         try:
-            if found is not None:
+            if found is not None and sources is not None:
+                with _relaying(place, found, folder):
+                    _fetch_published(uri, found, folder, Peer(sources, place.name))
+            elif found is not None:
                 _fetch_published(uri, found, folder)
             else:
                 _fetch_files(uri, {name: name for name in walk(uri)}, folder)
@@ -121,9 +139,24 @@ def _cached(uri: str, found: Manifest | None) -> Path:
                 settle(folder, place)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+    if found is not None and sources is not None:
+        relay(place.name, found.files, place)
     with writing(str(place)):
         os.utime(place)
     return place
+
+
+@contextmanager
+def _relaying(place: Path, found: Manifest, folder: Path) -> Iterator[None]:
+    """Pass a copy on while it is made; readers that have begun lose it if that fails."""
+    relayed = relay(place.name, found.files, folder)
+    try:
+        yield
+    except BaseException:
+        relayed.given_up = True
+        raise
+    # It gets its name next. Readers that have a file open go on reading it.
+    relayed.folder = place
 
 
 def _listing(uri: str) -> list[tuple[str, object, object]]:
@@ -135,11 +168,13 @@ def _listing(uri: str) -> list[tuple[str, object, object]]:
     ]
 
 
-def _fetch_published(uri: str, found: Manifest, folder: Path) -> None:
+def _fetch_published(uri: str, found: Manifest, folder: Path, peer: Peer | None = None) -> None:
     base = cache_folder() / found.delta.base if found.delta is not None else None
     made = _make_of(base, uri, found, folder) if base is not None and base.is_dir() else set()
     names = {name: entry.stored or name for name, entry in found.files.items() if name not in made}
-    _fetch_files(uri, names, folder, found.files)
+    _fetch_files(uri, names, folder, found.files, peer)
+    if peer is not None:
+        _count(refused_sources=peer.refused)
 
 
 def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
@@ -188,17 +223,31 @@ def _apply(old: Path, uri: str, delta: ManifestEntry, copy: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _fetch_files(uri: str, names: dict[str, str], folder: Path, found: dict[str, ManifestEntry] | None = None) -> None:
-    """Fetch files whole; where there is a manifest, what they should be is compared."""
+def _fetch_files(
+    uri: str,
+    names: dict[str, str],
+    folder: Path,
+    found: dict[str, ManifestEntry] | None = None,
+    peer: Peer | None = None,
+) -> None:
+    """Fetch files whole; where there is a manifest, what they should be is compared. A peer is asked first."""
     filesystem, base = remote(uri)
 
     def fetch(name: str, stored: str) -> None:
         source, copy = join(uri, stored), folder / name
         with writing(str(copy)):
             copy.parent.mkdir(parents=True, exist_ok=True)
+            if peer is not None and found is not None and peer.fetch(name, found[name], copy):
+                _count(relayed_bytes=found[name].size)
+                return
         try:
             with reading(source):
-                filesystem.get_file(join(base, stored), str(copy))
+                if (
+                    peer is None
+                    or found is None
+                    or not _get_in_order(filesystem, join(base, stored), found[name], copy)
+                ):
+                    filesystem.get_file(join(base, stored), str(copy))
         except ArtifactMissingError as error:
             if isinstance(error.__cause__, OSError) and no_space(error.__cause__):
                 raise unwritable(str(copy), error.__cause__) from error
@@ -214,7 +263,41 @@ def _fetch_files(uri: str, names: dict[str, str], folder: Path, found: dict[str,
             done.result()
 
 
-def _count(size: int = 0, *, deltas: int = 0, refused_deltas: int = 0) -> None:
+def _get_in_order(filesystem: Any, path: str, entry: ManifestEntry, copy: Path) -> bool:
+    """Fetch a file from its beginning to its end, to pass it on meanwhile: a store may fill a file in any order.
+
+    Returns:
+        Whether that went well. What is wrong is for a plain fetch to say.
+    """
+    starts = iter(range(0, entry.size, _RANGE))
+    under_way: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_RANGES_AHEAD) as pool, copy.open("wb", buffering=0) as file:
+
+        def ask() -> None:
+            if (start := next(starts, None)) is not None:
+                end = min(start + _RANGE, entry.size)
+                under_way.append(pool.submit(filesystem.cat_file, path, start=start, end=end))
+
+        for _ in range(_RANGES_AHEAD):
+            ask()
+        while under_way:
+            try:
+                data = under_way.popleft().result()
+            except OSError:
+                return False
+            file.write(data)
+            ask()
+    return True
+
+
+def _count(
+    size: int = 0,
+    *,
+    deltas: int = 0,
+    refused_deltas: int = 0,
+    relayed_bytes: int = 0,
+    refused_sources: int = 0,
+) -> None:
     global _fetched
     with _counting:
         before = _fetched
@@ -223,4 +306,6 @@ def _count(size: int = 0, *, deltas: int = 0, refused_deltas: int = 0) -> None:
             bytes=before.bytes + size,
             deltas=before.deltas + deltas,
             refused_deltas=before.refused_deltas + refused_deltas,
+            relayed_bytes=before.relayed_bytes + relayed_bytes,
+            refused_sources=before.refused_sources + refused_sources,
         )

@@ -61,6 +61,8 @@ class Generator:
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
         self._fetched = WeightsFetched()
         """For weights, and no request has told of it yet."""
+        self._relayed: WeightsReference | None = None
+        """The version that this instance has passed on last."""
 
     @property
     def engine(self) -> str | None:
@@ -73,7 +75,7 @@ class Generator:
         Raises:
             TaskError: if they cannot be had.
         """
-        self._load(self._engine(self._settings, model), model, weights)
+        self._load(self._engine(self._settings, model), model, weights, None)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
         """Generate a share, or as much of it as there is time for.
@@ -97,7 +99,7 @@ class Generator:
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
-                    self._load(engine, request.model, request.weights)
+                    self._load(engine, request.model, request.weights, _sources(request, context))
                     share.weights_seconds = self._clock() - asked
                     share.weights_fetched, self._fetched = self._fetched, WeightsFetched()
                     share.generate(engine)
@@ -113,14 +115,22 @@ class Generator:
         if engine is not None:
             engine.sleep()
 
-    def _load(self, engine: Engine, model: ModelSettings, weights: WeightsReference) -> None:
+    def _load(
+        self, engine: Engine, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None
+    ) -> None:
         before, untold = artifacts.fetched(), self._fetched
+        if sources is not None and self._relayed != weights:
+            # The engine finds the copy, and never asks where it is from.
+            artifacts.local_folder(weights.uri, sources=sources)
+            self._relayed = weights
         engine.load(model, weights)
         now = artifacts.fetched()
         self._fetched = WeightsFetched(
             bytes=untold.bytes + now.bytes - before.bytes,
             deltas=untold.deltas + now.deltas - before.deltas,
             refused_deltas=untold.refused_deltas + now.refused_deltas - before.refused_deltas,
+            relayed_bytes=untold.relayed_bytes + now.relayed_bytes - before.relayed_bytes,
+            refused_sources=untold.refused_sources + now.refused_sources - before.refused_sources,
         )
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
@@ -273,6 +283,16 @@ def _versions(request: GenerationRequest) -> range:
     """The weights versions whose tokens are kept."""
     newest = request.weights.version
     return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
+
+
+def _sources(request: GenerationRequest, context: TaskContext) -> artifacts.Sources | None:
+    """Where to fetch the weights from; None if that is the engine's own affair: they are no version that a learner
+    published whole, or are in a file system of this machine."""
+    weights = request.weights
+    chain = request.weights_from
+    if chain is None or weights.version == 0 or weights.adapter or artifacts.local_path(weights.uri) is not None:
+        return None
+    return artifacts.Sources.of_chain(chain, context.address, context.token)
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:

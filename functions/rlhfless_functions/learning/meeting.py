@@ -29,6 +29,7 @@ import rlhfless_functions
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import PROTOCOL, Gang, TaskKey, Waiting
 from rlhfless_functions.distributed.ranks import Seat
+from rlhfless_functions.runtime.addresses import own_address
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 
@@ -193,7 +194,7 @@ class _Patience:
 
 def _open(host: str) -> tuple[dist.TCPStore, tuple[str, int]]:
     """A store of this process, on the address at which the others reach it."""
-    own = _LOOPBACK if host == _LOOPBACK else _own_address()
+    own = _LOOPBACK if host == _LOOPBACK else own_address()
     listening = socket.create_server((own, 0))
     port: int = listening.getsockname()[1]
     timeout = timedelta(seconds=30)
@@ -283,20 +284,9 @@ def _check_alike(arrivals: list[_Arrival]) -> None:
             )
 
 
-def _own_address() -> str:
-    """The address at which others reach this host: the source address of its default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            asked.connect(("192.0.2.1", 9))  # Nothing is sent.
-            address: str = asked.getsockname()[0]
-        except OSError:
-            address = socket.gethostbyname(socket.gethostname())
-    return address
-
-
 def _interface(host: str, other: str) -> str | None:
     """The network interface that leads to an address of a gang; None if unknown."""
-    own = _LOOPBACK if host == _LOOPBACK or other == _LOOPBACK else _own_address()
+    own = _LOOPBACK if host == _LOOPBACK or other == _LOOPBACK else own_address()
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == own for each in addresses):
             return name

@@ -35,6 +35,10 @@ class TaskContext:
     """Name of this instance."""
     asleep: bool = False
     """Whether the instance released its device's memory before this task, and has not taken it again."""
+    address: str | None = None
+    """URL at which other instances of the job reach this one."""
+    token: str = ""
+    """The job's, for requests to other instances."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _reason: StopReason | None = None
 

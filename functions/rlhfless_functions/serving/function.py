@@ -52,9 +52,13 @@ class Function(Protocol):
 class Instance:
     """A function and its single worker thread: at most one task at a time, and none after a drain."""
 
-    def __init__(self, stage: Stage, function: Function, *, name: str, started_at: float) -> None:
+    def __init__(self, stage: Stage, function: Function, *, name: str, started_at: float, token: str = "") -> None:
         self.stage = stage
         self.name = name
+        self.token = token
+        """The job's."""
+        self.address: str | None = None
+        """URL at which other instances of the job reach it, once it listens."""
         self.ready = False
         self.draining = False
         self.lost = False
@@ -123,12 +127,17 @@ class Instance:
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        context = TaskContext(emit=emit, instance=self.name, asleep=self._asleep)
+        context = TaskContext(
+            emit=emit, instance=self.name, asleep=self._asleep, address=self.address, token=self.token
+        )
         self._current = context
         self._idle.clear()
         self._busy.set(1)
         started = Started(
-            instance=self.name, cold_start=self._cold_start, engine=getattr(self._function, "engine", None)
+            instance=self.name,
+            cold_start=self._cold_start,
+            engine=getattr(self._function, "engine", None),
+            address=self.address,
         )
         working = False
         try:

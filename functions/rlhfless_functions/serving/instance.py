@@ -85,7 +85,7 @@ def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) 
         gc.enable()
     else:
         function, on_listening = _emulate(options, options.emulation, on_listening)
-    instance = Instance(options.stage, function, name=options.name, started_at=options.started_at)
+    instance = Instance(options.stage, function, name=options.name, started_at=options.started_at, token=options.token)
     asyncio.run(
         serve(
             instance,

@@ -2,6 +2,8 @@
 
     POST /v1/run    a request of the wire contract; answered by a stream of newline-delimited JSON events
     POST /v1/sleep   give the device's memory back until the next request; answered when that is done
+    GET  /v1/copies/COPY   whether the instance passes this copy of a published folder on
+    GET  /v1/copies/COPY/FILE   one of its files, as far as it is there and then as it grows
     GET  /healthz   the process is alive
     GET  /readyz    the model is loaded (503 until then, and while draining)
     GET  /metrics   Prometheus
@@ -14,6 +16,7 @@ import asyncio
 import hmac
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -29,6 +32,9 @@ from rlhfless_functions.api import (
     dump_event,
     parse_request,
 )
+from rlhfless_functions.artifacts.peers import PATH
+from rlhfless_functions.artifacts.relaying import growing_file, relayed
+from rlhfless_functions.runtime.addresses import address_of
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.settings import ModelSettings
 
@@ -42,7 +48,7 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
     """The HTTP face of an instance.
 
     Args:
-        token: the job's own; every POST carries it as a bearer token.
+        token: the job's own; every request below /v1 carries it as a bearer token.
         max_request_bytes: longer requests are refused with 413.
     """
     app = FastAPI(title=f"rlhfless {instance.stage}", docs_url=None, redoc_url=None, openapi_url=None)
@@ -91,6 +97,23 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
             return _refusal(500, "engine_lost", message, retryable=True)
         return JSONResponse({"seconds": seconds})
 
+    @app.get(f"{PATH}/{{copy}}")
+    async def held_copy(http_request: Request, copy: str) -> Response:
+        if refusal := stranger(http_request):
+            return refusal
+        found = relayed(copy) is not None and not instance.draining
+        return JSONResponse({"relayed": found}, status_code=200 if found else 404)
+
+    @app.get(f"{PATH}/{{copy}}/{{name:path}}")
+    async def held_file(http_request: Request, copy: str, name: str) -> Response:
+        if refusal := stranger(http_request):
+            return refusal
+        found = relayed(copy)
+        if found is None or name not in found.files or instance.draining:
+            return _refusal(404, "bad_request", "this instance has no such file to pass on")
+        content = growing_file(found, name, lambda: instance.draining)
+        return StreamingResponse(content, media_type="application/octet-stream")
+
     @app.get("/healthz")
     async def healthz() -> Response:
         return PlainTextResponse("ok")
@@ -127,8 +150,11 @@ class InstanceServer(uvicorn.Server):
         """Bind, then tell the port."""
         await super().startup(sockets)
         if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
             self._instance.listening()
-            self._on_listening(self.servers[0].sockets[0].getsockname()[1])
+            with suppress(OSError):  # Without an address it passes nothing on.
+                self._instance.address = f"http://{address_of(self.config.host)}:{port}"
+            self._on_listening(port)
 
     async def on_tick(self, counter: int) -> bool:
         """Ends an instance that can do nothing more; an open stream is sent to its end."""

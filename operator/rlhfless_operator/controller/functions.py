@@ -99,5 +99,8 @@ def functions_of(
     for stage, merged in pods_by_stage(job, settings.pods).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
         instances = job.spec.learning.instances.max if stage == "learning" else 1
-        functions[stage] = StageFunction(identity, stage, merged, root, env, connects_to, slots.get(stage), instances)
+        relays = stage == "generation" and job.spec.generation.weight_relays == "auto"
+        functions[stage] = StageFunction(
+            identity, stage, merged, root, env, connects_to, slots.get(stage), instances, relays
+        )
     return functions

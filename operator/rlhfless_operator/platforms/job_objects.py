@@ -103,7 +103,7 @@ class JobObjects:
                 policy = manifests.network_policy(self._job, self._settings, connects_to)
                 await self._apply(self._policies, policy)
                 for function in self._functions:
-                    if function.instances > 1:
+                    if function.instances > 1 or function.relays:
                         await self._apply(self._policies, manifests.gang_policy(function, self._settings))
                 async with asyncio.TaskGroup() as tasks:
                     making = {function.stage: tasks.create_task(self._serve(function)) for function in self._functions}
@@ -125,7 +125,8 @@ class JobObjects:
             await asyncio.gather(
                 *(self._services.delete(namespace, function.name) for function in self._functions),
                 self._policies.delete(namespace, manifests.policy_name(self._job.name)),
-                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name)),
+                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "learning")),
+                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "generation")),
             )
         except ApiError as error:
             raise _explained(error, self._job, self._settings) from error

@@ -85,6 +85,8 @@ class StageFunction:
     """The slots that its pods use in turns; None if they have GPUs of their own, or none."""
     instances: int = 1
     """Pods that work on one task together, and talk to each other for it, at most."""
+    relays: bool = False
+    """Whether its pods pass weights on to each other."""
 
     @property
     def name(self) -> str:
@@ -161,13 +163,14 @@ def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Ite
     }
 
 
-def gang_policy_name(job: str) -> str:
-    """Name of the NetworkPolicy of the pods that work together."""
-    return f"{job}-gang"
+def gang_policy_name(job: str, stage: Stage) -> str:
+    """Name of the NetworkPolicy of a stage's pods that reach each other."""
+    return f"{job}-gang" if stage == "learning" else f"{job}-relays"
 
 
 def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
-    """The policy that lets only pods of a stage that work together reach each other, on ports that they choose."""
+    """The policy that lets only pods of a stage that work together, or pass weights on, reach each other, on ports that
+    they choose."""
     together = {"podSelector": {"matchLabels": job_selector(function.job.name) | {STAGE_LABEL: function.stage}}}
     spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
     if settings.egress == "restricted":
@@ -175,7 +178,7 @@ def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(function.job, gang_policy_name(function.job.name)),
+        "metadata": _metadata(function.job, gang_policy_name(function.job.name, function.stage)),
         "spec": spec,
     }
 

@@ -61,7 +61,13 @@ DRIVER_METRICS: dict[str, Metric] = {
     "weights/bytes_across_zones": Metric("bytes", "The same for instances in other zones."),
     "weights/bytes_other_node": Metric("bytes", "The same for instances on other nodes, if zones are unknown."),
     "weights/bytes_fetched": Metric(
-        "bytes", "Bytes that generation instances fetched for the step's weights, with an object store."
+        "bytes", "Bytes that generation instances fetched from an object store for the step's weights."
+    ),
+    "weights/bytes_relayed": Metric(
+        "bytes", "Bytes that generation instances fetched from each other for the step's weights."
+    ),
+    "weights/relays_refused": Metric(
+        "instances", "Instances that did not send weights, or sent damaged ones. The next source was read instead."
     ),
     "weights/deltas": Metric("number", "Files that generation instances made of the previous version and its changes."),
     "weights/deltas_refused": Metric(

@@ -90,6 +90,11 @@ class RequestBuilder:
         return self._spec.generation.drafting == "auto"
 
     @property
+    def relays_weights(self) -> bool:
+        """Whether instances pass weights on. In a rehearsal there are none."""
+        return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one training step."""
         batch = self._spec.batch
@@ -166,6 +171,8 @@ class RequestBuilder:
         sharing: PrefixSharing | None,
         draft_steps: Callable[[Collection[int]], Sequence[int]],
         attempt: ActorAttempt,
+        *,
+        weights_from: Sequence[str] = (),
     ) -> GenerationRequest:
         """Generate what an actor has left.
 
@@ -175,6 +182,7 @@ class RequestBuilder:
             sharing: what the step's actors share, computed with the weights that it began with.
             draft_steps: says which steps' responses may be like those to these training prompts.
             attempt: what is asked for.
+            weights_from: the chain of instances that may pass the attempt's weights on.
         """
         if attempt.weights != begun:
             sharing = None
@@ -188,6 +196,7 @@ class RequestBuilder:
             model=self._spec.model,
             weights=attempt.weights,
             oldest_version=oldest_version,
+            weights_from=list(weights_from) if self.relays_weights else None,
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
             sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,

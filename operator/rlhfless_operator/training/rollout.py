@@ -170,6 +170,7 @@ async def generate_and_prepare(
         def on_event(actor: str, event: Event) -> None:
             run.progress.event(event)
             reads(actor, event)
+            run.relays.heard(event, reads.version_of(actor))
 
         async def groups() -> AsyncGenerator[CompleteGroup, None]:
             nonlocal generated_at
@@ -245,7 +246,14 @@ def _generation_settings(
     def make_request(attempt: ActorAttempt) -> GenerationRequest:
         reads.asks(attempt.actor, attempt.weights.version)
         return run.requests.generate(
-            task.step, task.purpose, weights.begun, weights.oldest_version, sharing, draft_steps, attempt
+            task.step,
+            task.purpose,
+            weights.begun,
+            weights.oldest_version,
+            sharing,
+            draft_steps,
+            attempt,
+            weights_from=run.relays.chain(attempt.weights.version),
         )
 
     return GenerationSettings(

@@ -12,7 +12,13 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import kept_examples
 from rlhfless_operator.training.staleness import staleness
 
-_FETCHED = {"bytes": "bytes_fetched", "deltas": "deltas", "refused_deltas": "deltas_refused"}
+_FETCHED = {
+    "bytes": "bytes_fetched",
+    "deltas": "deltas",
+    "refused_deltas": "deltas_refused",
+    "relayed_bytes": "bytes_relayed",
+    "refused_sources": "relays_refused",
+}
 
 
 def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:

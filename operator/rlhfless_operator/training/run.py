@@ -20,6 +20,7 @@ from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
 from rlhfless_operator.training.prompts import Prompts
+from rlhfless_operator.training.relays import Relays
 from rlhfless_operator.training.requests import RequestBuilder
 from rlhfless_operator.training.starting_point import starting_latency
 from rlhfless_operator.training.step_journal import StepJournal
@@ -56,6 +57,8 @@ class TrainingRun:
     """Number of this driver's lease."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
     """How far new weights went."""
+    relays: Relays = field(default_factory=Relays)
+    """Which instances pass new weights on."""
     draft_history: DraftHistory = field(default_factory=DraftHistory)
     """Whose responses are there to draft from."""
 

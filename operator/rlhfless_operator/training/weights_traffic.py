@@ -1,8 +1,8 @@
 """How far new weights go: bytes that generation instances read, by where the learner was that made them.
 
-Weights move through the artifact store, and never from pod to pod. On a volume that nodes share, a read on the
-learner's own node may come from this node's page cache. In an object store it comes from the store, and may be
-what changed since the version before instead of all of it.
+This counts what instances read from the artifact store, and not what they pass on to each other (`relays`). On a volume
+that nodes share, a read on the learner's own node may come from this node's page cache. In an object store it comes
+from the store, and may be what changed since the version before instead of all of it.
 """
 
 from collections import Counter
@@ -67,6 +67,10 @@ class ReadsOfVersion:
     def asks(self, actor: str, version: int) -> None:
         """An actor makes a request with a version of the weights."""
         self._versions[actor] = version
+
+    def version_of(self, actor: str) -> int:
+        """The version that the actor's newest request asks for."""
+        return self._versions[actor]
 
     def __call__(self, actor: str, event: Event) -> None:
         """The request of an actor has said something."""

@@ -1,0 +1,202 @@
+"""When the last of eight instances has new weights: from a store with a narrow link, and in a chain of relays.
+
+    python benchmarks/weight_relays.py [--instances 8] [--rate 10] [--json FILE]
+
+Each instance is a process with an instance's server and a folder of copies of its own. The store is an S3 server on
+this machine. A proxy before the store, and one before each instance, lets `--rate` MB/s through to all of its readers
+together, and delays each connection's first bytes by 10 ms. Real links are faster; the rate is what two busy cores
+keep up with for all links at once, and times are compared as multiples of one transfer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.machine import describe_machine  # noqa: E402
+
+DELAY_SECONDS = 0.01
+CHUNK = 2**16
+TOKEN = "a-benchmarks-token"
+INSTANCE = f"""
+import asyncio, os, sys, time
+import uvicorn
+from rlhfless_functions import artifacts
+from rlhfless_functions.artifacts import Sources, peers
+from rlhfless_functions.serving.function import Instance
+from rlhfless_functions.serving.server import InstanceServer, create_app
+
+def listening(port):
+    print(port, flush=True)
+
+peers.PATIENCE_SECONDS = 30.0
+instance = Instance("generation", None, name="one", started_at=0.0)
+config = uvicorn.Config(create_app(instance, token={TOKEN!r}), port=0, log_config=None, lifespan="off")
+
+async def main():
+    loop = asyncio.get_running_loop()
+    serving = asyncio.create_task(InstanceServer(config, instance, listening).serve())
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        relays, uri, *addresses = line.split()
+        sources = Sources(addresses, {TOKEN!r}) if relays == "relays" else None
+        await loop.run_in_executor(None, lambda: artifacts.local_folder(uri, sources=sources))
+        now = artifacts.fetched()
+        print(time.time(), now.bytes, now.relayed_bytes, now.refused_sources, flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+class Link:
+    """A proxy that lets a number of bytes a second through from a server to all of its readers together."""
+
+    def __init__(self, server: tuple[str, int], rate: float) -> None:
+        self._server, self._rate = server, rate
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            reader, _ = self._listening.accept()
+            server = socket.create_connection(self._server)
+            threading.Thread(target=self._pass, args=(reader, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, reader, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, metered: bool) -> None:
+        try:
+            if metered:
+                time.sleep(DELAY_SECONDS)
+            while data := source.recv(CHUNK):
+                if metered:
+                    self._wait(len(data))
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            source.close()
+            target.close()
+
+    def _wait(self, size: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            # A sender that was late for lack of processor time may make good a quarter of a second.
+            self._free_at = max(self._free_at, now - 0.25) + size / self._rate
+            left = self._free_at - now
+        if left > 0:
+            time.sleep(left)
+
+
+class Receiver:
+    """A process that fetches versions, behind a link of its own."""
+
+    def __init__(self, cache: Path, rate: float) -> None:
+        environment = {**os.environ, "RLHFLESS_CACHE": str(cache)}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", INSTANCE], stdin=pipe, stdout=pipe, env=environment, text=True, bufsize=1
+        )
+        self.address = Link(("127.0.0.1", int(self.line())), rate).address
+
+    def ask(self, *words: str) -> None:
+        """Let it fetch."""
+        assert self._process.stdin is not None
+        print(*words, file=self._process.stdin, flush=True)
+
+    def line(self) -> str:
+        """What it says next."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def end(self) -> None:
+        """Kill it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def measure(uri: str, count: int, rate: float, *, relays: bool) -> dict[str, float]:
+    """Fetch a version with some fresh instances at once."""
+    with tempfile.TemporaryDirectory() as place:
+        receivers = [Receiver(Path(place, str(number)), rate) for number in range(count)]
+        try:
+            addresses = [each.address for each in receivers]
+            began = time.time()
+            for number, receiver in enumerate(receivers):
+                receiver.ask("relays" if relays else "store", uri, *addresses[:number][::-1])
+            told = [list(map(float, each.line().split())) for each in receivers]
+        finally:
+            for receiver in receivers:
+                receiver.end()
+    seconds = sorted(each[0] - began for each in told)
+    return {
+        "first_seconds": round(seconds[0], 2),
+        "last_seconds": round(seconds[-1], 2),
+        "bytes_from_store": sum(each[1] for each in told),
+        "bytes_relayed": sum(each[2] for each in told),
+        "sources_refused": sum(each[3] for each in told),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=8)
+    parser.add_argument("--megabytes", type=int, default=126)
+    parser.add_argument("--rate", type=float, default=10.0, help="MB/s of each link")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    from rlhfless_functions import artifacts
+    from rlhfless_operator.planner.relays import chain_seconds, store_seconds
+
+    size, rate = given.megabytes * 10**6, given.rate * 1e6
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    uri = f"s3://{bucket}/weights/step-1"
+    with artifacts.publish(uri) as folder:
+        (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(size))
+    os.environ["AWS_ENDPOINT_URL"] = Link((host, port), rate).address
+    one = size / rate
+    record = {"version_bytes": size, "link_bytes_per_second": rate, "instances": given.instances}
+    record |= {"one_transfer_seconds": one}
+    # The last of 4 MiB comes before any of it is passed on.
+    expected = chain_seconds(size, rate, [rate] * (given.instances - 1), 4 * 2**20)
+    forecasts = {"relays": expected, "store": store_seconds(size, rate, given.instances)}
+    for way in ("relays", "store"):
+        found = measure(uri, given.instances, rate, relays=way == "relays")
+        found |= {"last_transfers": round(found["last_seconds"] / one, 3)}
+        found |= {"forecast_transfers": round(forecasts[way] / one, 3)}
+        record[way] = found
+        print(way, found, flush=True)
+    record |= {"command": f"python benchmarks/weight_relays.py --instances {given.instances} --rate {given.rate:g}"}
+    record |= {"machine": describe_machine(["s3fs", "moto", "uvicorn"])}
+    if given.json is not None:
+        given.json.write_text(f"{json.dumps(record, indent=1)}\n")
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

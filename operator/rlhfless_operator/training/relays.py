@@ -1,0 +1,33 @@
+"""The chain in which a job's generation instances pass new weights on; see `planner.relays`."""
+
+from rlhfless_functions.api import Event, Started
+from rlhfless_operator.planner.relays import chain
+
+_VERSIONS = 8
+"""Chains that are kept."""
+
+
+class Relays:
+    """Knows where instances are reached, as they say it themselves with each request."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, int] = {}
+        """By address, the newest version that the instance was asked to generate with."""
+        self._chains: dict[int, list[str]] = {}
+
+    def heard(self, event: Event, version: int) -> None:
+        """An actor that generates with a version has said something."""
+        if isinstance(event, Started) and event.address is not None:
+            self._heard[event.address] = max(version, self._heard.get(event.address, 0))
+
+    def chain(self, version: int) -> list[str]:
+        """Addresses in their order, the same for all requests of a version: those of the instances that generated with
+        the last version that any of them generated with."""
+        if version not in self._chains:
+            last = max((each for each in self._heard.values() if each < version), default=-1)
+            self._heard = {address: each for address, each in self._heard.items() if each >= last}
+            self._chains[version] = chain(list(self._heard))
+            # Rollouts of an asynchronous job ask for some versions in turns, and none asks for these any more.
+            for old in sorted(self._chains)[:-_VERSIONS]:
+                del self._chains[old]
+        return self._chains.get(version, [])

@@ -1,0 +1,43 @@
+"""Which instances a job's requests name as sources of new weights."""
+
+from rlhfless_functions.api import Heartbeat, Started
+from rlhfless_operator.training.relays import Relays
+
+
+def hears(relays: Relays, version: int, *addresses: str | None) -> None:
+    for address in addresses:
+        relays.heard(Started(instance="one", address=address), version)
+
+
+def test_the_chain_has_the_instances_of_the_version_before() -> None:
+    relays = Relays()
+    assert relays.chain(0) == []
+    hears(relays, 0, "a", "b", None, "c")
+    relays.heard(Heartbeat(), 0)
+    assert relays.chain(1) == ["a", "b", "c"]
+
+
+def test_the_chain_of_a_version_stays_as_it_is_while_instances_come() -> None:
+    relays = Relays()
+    hears(relays, 0, "a", "b")
+    first = relays.chain(1)
+    hears(relays, 1, "d", "b")
+    assert relays.chain(1) == first == ["a", "b"]
+
+
+def test_an_instance_that_had_no_request_for_a_version_leaves_the_chain() -> None:
+    relays = Relays()
+    hears(relays, 0, "a", "b")
+    relays.chain(1)
+    hears(relays, 1, "d", "b")
+    assert sorted(relays.chain(2)) == ["b", "d"]
+
+
+def test_chains_of_two_versions_that_are_asked_for_in_turns_stay_as_they_are() -> None:
+    relays = Relays()
+    hears(relays, 0, "a", "b")
+    older = relays.chain(1)
+    hears(relays, 1, "c", "a")
+    newer = relays.chain(2)
+    hears(relays, 2, "d")
+    assert (relays.chain(1), relays.chain(2)) == (older, newer)
