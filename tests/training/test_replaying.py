@@ -15,7 +15,7 @@ def taken_from(folder: Path, part: str) -> JobFolder:
     batch = BatchReference(step=1, parts=[part], samples=[SampleTask(prompt=0, index=0)])
     job = JobFolder(str(folder))
     begun = BegunRollout(step=1, policy=WeightsReference(version=0, uri="model"))
-    AsyncJournal(job).take(begun, batch)
+    AsyncJournal(job).take(begun, batch, {})
     return job
 
 
