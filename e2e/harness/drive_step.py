@@ -15,6 +15,7 @@ from rlhfless_functions.api import BatchReference, RunRequest, SampleTask, Start
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.stream import open_session, run_task
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
 
@@ -46,16 +47,17 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
     async with open_session() as session:
         await ask(requests.materialize("training", 0))
         sink = f"{folder.rollouts(1, 'training')}/a-share"
-        request = requests.generate(
-            1, "training", requests.initial, None, ActorAttempt("a-share", 0, samples, sink, [], {})
-        )
+        attempt = ActorAttempt("a-share", 0, requests.initial, samples, sink, [], {})
+        request = requests.generate(1, "training", requests.initial, None, None, lambda prompts: [], attempt)
         share = await ask(request)
         visits = dict.fromkeys(range(_PROMPTS), 0)
         parts = share["parts"]
         chunk = await ask(requests.prepare(1, "training", requests.initial, None, "a-chunk", 0, samples, parts, visits))
         batch = BatchReference(step=1, parts=[chunk["part"]], samples=samples)
         status = RLHFJobStatus(uid="a-job")
-        await ask(requests.learn(status, batch, [], job.spec.steps, checkpoint_due=True, attempt=0))
+        await ask(
+            requests.learn(status, batch, [], SettingsHistory(), job.spec.steps or 1, checkpoint_due=True, attempt=0)
+        )
 
 
 asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
