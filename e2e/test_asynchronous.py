@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit import Replayer, prompts_of
+from harness.audit import Replayer, prompts_of, switched_responses
 from harness.chart import Chart
 from harness.jobs import Jobs, short, steps_of
 from harness.kills import kill
@@ -30,7 +30,8 @@ AHEAD: dict[str, Any] = {
 def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
     """The jobs."""
     yield Jobs(kubectl)
-    kubectl("delete", "rlhfjobs", "ahead", "ahead-undisturbed", "--ignore-not-found", "--timeout=120s")
+    names = ("ahead", "ahead-undisturbed", "switching")
+    kubectl("delete", "rlhfjobs", *names, "--ignore-not-found", "--timeout=120s")
 
 
 def test_whatever_is_killed_no_group_is_lost_or_doubled_and_the_replay_has_the_weights(
@@ -55,3 +56,20 @@ def test_whatever_is_killed_no_group_is_lost_or_doubled_and_the_replay_has_the_w
     taught = prompts_of(storage, "/artifacts/runs/ahead", steps=STEPS, staleness=STALENESS)
     assert taught == wanted, "the groups are those of a run to which nothing happened"
     assert "the same weights bit for bit" in replayer.replay("/artifacts/runs/ahead")
+
+
+def test_responses_that_go_on_with_newer_weights_are_whole_and_the_replay_has_the_weights(
+    jobs: Jobs, kubectl: Kubectl, storage: Storage, options: Options, replayer: Replayer
+) -> None:
+    root = "/artifacts/runs/switching"
+    # Actors that decode for long, beside a learner that is quick, meet newer weights.
+    changes = {"async": {"maxStaleness": 2, "newWeights": "switch"}, "sampling": {"maxResponseTokens": 384}}
+    jobs.apply(short("switching", steps=STEPS, **{**AHEAD, **changes}))
+    for done, victim in enumerate(("generation", "operator", "generation", "learning"), start=1):
+        jobs.wait("switching", f"step {done} is done", lambda status, done=done: status.get("step", 0) >= done, 600)
+        kill(kubectl, options, victim, "switching")
+    assert jobs.wait_succeeded("switching", 1200)["step"] == STEPS
+    assert steps_of(storage, root) == list(range(1, STEPS + 1))
+    prompts_of(storage, root, steps=STEPS, staleness=2, switches=True)
+    assert max(switched_responses(storage, root)) > 0, "newer weights went on with some response"
+    assert "the same weights bit for bit" in replayer.replay(root)

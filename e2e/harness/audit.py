@@ -12,23 +12,32 @@ PROMPTS, SAMPLES = 8, 8
 _POD = "replayer"
 
 
-def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int) -> list[list[int]]:
+def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int, switches: bool = False) -> list[list[int]]:
     """The prompts that each step of a job learnt from, by its journal, which is checked.
 
     Args:
         folder: the job's, for `Storage`.
         staleness: the most that there may be.
+        switches: whether newer weights than those that a rollout began with may have sampled a group.
     """
     begun, taken = (_entries(storage, folder, kind) for kind in ("begun", "taken"))
     assert [entry["step"] for entry in begun] == [entry["step"] for entry in taken] == list(range(1, steps + 1))
     for first, entry in zip(begun, taken, strict=True):
-        assert {group["version"] for group in entry["groups"]} == {first["policy"]["version"]}
-        assert 0 <= entry["base"] - first["policy"]["version"] <= staleness
+        version = first["policy"]["version"]
+        newest = entry["base"] if switches else version
+        assert all(version <= group["version"] <= newest for group in entry["groups"])
+        assert 0 <= entry["base"] - version <= staleness
         groups = sorted(group["prompt"] for group in entry["groups"])
         assert len(set(groups)) == PROMPTS
         learnt = sorted((sample["prompt"], sample["index"]) for sample in entry["batch"]["samples"])
         assert learnt == [(prompt, index) for prompt in groups for index in range(SAMPLES)], "groups are whole"
     return [sorted(group["prompt"] for group in entry["groups"]) for entry in taken]
+
+
+def switched_responses(storage: Storage, folder: str) -> list[float]:
+    """The share of each step's responses that several versions of the weights sampled."""
+    records = [json.loads(line) for line in storage.read(f"{folder}/metrics.jsonl").splitlines()]
+    return [record["metrics"]["generation/switched_responses"] for record in records if record["step"]]
 
 
 class Replayer:
