@@ -39,8 +39,8 @@ def normalizer(lengths: Sequence[int], aggregation: Aggregation, longest_respons
 
     Args:
         lengths: number of tokens that count of every sample of the optimizer step; 0 for samples excluded from the
-        loss. aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO,
-        arXiv
+            loss.
+        aggregation: `token-mean`: all tokens (DAPO, arXiv 2503.14476). `seq-mean-token-mean`: samples (GRPO, arXiv
             2402.03300). `seq-mean-token-sum-norm`: samples times the longest response allowed (Dr. GRPO, arXiv
             2503.20783). That is a constant, so samples without a token count there, as in TRL, and nowhere else.
         longest_response: `sampling.max_response_tokens`.

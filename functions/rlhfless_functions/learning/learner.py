@@ -46,7 +46,8 @@ class Learner:
 
     Args:
         ranks: the ranks of a process that follows another's learner; an instance's own learner starts those of a
-        request. host: address that the instance listens on, at which other instances of its gang reach it.
+            request.
+        host: address that the instance listens on, at which other instances of its gang reach it.
     """
 
     def __init__(self, ranks: Ranks | None = None, *, host: str = "127.0.0.1") -> None:
