@@ -250,6 +250,13 @@ TRAINING = Page(
         _training("Gradient norm", "Before it is clipped.", "grad_norm"),
         _training("Loss", "Of the policy.", "loss"),
         Panel("Steps an hour", "In the window.", (Query(f"{pace(_STEPS, EACH)} * 3600", _JOB),), width=8),
+        Panel(
+            "Steps under way",
+            "Steps in each stage. An asynchronous job has several at a time.",
+            (Query(total("rlhfless_steps_under_way", f"{EACH}, stage"), f"{_JOB} {{{{stage}}}}"),),
+            "stack",
+            width=24,
+        ),
     ),
 )
 
