@@ -10,6 +10,8 @@ arm has `--gpus` GPUs. Where they are split, `--learner-gpus` of them learn and 
     static      synchronous, split
     async-1     `async.maxStaleness: 1`, split
     async-2     `async.maxStaleness: 2`, split
+    async-2-repack, async-2-none
+                the same with `migration.policy: repack` (Laminar's) and `none` in the place of `benefit`
 
 Means are of steps in the middle, in emulated seconds. Idle shares are of all GPUs of a stage, for as long as the steps
 took. `owned_gpu_seconds` counts all GPUs for that long; `charged_gpu_seconds` is the ledger's, which charges an
@@ -46,6 +48,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "static": {"planning": {"policy": "even"}},
     "async-1": {"planning": {"policy": "even"}, "async": {"maxStaleness": 1}},
     "async-2": {"planning": {"policy": "even"}, "async": {"maxStaleness": 2}},
+    "async-2-repack": {
+        "planning": {"policy": "even", "migration": {"policy": "repack"}},
+        "async": {"maxStaleness": 2},
+    },
+    "async-2-none": {
+        "planning": {"policy": "even", "migration": {"policy": "none"}},
+        "async": {"maxStaleness": 2},
+    },
 }
 
 
@@ -116,6 +126,8 @@ def summarize(steps: list[StepRecord], scale: float, split: tuple[int, int], gpu
         "owned_gpu_seconds": gpus * seconds / len(steps),
         "actors_idle": 1 - held("generation", "busy") / (actors * seconds),
         "learner_idle": 1 - held("learning", "busy") / seconds,
+        "actors_busy_seconds": held("generation", "busy") / len(steps),
+        "moved_samples": statistics.fmean(step.metrics["generation/moved_samples"] for step in steps),
         "staleness_mean": statistics.fmean(stale),
         "staleness_max": max(stale),
     }
