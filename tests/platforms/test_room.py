@@ -79,6 +79,6 @@ def test_a_quota_must_have_room_for_all_stages_of_an_asynchronous_job(job: Calla
     small = {"metadata": {"name": "gpus"}, **quota(gpu="5")}
     assert why_not_in_quotas(ahead, SETTINGS, [quota(gpu="6"), small]) == (
         "spec.async generates while it learns, which takes 6 nvidia.com/gpu at once, and quota gpus of the namespace"
-        " allows 5: remove async, ask for fewer a pod, lower generation.instances.min or learning.instances.max, or"
-        " raise the quota"
+        " allows 5: remove async, ask for fewer a pod, lower generation.instances.min,"
+        " preparation.instances.max or learning.instances.max, or raise the quota"
     )

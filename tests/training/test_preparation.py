@@ -45,14 +45,14 @@ def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[i
         told.append([group.prompt for group in result.groups])
 
     async def prepare_all() -> None:
-        async with InstanceQueue("preparation", CountedCapacity()).part(1, 1) as instance:  # type: ignore[arg-type]
+        async with InstanceQueue("preparation", CountedCapacity()).part(1, 1) as instances:  # type: ignore[arg-type]
             await prepare(
                 platform,  # type: ignore[arg-type]
                 one_by_one(range(GROUPS)),
                 GROUPS,
                 lambda part, attempt, groups: (part, groups),  # type: ignore[arg-type,return-value]
                 outcome or PreparationOutcome(),
-                instance=instance,
+                instances=instances,
                 driver=3,
                 retries=0,
                 on_prepared=on_prepared if follows else None,

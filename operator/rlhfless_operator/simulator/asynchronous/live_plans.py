@@ -51,7 +51,7 @@ class LivePlans:
                 start_seconds=0.0,
                 update_seconds=0.0,
                 learning_price=self._split.learner_gpus / profile.gpus,
-                own_gpus=1,
+                preparers=(1,),
                 afterwards_seconds=history.mean("learning"),
             ),
             cost_weight=scenario.cost_weight,
