@@ -134,10 +134,13 @@ def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
     ids=["pieces", "rounds"],
 )
 def test_two_instances_prepare_for_a_learner_that_follows_and_in_rounds(
-    tiny_job: MakeJob, options: dict[str, Any]
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
+    side = Side(monkeypatch, signal.SIGKILL)
     file = tiny_job("two", **{**TWO, "planning": {"policy": "cost"}, "steps": 2, **options})
     assert run_job(file)["phase"] == "Succeeded"
     assert [record["metrics"]["preparation/instances"] for record in records_of(file)] == [2, 2]
-    chunks = [path.stem for path in (folder_of(file) / "batches").rglob("chunk-*.json")]
-    assert len(chunks) >= 4
+    assert side.most == 2
+    check_first_chunk_again(side)
+    records = [record["metrics"] for record in records_of(file)]
+    assert [record["batch/samples"] for record in records] == [16, 16], "each group is learnt from once"
