@@ -46,6 +46,18 @@ def test_how_many_instances_learn_and_why_is_told() -> None:
     assert section(run_of({"learning/instances": 2.0})) == "", "there was no choice"
 
 
+def test_how_many_instances_prepared_and_why_is_told() -> None:
+    plan = {"preparers": 3, "preparers_reason": "preparation takes 40 instance-seconds a step & more"}
+    run = run_of({"reward": 1.0})
+    run.records[0] = run.records[0].model_copy(update={"plan": plan})
+    assert (
+        section(run)
+        == "<p>In step 1, 3 instances prepared: preparation takes 40 instance-seconds a step &amp; more.</p>"
+    )
+    run.records[0] = run.records[0].model_copy(update={"plan": {**plan, "preparers_reason": ""}})
+    assert section(run) == "", "there was no choice"
+
+
 def test_a_run_without_plans_has_no_such_section() -> None:
     assert section(run_of({"reward": 1.0})) == ""
 

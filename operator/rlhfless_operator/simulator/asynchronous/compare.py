@@ -259,5 +259,5 @@ def cells(row: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
         f"{row['staleness']:.2f}, {row['most_stale']}",
         idle,
         f"{row['of_bound']:.0%}, {row['of_cluster_bound']:.0%}",
-        ", ".join(map(str, split.values())) if split else "",
+        ", ".join(str(each) for each in split.values() if each) if split else "",
     ]
