@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.prefixes import Fetch, name_blocks, plan_prefixes, prefill_tokens
+from rlhfless_operator.planner.prefixes import Fetch, expected_gain, name_blocks, plan_prefixes, prefill_tokens
 
 token_lists = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=6)
 
@@ -89,3 +89,45 @@ def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed)
 def test_a_block_without_tokens_is_named():
     with pytest.raises(ValueError, match="block_tokens is 0"):
         name_blocks([1], 0)
+
+
+def gain_of(plan, *, send=0.1, transfer=0.1, fixed=0.0):
+    return expected_gain(
+        plan, prefill_token_seconds=1.0, send_token_seconds=send, transfer_token_seconds=transfer,
+        transfer_seconds=fixed,
+    )  # fmt: skip
+
+
+def test_actors_that_compute_a_prefix_each_and_fetch_the_others_gain():
+    prompts = [[*range(20 * k, 20 * k + 20), 99] for k in range(4)]
+    plan = plan_for(dict.fromkeys("abcd", prompts))
+    # 84 tokens each become 24, then 20 are sent, and 60 fetched.
+    assert gain_of(plan) == pytest.approx(4 * (84 - 24 - 20 * 0.1 - 60 * 0.1))
+
+
+def test_nothing_is_gained_where_all_wait_for_one_prefix():
+    """It is less work, but whoever waits is held as long as if it computed."""
+    plan = plan_for({name: [[*range(20), 99]] for name in "abcd"})
+    assert plan.saved_seconds > 0
+    assert gain_of(plan) == pytest.approx(-(4 * 20 * 0.1 + 3 * 20 * 0.1))
+    assert gain_of(plan, send=0.0, transfer=0.0) == 0
+
+
+@given(
+    st.lists(token_lists, min_size=1, max_size=4), st.floats(0, 2), st.floats(0, 2), st.floats(0, 3), st.floats(0, 1)
+)
+@settings(max_examples=60, deadline=None)
+def test_a_gain_is_at_most_the_work_that_is_saved_and_falls_with_what_sending_takes(
+    shares, transfer, send, fixed, more
+):
+    plan = plan_for({f"actor-{k}": prompts for k, prompts in enumerate(shares)}, transfer=transfer, fixed=fixed)
+    gain = gain_of(plan, send=send, transfer=transfer, fixed=fixed)
+    assert gain <= plan.saved_seconds + 1e-6
+    slower = (
+        gain_of(plan, send=send + more, transfer=transfer, fixed=fixed),
+        gain_of(plan, send=send, transfer=transfer + more, fixed=fixed),
+        gain_of(plan, send=send, transfer=transfer, fixed=fixed + more),
+    )
+    assert max(slower) <= gain + 1e-6
+    if not plan.fetches:
+        assert gain == 0

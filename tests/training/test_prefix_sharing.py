@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlhfless_functions.api import SampleTask, SharedPrefix
 from rlhfless_functions.data.prefix_tree import PrefixTree, prefix_tree
 from rlhfless_operator.planner.prefixes import name_blocks
-from rlhfless_operator.training.prefix_sharing import PrefixSharing
+from rlhfless_operator.training.prefix_sharing import PrefixSharing, TokenSeconds
 
 BLOCK = 4
 
@@ -21,7 +21,7 @@ def sharing(
     tree = prefix_tree(prompts, BLOCK)
     assert tree is not None
     tasks = [[SampleTask(prompt=row, index=0) for row in rows] for rows in shares]
-    made = PrefixSharing(tree, tasks, [len(prompt) for prompt in prompts], 1.0, transfer)
+    made = PrefixSharing(tree, tasks, [len(prompt) for prompt in prompts], TokenSeconds(1.0, transfer, transfer))
     return {
         name: {each.prompt: each for each in (told.prefixes if told else [])}
         for number, samples in enumerate(tasks)
@@ -71,13 +71,13 @@ def test_a_prompt_that_was_moved_is_read_where_it_goes() -> None:
     tree = prefix_tree(prompts, BLOCK)
     assert tree is not None
     first, second = ([SampleTask(prompt=row, index=0)] for row in range(2))
-    made = PrefixSharing(tree, [first, second], [21, 21], 1.0, 0.1)
+    made = PrefixSharing(tree, [first, second], [21, 21], TokenSeconds(1.0, 0.1, 0.2))
     told = made.of("actor-0007", [*first, *second], "folder")
     assert told is not None
     assert (told.folder, told.prefixes) == (
         "folder", [SharedPrefix(prompt=row, tokens=20, source=False) for row in range(2)],
     )  # fmt: skip
-    assert told.wait_seconds == 5 + 2 * 21, "twice what the busiest has to compute"
+    assert told.wait_seconds == 5 + 2 * 21 * 1.3, "twice what the busiest has to compute, send and fetch"
 
 
 def test_nothing_is_shared_where_sending_takes_longer_or_nobody_else_needs_it() -> None:

@@ -39,6 +39,8 @@ class Fetch:
 class PrefixPlan:
     """What each actor computes and what it is sent."""
 
+    alone_tokens: Mapping[str, int]
+    """Prompt tokens that each actor would compute if nothing were sent."""
     prefill_tokens: Mapping[str, int]
     """Prompt tokens that each actor computes."""
     fetches: Mapping[str, tuple[Fetch, ...]]
@@ -90,7 +92,8 @@ def plan_prefixes(
         transfer_seconds: to send anything at all.
     """
     owner = _owners(actors)
-    computed = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
+    alone = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
+    computed = dict(alone)
     fetches: dict[str, tuple[Fetch, ...]] = {}
     saved = 0.0
     for name, prompts in actors.items():
@@ -111,7 +114,42 @@ def plan_prefixes(
                 saved += gain - transfer_seconds
         if chosen:
             fetches[name] = tuple(chosen)
-    return PrefixPlan(computed, fetches, saved)
+    return PrefixPlan(alone, computed, fetches, saved)
+
+
+def expected_gain(
+    plan: PrefixPlan,
+    *,
+    prefill_token_seconds: float,
+    send_token_seconds: float,
+    transfer_token_seconds: float,
+    transfer_seconds: float,
+) -> float:
+    """Instance-seconds by which a plan's actors end their prompts earlier; negative if they end them later.
+
+    `saved_seconds` counts work. This counts what an instance is held for: all actors begin at once, each on a device of
+    its own, and one that waits for a prefix costs as much as one that computes. A source is taken to send a prefix
+    after it has computed all of its own prompts, which is the latest that it can be. So nothing is gained where all
+    actors wait for one of them, as with a system prompt that all prompts share.
+
+    Args:
+        plan: the plan.
+        prefill_token_seconds: to compute a token.
+        send_token_seconds: until a source has sent a token's keys and values.
+        transfer_token_seconds: until another actor has fetched them.
+        transfer_seconds: to fetch anything at all.
+    """
+    sent = {(fetch.source, fetch.block): fetch.tokens for fetches in plan.fetches.values() for fetch in fetches}
+    done = {name: tokens * prefill_token_seconds for name, tokens in plan.prefill_tokens.items()}
+    for (source, _), tokens in sent.items():
+        done[source] += tokens * send_token_seconds
+    gain = 0.0
+    for name, tokens in plan.alone_tokens.items():
+        fetches = plan.fetches.get(name, ())
+        ready = max((done[fetch.source] for fetch in fetches), default=0.0)
+        fetching = sum(fetch.tokens * transfer_token_seconds + transfer_seconds for fetch in fetches)
+        gain += tokens * prefill_token_seconds - (max(done[name], ready) + fetching)
+    return gain
 
 
 def _owners(actors: Mapping[str, Sequence[PromptBlocks]]) -> dict[Hashable, str]:

@@ -25,7 +25,8 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import WEIGHTS, GenerationPlan, observe, plan_generation
-from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
+from rlhfless_operator.training.prefix_choice import UNABLE
+from rlhfless_operator.training.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 from rlhfless_operator.training.preparation import PreparationOutcome
 
 _LEAST_SWITCH_SECONDS = 1.0
@@ -125,12 +126,18 @@ class CostModel:
         )
 
     def share_prefixes(
-        self, tree: Mapping[str, Any], shares: Sequence[Sequence[SampleTask]], prompt_tokens: Sequence[int]
+        self,
+        tree: Mapping[str, Any],
+        shares: Sequence[Sequence[SampleTask]],
+        prompt_tokens: Sequence[int],
+        *,
+        in_store: bool,
     ) -> PrefixSharing:
-        """What actors compute for each other, where sending pays."""
-        latency = self.calibration.latency
-        transfer = self.history.mean("prefix/token", UNKNOWN_TRANSFER_SHARE * latency.prefill_token_seconds)
-        return PrefixSharing(tree, shares, prompt_tokens, latency.prefill_token_seconds, transfer)
+        """What actors compute for each other, where sending pays. `in_store`: through an object store."""
+        prefill, way = self.calibration.latency.prefill_token_seconds, STORE if in_store else FOLDER
+        unknown = way.unknown_share * prefill
+        fetch, send = self.history.mean("prefix/token", unknown), self.history.mean("prefix/sent_token", unknown)
+        return PrefixSharing(tree, shares, prompt_tokens, TokenSeconds(prefill, send, fetch), way.transfer_seconds)
 
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
@@ -237,6 +244,10 @@ class CostModel:
             self.history.add(_ACCEPTANCE, counts["accepted"] / counts["judged"])
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
+        if sent := generation.prefixes.get("tokens_sent"):
+            self.history.add("prefix/sent_token", generation.prefixes["seconds_sent"] / sent)
+        if generation.shares_prefixes and not generation.prefixes:
+            self.history.add(UNABLE, 1.0)
         for pause in generation.pauses:
             self.history.add("pause", pause)
         for pause in generation.switch_pauses:

@@ -59,6 +59,8 @@ class GenerationOutcome:
     """What all engines fetched of them from an object store; see `WeightsFetched`."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    shares_prefixes: bool = False
+    """Whether actors were asked to share any. The engine of some can't, and tells of nothing."""
     decoding: Counter[str] = field(default_factory=Counter)
     """How tokens came about, of all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
