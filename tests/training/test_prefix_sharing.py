@@ -84,6 +84,15 @@ def test_nothing_is_shared_where_sending_takes_longer_or_nobody_else_needs_it() 
     prompts = [[*range(20), 50], [*range(20), 51], [*range(100, 121)]]
     assert sharing(prompts, [[0], [1, 2]], transfer=2.0) == {"actor-0000": {}, "actor-0001": {}}
     assert sharing(prompts, [[0, 1], [2]]) == {"actor-0000": {}, "actor-0001": {}}
+    tree = prefix_tree(prompts, BLOCK)
+    assert tree is not None
+    shares = [[SampleTask(prompt=row, index=0)] for row in range(2)]
+    slow = TokenSeconds(1.0, 2.0, 2.0)
+    always = PrefixSharing(tree, shares, [21] * 3, slow, 100.0, always=True)
+    assert always.gain_seconds < 0
+    assert [each is not None for each in (always.of(f"actor-{k:04d}", shares[k], "folder") for k in range(2))] == [
+        True, True,
+    ]  # fmt: skip
     assert prefix_tree([[1, 2, 3, 4], [1, 2, 3, 4]], BLOCK) is None, "the last token is in no block"
 
 

@@ -75,8 +75,8 @@ class GenerationSpec(Settings):
     """Most tokens in an instance's KV cache at a time; by default as many as its free memory holds."""
     share_prefixes: SharePrefixes = "auto"
     """Compute a prefix that prompts of several instances share only once, and send its keys and values. `auto` does so
-    in steps that it makes shorter, by what earlier steps measured. `always` sends each prefix that takes less time to
-    send than to compute. Only vLLM shares prefixes."""
+    in steps that it makes shorter, by what earlier steps measured. `always` does so even if that takes longer. Only
+    vLLM shares prefixes."""
     drafting: Literal["auto", "never"] = "never"
     """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
     anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured

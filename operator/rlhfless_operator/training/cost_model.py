@@ -133,11 +133,14 @@ class CostModel:
         *,
         in_store: bool,
     ) -> PrefixSharing:
-        """What actors compute for each other, where sending pays. `in_store`: through an object store."""
+        """What actors compute for each other, where sending pays or the job says so. `in_store`: through an object
+        store."""
         prefill, way = self.calibration.latency.prefill_token_seconds, STORE if in_store else FOLDER
         unknown = way.unknown_share * prefill
         fetch, send = self.history.mean("prefix/token", unknown), self.history.mean("prefix/sent_token", unknown)
-        return PrefixSharing(tree, shares, prompt_tokens, TokenSeconds(prefill, send, fetch), way.transfer_seconds)
+        always = self._spec.generation.share_prefixes == "always"
+        seconds = TokenSeconds(prefill, send, fetch)
+        return PrefixSharing(tree, shares, prompt_tokens, seconds, way.transfer_seconds, always=always)
 
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""

@@ -48,6 +48,7 @@ class PrefixSharing:
         prompt_tokens: of every prompt of the dataset, by row.
         seconds: that a token takes.
         transfer_seconds: that it takes to fetch anything at all.
+        always: whether to share a prefix even if sending it takes longer than computing it.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class PrefixSharing:
         prompt_tokens: Sequence[int],
         seconds: TokenSeconds,
         transfer_seconds: float = FOLDER.transfer_seconds,
+        *,
+        always: bool = False,
     ) -> None:
         block_tokens = int(tree["block_tokens"])
         prompts = {sample.prompt for share in shares for sample in share}
@@ -66,8 +69,8 @@ class PrefixSharing:
             {name: [blocks[row] for row in sorted(held)] for name, held in rows.items()},
             block_tokens=block_tokens,
             prefill_token_seconds=seconds.prefill,
-            transfer_token_seconds=seconds.fetch,
-            transfer_seconds=transfer_seconds,
+            transfer_token_seconds=0.0 if always else seconds.fetch,
+            transfer_seconds=0.0 if always else transfer_seconds,
         )
         self.alone_seconds = sum(plan.alone_tokens.values()) * seconds.prefill
         """Instance-seconds that the prompts take if nothing is shared."""
