@@ -1,5 +1,7 @@
 """The choice of `generation.sharePrefixes: auto`, its reasons, and what it is not asked for."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.training.prefix_choice import UNABLE, PrefixChoice
 from rlhfless_operator.training.prefix_sharing import PrefixSharing, TokenSeconds
 from tests.training.test_requests import job
+from tests.training.whole_jobs import MakeJob, run_job
 
 BLOCK = 4
 
@@ -67,11 +70,9 @@ def test_switches_of_earlier_releases_mean_always_and_never() -> None:
 def test_actors_share_where_that_is_expected_to_pay() -> None:
     made = choice()
     assert not made.is_settled(1)
-    note = consider(made, 1, sharing(prefixes=2))
+    assert consider(made, 1, sharing(prefixes=2)) is None
     assert made.able
     assert made.used(sharing(prefixes=2))
-    assert note is not None
-    assert "share prefixes" in note
     # 42 tokens of each actor become 22; 20 are sent and 20 fetched.
     assert "can save 32 of 84 instance-seconds" in made.reason
     assert made.is_settled(1)
@@ -92,7 +93,7 @@ def test_actors_share_nothing_where_that_is_not_expected_to_pay(
     found: PrefixSharing | None, seconds: float, reason: str
 ) -> None:
     made = choice()
-    assert consider(made, 1, found, seconds) is None, "what most jobs do is not told"
+    assert consider(made, 1, found, seconds) is None
     assert not made.able
     assert reason in made.reason
 
@@ -113,8 +114,9 @@ def test_instances_start_again_if_the_steps_that_are_left_gain_more() -> None:
     consider(made, 2, sharing(prefixes=1))
     assert not made.able
     for step, left, able in ((3, 1, False), (4, 100, True)):
-        consider(made, step, sharing(prefixes=2), left=left, restart=100.0)
+        note = consider(made, step, sharing(prefixes=2), left=left, restart=100.0)
         assert made.able == able
+        assert (note is not None) == able, "people are told of what starts instances again"
 
 
 def test_a_later_driver_goes_on_with_the_choice() -> None:
@@ -139,3 +141,31 @@ def test_an_engine_that_shares_nothing_is_asked_once_and_not_started_again() -> 
     assert made.able
     assert not made.used(sharing(prefixes=2))
     assert made.reason == "no: the engine of this job's instances shares none"
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "reasons"),
+    [
+        (8, ["yes: step 1 can save ", "no: the engine of this job's instances shares none"]),
+        (1, ["no: step 1 can save -", "no: step 2 can save -"]),
+    ],
+    ids=["it would pay, but transformers can't", "it would not pay"],
+)
+@pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
+def test_the_plan_of_each_step_says_why_a_jobs_actors_share_or_do_not(
+    tiny_job: MakeJob, tmp_path: Path, prefixes: int, reasons: list[str]
+) -> None:
+    job = tiny_job(
+        generation={"instances": {"min": 2, "max": 2}, "keepAlive": "10m"},
+        sampling={"maxPromptTokens": 480, "maxResponseTokens": 4},
+        data={"shuffle": False},
+        batch={"promptsPerStep": 16, "samplesPerPrompt": 2},
+        steps=2,
+    )
+    beginnings = [110 * f"{number}+2=" for number in range(prefixes)]
+    prompts = [{"prompt": f"{beginnings[row % prefixes]}{row}=", "ground_truth": row} for row in range(16)]
+    (job.parent / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    run_job(job)
+    lines = (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    for line, begin in zip(lines, reasons, strict=True):
+        assert json.loads(line)["plan"]["prefixes"].startswith(begin)

@@ -55,7 +55,7 @@ class PrefixChoice:
             restart: instance-seconds of starting its instances again.
 
         Returns:
-            A note for people, if the answer is another one than before.
+            A note for people, if instances start again for it.
         """
         self._considered = step
         if self._history.recent(UNABLE):
@@ -76,10 +76,9 @@ class PrefixChoice:
             f" prompts, and a connector takes {cost:.2g}"
         )
         self.reason = f"{'yes' if self._able else 'no'}: {found}"
-        changed = self._able != (before or False)
-        return (
-            f"actors {'share prefixes' if self._able else 'share no prefixes any more'}: {found}" if changed else None
-        )
+        if before is None or self._able == before:
+            return None
+        return f"instances start again {'to share prefixes' if self._able else 'without sharing prefixes'}: {found}"
 
     def used(self, sharing: PrefixSharing) -> bool:
         """Whether a step's actors share what they could."""
