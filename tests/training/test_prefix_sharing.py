@@ -66,6 +66,14 @@ def test_each_prefix_has_one_source_and_all_others_read_it() -> None:
     assert [sum(each.source for each in of.values()) for of in told.values()] == [1, 1, 1]
 
 
+def test_prefixes_after_a_system_prompt_have_several_sources_too() -> None:
+    system = list(range(200, 208))
+    prompts = [[*system, *range(20 * number, 20 * number + 20), 99, actor] for actor in range(2) for number in range(2)]
+    told = sharing(prompts, [[0, 1], [2, 3]])
+    assert [sum(each.source for each in of.values()) for of in told.values()] == [1, 1]
+    assert {each.tokens for of in told.values() for each in of.values()} == {28}
+
+
 def test_a_prompt_that_was_moved_is_read_where_it_goes() -> None:
     prompts = [[*range(20), 50], [*range(20), 51]]
     tree = prefix_tree(prompts, BLOCK)

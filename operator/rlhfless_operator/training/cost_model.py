@@ -249,7 +249,7 @@ class CostModel:
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
         if sent := generation.prefixes.get("tokens_sent"):
             self.history.add("prefix/sent_token", generation.prefixes["seconds_sent"] / sent)
-        if generation.shares_prefixes and not generation.prefixes:
+        if generation.shares_prefixes and generation.stretches and not generation.prefixes:
             self.history.add(UNABLE, 1.0)
         for pause in generation.pauses:
             self.history.add("pause", pause)

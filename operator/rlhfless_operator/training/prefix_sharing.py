@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import SampleTask, SharedPrefix, SharedPrefixes
-from rlhfless_operator.planner.prefixes import PromptBlocks, expected_gain, plan_prefixes
+from rlhfless_operator.planner.prefixes import PrefixPlan, PromptBlocks, expected_gain, plan_prefixes
 
 PATIENCE, PATIENCE_SECONDS = 2.0, 5.0
 """An actor waits so many times as long as all of the busiest actor's prompts should take, and so much longer."""
@@ -65,22 +65,32 @@ class PrefixSharing:
         prompts = {sample.prompt for share in shares for sample in share}
         blocks = {row: _blocks(tree, row, prompt_tokens[row]) for row in prompts}
         rows = {_name(number): {sample.prompt for sample in share} for number, share in enumerate(shares)}
-        plan = plan_prefixes(
-            {name: [blocks[row] for row in sorted(held)] for name, held in rows.items()},
-            block_tokens=block_tokens,
-            prefill_token_seconds=seconds.prefill,
-            transfer_token_seconds=0.0 if always else seconds.fetch,
-            transfer_seconds=0.0 if always else transfer_seconds,
-        )
+        held = {name: [blocks[row] for row in sorted(of)] for name, of in rows.items()}
+
+        def gain(plan: PrefixPlan) -> float:
+            return expected_gain(
+                plan,
+                prefill_token_seconds=seconds.prefill,
+                send_token_seconds=seconds.send,
+                transfer_token_seconds=seconds.fetch,
+                transfer_seconds=transfer_seconds,
+            )
+
+        plans = [
+            plan_prefixes(
+                held,
+                block_tokens=block_tokens,
+                prefill_token_seconds=seconds.prefill,
+                transfer_token_seconds=0.0 if always else seconds.fetch,
+                transfer_seconds=0.0 if always else transfer_seconds,
+                split=split,
+            )
+            for split in (False, True)
+        ]
+        plan = max(plans, key=gain)
         self.alone_seconds = sum(plan.alone_tokens.values()) * seconds.prefill
         """Instance-seconds that the prompts take if nothing is shared."""
-        self.gain_seconds = expected_gain(
-            plan,
-            prefill_token_seconds=seconds.prefill,
-            send_token_seconds=seconds.send,
-            transfer_token_seconds=seconds.fetch,
-            transfer_seconds=transfer_seconds,
-        )
+        self.gain_seconds = gain(plan)
         """Instance-seconds by which the actors are expected to end their prompts earlier."""
         sources = {fetch.block: fetch.source for fetches in plan.fetches.values() for fetch in fetches}
         units = {row: _deepest(blocks[row], sources) for row in prompts}
