@@ -10,7 +10,7 @@ from rlhfless_functions.api import SampleTask
 from rlhfless_functions.data.prefix_tree import prefix_tree
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.training.prefix_choice import UNABLE, PrefixChoice
+from rlhfless_operator.training.prefix_choice import MEASURED, UNABLE, PrefixChoice
 from rlhfless_operator.training.prefix_sharing import PrefixSharing, TokenSeconds
 from tests.training.test_requests import job
 from tests.training.whole_jobs import MakeJob, run_job
@@ -106,6 +106,18 @@ def test_a_step_that_sharing_makes_longer_shares_nothing_and_restarts_nothing() 
     assert made.able
     assert not made.used(slow)
     assert made.used(sharing(prefixes=2))
+
+
+def test_what_was_measured_not_to_pay_is_not_done_again() -> None:
+    history = History()
+    made = choice(history)
+    consider(made, 1, sharing(prefixes=2))
+    for step, gain, used in ((2, -3.0, True), (3, 1.0, False), (4, 9.0, True)):
+        history.add(MEASURED, gain)
+        consider(made, step, sharing(prefixes=2), restart=1000.0)
+        assert made.used(sharing(prefixes=2)) == used, "the first step alone does not count: its instances are new"
+        assert made.able, "that is no reason to start instances again"
+        assert made.reason.startswith("yes" if used else "no: it has taken 1 instance-seconds a step more")
 
 
 def test_instances_start_again_if_the_steps_that_are_left_gain_more() -> None:

@@ -25,7 +25,7 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import WEIGHTS, GenerationPlan, observe, plan_generation
-from rlhfless_operator.training.prefix_choice import UNABLE
+from rlhfless_operator.training.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 from rlhfless_operator.training.preparation import PreparationOutcome
 
@@ -247,6 +247,7 @@ class CostModel:
             self.history.add(_ACCEPTANCE, counts["accepted"] / counts["judged"])
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
+            self.history.add(MEASURED, self._measured_gain(generation.prefixes))
         if sent := generation.prefixes.get("tokens_sent"):
             self.history.add("prefix/sent_token", generation.prefixes["seconds_sent"] / sent)
         if generation.shares_prefixes and generation.stretches and not generation.prefixes:
@@ -258,6 +259,11 @@ class CostModel:
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
         if preparation.seconds and tokens:
             self.history.add("preparation/token", preparation.seconds / tokens)
+
+    def _measured_gain(self, prefixes: Mapping[str, float]) -> float:
+        """Instance-seconds that actors did not compute, less those that they waited and that copies took."""
+        saved = prefixes["tokens_fetched"] * self.calibration.latency.prefill_token_seconds
+        return saved - sum(prefixes.get(f"seconds_{what}", 0.0) for what in ("sent", "fetched", "waited"))
 
     def measured(self, lengths: Mapping[int, Sequence[int]]) -> None:
         """Learn the lengths of a step's groups, by prompt."""

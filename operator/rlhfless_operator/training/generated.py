@@ -31,6 +31,10 @@ class Stretch:
     seconds: float
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
     """How its tokens came about."""
+    fetched_tokens: float = 0.0
+    """Prompt tokens whose keys and values were another actor's."""
+    waited_seconds: float = 0.0
+    """In which it waited for these with nothing else to do."""
 
 
 @dataclass

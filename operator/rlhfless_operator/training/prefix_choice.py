@@ -1,6 +1,7 @@
 """Whether a job's actors share prefixes of prompts, and why (`generation.sharePrefixes`)."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from rlhfless_operator.job.actor_range import ActorRange
@@ -11,6 +12,8 @@ from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
 _NET = "prefix/net"
 """Under which name the history has what sharing was expected to save in each step, less what its connector takes."""
+MEASURED = "prefix/gain"
+"""Under which name the history has what sharing has saved in each step that shared, by what was measured."""
 UNABLE = "prefix/unable"
 """Under which name the history has that the instances' engine shares nothing."""
 
@@ -29,6 +32,7 @@ class PrefixChoice:
         self._obstacle = obstacle(spec, actors)
         self._history = history
         self._able: bool | None = None
+        self._pays = True
         self._considered = 0
         self.reason = self._obstacle or "not considered yet"
         """Why they share prefixes or do not."""
@@ -64,7 +68,10 @@ class PrefixChoice:
         if sharing is None:
             self.reason = "no: no two prompts begin with the same 128 tokens"
             return None
-        gain, cost = max(sharing.gain_seconds, 0.0), CONNECTOR_SHARE * generation_seconds
+        measured = self._history.recent(MEASURED)
+        # One step may have been slow because its instances were new.
+        self._pays = len(measured) < 2 or fmean(measured) > 0
+        gain, cost = (max(sharing.gain_seconds, 0.0) if self._pays else 0.0), CONNECTOR_SHARE * generation_seconds
         self._history.add(_NET, gain - cost)
         gains = self._history.recent(_NET)
         before, self._able = (
@@ -75,7 +82,9 @@ class PrefixChoice:
             f"step {step} can save {sharing.gain_seconds:.2g} of {sharing.alone_seconds:.2g} instance-seconds of"
             f" prompts, and a connector takes {cost:.2g}"
         )
-        self.reason = f"{'yes' if self._able else 'no'}: {found}"
+        if not self._pays:
+            found = f"it has taken {-fmean(measured):.2g} instance-seconds a step more than it saved"
+        self.reason = f"{'yes' if self._able and self._pays else 'no'}: {found}"
         if before is None or self._able == before:
             return None
         return f"instances start again {'to share prefixes' if self._able else 'without sharing prefixes'}: {found}"
@@ -84,7 +93,7 @@ class PrefixChoice:
         """Whether a step's actors share what they could."""
         if self._policy == "always":
             return True
-        return self.able and not self._history.recent(UNABLE) and sharing.gain_seconds > 0
+        return self.able and self._pays and not self._history.recent(UNABLE) and sharing.gain_seconds > 0
 
     # --- keeping ---
 

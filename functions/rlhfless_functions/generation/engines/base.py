@@ -177,7 +177,8 @@ class EngineRun(ABC):
 
     def prefix_traffic(self) -> dict[str, float]:
         """How much of shared prefixes all workers have sent to other instances (`tokens_sent`, `bytes_sent`,
-        `seconds_sent`) and fetched from them (the same with `_fetched`); empty if no prefixes are shared."""
+        `seconds_sent`) and fetched from them (the same with `_fetched`), and how long it had nothing to do but wait
+        (`seconds_waited`); empty if no prefixes are shared."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to finish

@@ -169,6 +169,7 @@ def test_a_prefix_is_waited_for_but_not_for_ever(sharing: VllmEngine, folder: Pa
     for _ in range(20):
         assert run.step() == []
     assert (run.prompt_tokens, run.response_tokens) == (0, 0)
+    assert run.prefix_traffic()["seconds_waited"] > 0
     (tmp_path / "later").rename(file)
     assert_same({(result.prompt, result.index): result for result in finish(run)}, alone)
     assert run.prompt_tokens == everything - 480

@@ -132,6 +132,8 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         self._sources: dict[str, _Prefix] = {}
         self._give_up: dict[str, float] = {}
         self._waiting = False
+        self.seconds_waited = 0.0
+        """For prefixes, with nothing else to do."""
         self.exchange: PrefixExchange | None = None
         """What carries the files of the present run, if a shared folder does not have them."""
         # A worker's.
@@ -195,6 +197,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
             self._give_up.pop(name, None)
         if self._waiting and not scheduler_output.num_scheduled_tokens:
             time.sleep(_PAUSE_SECONDS)
+            self.seconds_waited += _PAUSE_SECONDS
         self._waiting = False
         return work
 

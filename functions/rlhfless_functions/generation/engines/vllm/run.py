@@ -208,8 +208,11 @@ class VllmRun(EngineRun):
         if self._shared_as is None:
             return {}
         parts = self._engine.collective_rpc("prefix_traffic")
+        if not parts[0]:
+            return {}
         in_store = self._exchange.seconds() if self._exchange is not None else {}
-        return {name: sum(part[name] for part in parts) + in_store.get(name, 0.0) for name in parts[0]}
+        copied = {name: sum(part[name] for part in parts) + in_store.get(name, 0.0) for name in parts[0]}
+        return {**copied, "seconds_waited": connector_of(self._engine).seconds_waited}
 
     def _open_exchange(self, tasks: Sequence[SequenceTask]) -> PrefixExchange | None:
         """What carries shared prefixes through a store; None if they need none, or there are none."""
