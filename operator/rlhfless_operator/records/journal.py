@@ -25,6 +25,8 @@ class PlanRecord(BaseModel):
     """Spearman's ρ between predicted and actual lengths."""
     relative_error: float | None = None
     """Mean relative error of the predicted lengths."""
+    prefixes: str | None = None
+    """Whether the instances can share prefixes of prompts, and why; None in records of older releases."""
 
 
 class StepBatch(BaseModel):

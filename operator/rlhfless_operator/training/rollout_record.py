@@ -40,7 +40,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         cursor=rollout.cursor,
         lengths=lengths,
         metrics=prepared | _metrics(rollout, bound) | predicted,
-        plan=_plan_record(plan, report),
+        plan=_plan_record(plan, report, run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
@@ -101,7 +101,7 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
+def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) -> PlanRecord:
     return PlanRecord(
         policy=plan.plan.policy,
         actors=len(plan.shares),
@@ -111,4 +111,5 @@ def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
         lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
         rank_correlation=report.rank_correlation,
         relative_error=report.relative_error,
+        prefixes=prefixes,
     )
