@@ -1,5 +1,6 @@
 """The report's charts of what was foreseen."""
 
+from dataclasses import replace
 from typing import Any
 
 from rlhfless_operator.planner.lengths import PredictionReport
@@ -56,6 +57,14 @@ def test_how_many_instances_prepared_and_why_is_told() -> None:
     )
     run.records[0] = run.records[0].model_copy(update={"plan": {**plan, "preparers_reason": ""}})
     assert section(run) == "", "there was no choice"
+
+
+def test_why_instances_share_prefixes_or_do_not_is_told() -> None:
+    reasons = ("no: a step has one actor", "yes: step 2 can save 3 of 8 instance-seconds & more")
+    records = [StepRecord(step=step, plan={"prefixes": reason}) for step, reason in enumerate(reasons, start=1)]
+    html = section(replace(run_of(), records=records))
+    assert "Instances share prefixes of prompts: yes: step 2 can save 3 of 8 instance-seconds &amp; more.</p>" in html
+    assert reasons[0] not in html
 
 
 def test_a_run_without_plans_has_no_such_section() -> None:

@@ -6,9 +6,9 @@ optimizer). This module adds the fields that only the control plane reads.
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
@@ -42,6 +42,14 @@ API_VERSION = "rlhfless.io/v1alpha1"
 KIND = "RLHFJob"
 
 
+def _share_prefixes(given: object) -> object:
+    """Earlier releases had a switch."""
+    return {True: "always", False: "never"}[given] if isinstance(given, bool) else given
+
+
+SharePrefixes = Annotated[Literal["auto", "always", "never"], BeforeValidator(_share_prefixes)]
+
+
 class GenerationSpec(Settings):
     """The instances that generate."""
 
@@ -55,9 +63,10 @@ class GenerationSpec(Settings):
     """Settings of vLLM, for instances that generate with it."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in an instance's KV cache at a time; by default as many as its free memory holds."""
-    share_prefixes: bool = False
-    """Compute a prefix that prompts of several instances share only once, and send its keys and values. This applies if
-    vLLM generates, instances share a file system and sending takes less time than computing."""
+    share_prefixes: SharePrefixes = "auto"
+    """Compute a prefix that prompts of several instances share only once, and send its keys and values. `auto` does so
+    in steps that it makes shorter, by what earlier steps measured. `always` does so even if that takes longer. Only
+    vLLM shares prefixes."""
     drafting: Literal["auto", "never"] = "never"
     """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
     anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured

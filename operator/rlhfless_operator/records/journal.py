@@ -29,6 +29,8 @@ class PlanRecord(BaseModel):
     """Most instances that prepare the step's groups at a time."""
     preparers_reason: str = ""
     """Why so many; empty where the plan had no choice."""
+    prefixes: str | None = None
+    """Whether the instances can share prefixes of prompts, and why; None in records of older releases."""
 
 
 class StepBatch(BaseModel):

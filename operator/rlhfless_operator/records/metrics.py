@@ -50,6 +50,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/prefixes/bytes_fetched": Metric("bytes", "Size of fetched keys and values."),
     "generation/prefixes/seconds_sent": Metric("seconds", "Time to send keys and values, over all instances."),
     "generation/prefixes/seconds_fetched": Metric("seconds", "Time to fetch keys and values, over all instances."),
+    "generation/prefixes/seconds_waited": Metric(
+        "seconds", "Time in which instances waited for keys and values with nothing else to do."
+    ),
     "weights/bytes_same_node": Metric(
         "bytes",
         "On a cluster: new weights that generation instances on the learner's node have read since the previous step"

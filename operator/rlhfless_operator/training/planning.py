@@ -85,6 +85,7 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
     if total == 0:
         return None
     prompts = {prompt for prompt, _ in stretch.tokens}
+    prompt_total = sum(prompt_tokens[prompt] for prompt in prompts)
     contexts = sum(count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items())
     counts = stretch.decoding
     # Where some had to wait there were more steps than the longest response has tokens.
@@ -96,8 +97,9 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
         sequence_steps=sequence_steps,
         context_tokens=contexts * sequence_steps / total,
         # What had been generated before is computed again like a prompt.
-        prefill_tokens=sum(prompt_tokens[prompt] for prompt in prompts) + sum(stretch.begun.values()),
-        seconds=stretch.seconds,
+        prefill_tokens=max(0.0, prompt_total - stretch.fetched_tokens) + sum(stretch.begun.values()),
+        # It may have begun to wait before it was first heard of.
+        seconds=max(stretch.seconds - stretch.waited_seconds, 0.1 * stretch.seconds),
         drafted_rows=counts.drafted,
     )
 

@@ -40,7 +40,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         cursor=rollout.cursor,
         lengths=lengths,
         metrics=prepared | _metrics(rollout, bound) | predicted,
-        plan=_plan_record(plan, report),
+        plan=_plan_record(plan, report, run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
@@ -102,7 +102,7 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
+def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) -> PlanRecord:
     return PlanRecord(
         policy=plan.plan.policy,
         actors=len(plan.shares),
@@ -114,4 +114,5 @@ def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
         relative_error=report.relative_error,
         preparers=plan.preparers,
         preparers_reason=plan.preparers_reason,
+        prefixes=prefixes,
     )
