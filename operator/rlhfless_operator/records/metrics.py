@@ -77,6 +77,7 @@ DRIVER_METRICS: dict[str, Metric] = {
         "number", "Files that were fetched whole because their changes were missing or damaged."
     ),
     "weights/seconds": Metric("seconds", "Time until the last actor of the step had its weights."),
+    "preparation/instances": Metric("instances", "Most instances that prepared the step's groups at a time."),
     "learning/beyond_preparation": Metric(
         "seconds", "Time from the last prepared group to the new weights, for a learner that followed preparation."
     ),

@@ -160,7 +160,7 @@ async def generate_and_prepare(
     all_at_once = run.generators.has_room_for(len(plan.shares))
     async with (
         run.generators.part(task.step, len(plan.shares), preload) as generators,
-        run.preparers.part(task.step, 1) as preparer,
+        run.preparers.part(task.step, plan.preparers) as preparers,
     ):
         if task.purpose == "training":
             run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
@@ -223,7 +223,7 @@ async def generate_and_prepare(
             len(plan.estimates),
             make_request,
             prepared,
-            instance=preparer,
+            instances=preparers,
             driver=run.driver,
             retries=run.spec.limits.retries,
             on_prepared=note if journal is not None else None,

@@ -78,6 +78,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "weights/seconds": generated.weights_seconds,
         **{f"weights/{_FETCHED[name]}": float(count) for name, count in generated.weights_fetched.items() if count},
         "generation/seconds": rollout.seconds["generation"],
+        "preparation/instances": float(rollout.plan.preparers),
         "planning/expected_seconds": rollout.plan.expected_generation_seconds,
         "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
         "planning/contention": rollout.plan.wanted_by_others,
@@ -111,5 +112,7 @@ def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) 
         lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
         rank_correlation=report.rank_correlation,
         relative_error=report.relative_error,
+        preparers=plan.preparers,
+        preparers_reason=plan.preparers_reason,
         prefixes=prefixes,
     )
