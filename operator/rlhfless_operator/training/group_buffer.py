@@ -58,21 +58,26 @@ class GroupBuffer:
         size: groups of a step.
         most: the greatest staleness that is allowed.
         rule: what happens where a group would exceed it.
+        settled: groups that were taken before.
     """
 
     size: int
     most: int
     rule: TooStale = "wait"
+    settled: int = 0
     _under_way: dict[GroupName, int] = field(default_factory=dict)
     """Groups that are not complete, with the weights that began their rollout. None of their tokens is older."""
     _ready: dict[GroupName, ReadyGroup] = field(default_factory=dict)
-    _settled: int = 0
-    """Groups that are taken."""
 
     @property
     def live(self) -> int:
         """Groups that were begun and not dropped, those that are taken included."""
-        return self._settled + len(self._under_way) + len(self._ready)
+        return self.settled + len(self._under_way) + len(self._ready)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many groups are complete as a step learns from."""
+        return len(self._ready) >= self.size
 
     def admits(self, groups: int, done: int, ahead: int) -> bool:
         """Whether so many groups may begin with the newest weights.
@@ -97,7 +102,12 @@ class GroupBuffer:
         """A step has taken these groups, complete here or not."""
         for name in names:
             if self._under_way.pop(name, None) is not None or self._ready.pop(name, None) is not None:
-                self._settled += 1
+                self.settled += 1
+
+    def forget(self, name: GroupName) -> None:
+        """A group was settled before, or is dropped and generated anew."""
+        self._under_way.pop(name, None)
+        self._ready.pop(name, None)
 
     def choose(self, step: int) -> list[ChosenGroup] | None:
         """The groups that a step learns from, in the order of learning; None while it waits for others.
