@@ -14,7 +14,7 @@ DRIVER_METRICS: dict[str, Metric] = {
         " over the groups. With `newWeights: switch`, the oldest token of a group counts.",
     ),
     "generation/waits": Metric(
-        "steps",
+        "number",
         "With `async`: 1 if enough groups were complete, and the learner waited for one that would have become too"
         " stale (`tooStale: wait`); else 0.",
     ),
