@@ -13,7 +13,7 @@ _POD = "replayer"
 
 
 def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int, switches: bool = False) -> list[list[int]]:
-    """The prompts that each step of a job learnt from, by its journal, which is checked.
+    """The prompts that each rollout of a job drew, by its journal. Steps are checked to have learnt from all of them.
 
     Args:
         folder: the job's, for `Storage`.
@@ -22,16 +22,19 @@ def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int, swi
     """
     begun, taken = (_entries(storage, folder, kind) for kind in ("begun", "taken"))
     assert [entry["step"] for entry in begun] == [entry["step"] for entry in taken] == list(range(1, steps + 1))
-    for first, entry in zip(begun, taken, strict=True):
-        version = first["policy"]["version"]
-        newest = entry["base"] if switches else version
-        assert all(version <= group["version"] <= newest for group in entry["groups"])
-        assert 0 <= entry["base"] - version <= staleness
+    versions = {entry["step"]: entry["policy"]["version"] for entry in begun}
+    for entry in taken:
+        for group in entry["groups"]:
+            version = versions[group["rollout"]]
+            assert version <= group["version"] <= (entry["base"] if switches else version)
+            assert 0 <= entry["base"] - group["version"] <= staleness
         groups = sorted(group["prompt"] for group in entry["groups"])
-        assert len(set(groups)) == PROMPTS
+        assert len(groups) == PROMPTS
         learnt = sorted((sample["prompt"], sample["index"]) for sample in entry["batch"]["samples"])
-        assert learnt == [(prompt, index) for prompt in groups for index in range(SAMPLES)], "groups are whole"
-    return [sorted(group["prompt"] for group in entry["groups"]) for entry in taken]
+        assert learnt == sorted((prompt, index) for prompt in groups for index in range(SAMPLES)), "groups are whole"
+    drawn = sorted((entry["step"], prompt) for entry in begun for prompt in entry["prompts"])
+    assert sorted((group["rollout"], group["prompt"]) for entry in taken for group in entry["groups"]) == drawn
+    return [sorted(entry["prompts"]) for entry in begun]
 
 
 def switched_responses(storage: Storage, folder: str) -> list[float]:

@@ -66,6 +66,34 @@ def test_a_sample_in_no_part_is_an_error_that_names_it(tmp_path: Path) -> None:
     assert caught.value.reason == "data_invalid"
 
 
+def test_two_groups_of_one_prompt_come_from_the_parts_that_they_name(tmp_path: Path) -> None:
+    parts = [str(tmp_path / f"{number}.parquet") for number in range(2)]
+    older, newer = sample(1, 0, 4, advantages=[1.0] * 4), sample(1, 0, 7, advantages=[2.0] * 7)
+    write_prepared(parts[0], [older, sample(2, 0, 3)])
+    write_prepared(parts[1], [newer])
+    named = reference(parts, [newer, older]).model_copy(update={"part_of": [1, 0]})
+    assert read_batch(named) == [newer, older]
+    lacking = named.model_copy(update={"samples": [SampleTask(prompt=1, index=0), SampleTask(prompt=9, index=0)]})
+    with pytest.raises(TaskError, match=r"1 of 2 samples are in none of the batch's parts, .* \(9, 0\)"):
+        read_batch(lacking)
+
+
+@pytest.mark.parametrize(("field", "numbers"), [("part_of", [0]), ("part_of", [0, 2]), ("factors", [0.5])])
+def test_a_batch_whose_parts_or_factors_do_not_fit_its_samples_is_refused(field: str, numbers: list[float]) -> None:
+    tasks = [SampleTask(prompt=1, index=0), SampleTask(prompt=2, index=0)]
+    with pytest.raises(ValueError, match=field):
+        BatchReference.model_validate({"step": 1, "parts": ["a", "b"], "samples": tasks, field: numbers})
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, WHITENED], ids=["grpo", "whitened"])
+def test_factors_multiply_the_advantages_that_are_learnt_from(algorithm: AlgorithmSettings) -> None:
+    factors = [1.0, 0.5] * 4
+    plain, weighed = TrainingBatch(SAMPLES, algorithm, 3), TrainingBatch(SAMPLES, algorithm, 3, factors)
+    for row, factor in enumerate(factors):
+        one, other = (batch.select(WHOLE, [row], CPU).numbers["advantages"] for batch in (plain, weighed))
+        assert torch.equal(other, one * factor)
+
+
 def test_numbers_stand_where_their_tokens_do() -> None:
     batch = TrainingBatch(SAMPLES, GRPO, 3)
     rows = [5, 0, 7]

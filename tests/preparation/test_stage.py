@@ -233,6 +233,15 @@ def test_metrics_are_sums_and_counts(two_groups: BatchFolder) -> None:
     assert all(name.endswith(("/sum", "/count")) for name in result.metrics)
 
 
+def test_the_metrics_of_each_group_add_up_to_those_of_the_chunk(two_groups: BatchFolder) -> None:
+    result, _ = two_groups.prepare()
+    assert [group.metrics for group in result.groups] == [{}, {}], "they were not asked for"
+    result, _ = two_groups.prepare(metrics_by_group=True)
+    for name, value in result.metrics.items():
+        assert value == pytest.approx(sum(group.metrics[name] for group in result.groups)), name
+    assert [group.metrics["lengths/count"] for group in result.groups] == [3, 3]
+
+
 # --- failures ----------------------------------------------------------------------------------------------------
 
 

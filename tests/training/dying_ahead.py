@@ -8,11 +8,10 @@ It writes down where it has died. The next driver then gets one point further.
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from rlhfless_functions.api import BatchReference
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, TakenStep
 from rlhfless_operator.training.step_journal import StepJournal
@@ -29,7 +28,7 @@ OVERTAKEN = "overtaken"
 def die_at(points: Collection[str], deaths: Deaths) -> None:
     """Have a driver die as soon as it comes to one of the points at which none has died before."""
     begin, take = AsyncJournal.begin, AsyncJournal.take
-    keep_batch, commit = StepJournal.keep_batch, StepJournal.commit
+    keep_rollout, commit = StepJournal.keep_rollout, StepJournal.commit
 
     def reached(point: str, step: int) -> None:
         what = f"{point}-{step}"
@@ -42,15 +41,13 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
         reached("begun", begun.step)
         return found
 
-    def dies_when_taken(
-        journal: AsyncJournal, begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]
-    ) -> TakenStep:
-        found = take(journal, begun, batch, versions)
-        reached("taken", batch.step)
+    def dies_when_taken(journal: AsyncJournal, taken: TakenStep) -> TakenStep:
+        found = take(journal, taken)
+        reached("taken", taken.step)
         return found
 
     def dies_when_prepared(journal: StepJournal, step: int, batch: StepBatch) -> None:
-        keep_batch(journal, step, batch)
+        keep_rollout(journal, step, batch)
         reached("prepared", step)
 
     async def dies_when_learnt(journal: StepJournal, step: int, *rest: Any) -> Any:
@@ -59,7 +56,7 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
 
     AsyncJournal.begin = dies_when_begun  # type: ignore[method-assign]
     AsyncJournal.take = dies_when_taken  # type: ignore[method-assign]
-    StepJournal.keep_batch = dies_when_prepared  # type: ignore[method-assign]
+    StepJournal.keep_rollout = dies_when_prepared  # type: ignore[method-assign]
     StepJournal.commit = dies_when_learnt  # type: ignore[method-assign]
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,28 +40,32 @@ def entries(file: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def check_journal(file: Path, steps: int, most: int) -> list[int]:
-    """That each step learnt once, from whole groups, of weights that were not too old; returns their versions."""
+    """That each step learnt once, from whole groups, of weights that were not too old; returns the versions that began
+    the rollouts."""
     begun, taken = entries(file, "begun"), entries(file, "taken")
     assert [entry["step"] for entry in taken] == [entry["step"] for entry in begun] == list(range(1, steps + 1))
+    drawn = [(entry["step"], prompt) for entry in begun for prompt in entry["prompts"] or []]
+    groups = [(group["rollout"], group["prompt"]) for entry in taken for group in entry["groups"]]
+    assert not drawn or sorted(groups) == sorted(drawn), "none is lost, and none is there twice"
     records = [record for record in records_of(file) if record["step"]]
     assert [record["step"] for record in records] == list(range(1, steps + 1))
-    for first, entry, record in zip(begun, taken, records, strict=True):
-        versions = {group["version"] for group in entry["groups"]}
-        assert versions == {first["policy"]["version"]}
+    with_which = {entry["step"]: entry["policy"]["version"] for entry in begun}
+    for entry, record in zip(taken, records, strict=True):
+        versions = [group["version"] for group in entry["groups"]]
+        assert versions == [with_which[group["rollout"] or entry["step"]] for group in entry["groups"]]
         assert entry["base"] == entry["step"] - 1
-        stale = entry["base"] - first["policy"]["version"]
-        assert 0 <= stale <= most
-        assert record["metrics"]["generation/staleness"] == stale
+        stale = [entry["base"] - version for version in versions]
+        assert 0 <= min(stale) <= max(stale) <= most
+        assert record["metrics"]["generation/staleness"] == sum(stale) / len(stale)
         assert "planning/lower_bound_share" not in record["metrics"], "its generation is not in its account"
-        samples = Counter(sample["prompt"] for sample in entry["batch"]["samples"])
-        assert list(samples) == [group["prompt"] for group in entry["groups"]]
-        assert set(samples.values()) == {4}, "groups are whole"
+        samples = [(sample["prompt"], sample["index"]) for sample in entry["batch"]["samples"]]
+        assert samples == [(group["prompt"], index) for group in entry["groups"] for index in range(4)]
     return [entry["policy"]["version"] for entry in begun]
 
 
 def check_prompts(file: Path, per_epoch: int = 12) -> None:
     """That no prompt was left out or learnt from twice in an epoch."""
-    prompts = [group["prompt"] for entry in entries(file, "taken") for group in entry["groups"]]
+    prompts = [prompt for entry in entries(file, "begun") for prompt in entry["prompts"] or []]
     for first in range(0, len(prompts) - per_epoch + 1, per_epoch):
         assert sorted(prompts[first : first + per_epoch]) == list(range(per_epoch))
 

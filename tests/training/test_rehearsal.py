@@ -102,24 +102,27 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
 def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
     rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
 ) -> None:
-    batches: list[StepBatch] = []
-    commit = StepJournal.commit
+    rollouts: dict[int, StepBatch] = {}
+    keep_rollout = StepJournal.keep_rollout
 
-    async def observe(journal: StepJournal, step: int, batch: StepBatch, *rest: Any) -> StepRecord:
-        batches.append(batch)
-        return await commit(journal, step, batch, *rest)
+    def observe(journal: StepJournal, number: int, rollout: StepBatch) -> None:
+        rollouts[number] = rollout
+        keep_rollout(journal, number, rollout)
 
-    monkeypatch.setattr(StepJournal, "commit", observe)
+    monkeypatch.setattr(StepJournal, "keep_rollout", observe)
     summary = run_job(rehearsal_job(spec={"async": {"maxStaleness": max_staleness}}))
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 2 * EPOCHS)
     folder = tmp_path / "runs" / "rehearsal"
     visits = dict.fromkeys(range(PROMPTS), 0)
-    for step, batch in enumerate(batches, start=1):
+    groups: list[tuple[int | None, int]] = []
+    for step in range(1, 2 * EPOCHS + 1):
         taken = read_taken(JobFolder(str(folder)), step)
         assert taken is not None
         assert {group.version for group in taken.groups} <= set(range(max(0, step - 1 - max_staleness), step))
-        assert sorted(group.prompt for group in taken.groups) == sorted(batch.lengths)
-        for prompt, lengths in batch.lengths.items():
+        groups += [(group.rollout, group.prompt) for group in taken.groups]
+    assert sorted(groups) == sorted((number, prompt) for number in rollouts for prompt in rollouts[number].lengths)
+    for _, rollout in sorted(rollouts.items()):
+        for prompt, lengths in rollout.lengths.items():
             assert lengths == trace.response_tokens[visits[prompt], prompt].tolist()
             visits[prompt] += 1
     assert set(visits.values()) == {EPOCHS}, "no group is lost, and none is learnt from twice"

@@ -6,7 +6,7 @@ import pytest
 
 from rlhfless_functions.api import BatchReference, SampleTask, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout
+from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, whole_rollout
 from rlhfless_operator.training.replaying import NotReplayableError, kept_batch
 
 
@@ -15,7 +15,7 @@ def taken_from(folder: Path, part: str) -> JobFolder:
     batch = BatchReference(step=1, parts=[part], samples=[SampleTask(prompt=0, index=0)])
     job = JobFolder(str(folder))
     begun = BegunRollout(step=1, policy=WeightsReference(version=0, uri="model"))
-    AsyncJournal(job).take(begun, batch, {})
+    AsyncJournal(job).take(whole_rollout(begun, batch, {}))
     return job
 
 

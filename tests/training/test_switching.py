@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
+from rlhfless_functions.api import BatchReference
+from rlhfless_functions.data.rollouts import PreparedSample
+from rlhfless_functions.learning.batch import read_batch
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import cost_model
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
@@ -45,14 +47,15 @@ def check_switched(file: Path, steps: int, most: int) -> int:
     records = [record for record in records_of(file) if record["step"]]
     assert [entry["step"] for entry in taken] == [entry["step"] for entry in begun] == list(range(1, steps + 1))
     switched = 0
-    for first, entry, record in zip(begun, taken, records, strict=True):
+    with_which = {entry["step"]: entry["policy"]["version"] for entry in begun}
+    for entry, record in zip(taken, records, strict=True):
         step, metrics = entry["step"], record["metrics"]
-        prepared = read_prepared(entry["batch"]["parts"])
-        samples = [prepared[sample["prompt"], sample["index"]] for sample in entry["batch"]["samples"]]
+        samples = read_batch(BatchReference.model_validate(entry["batch"]))
         assert len(samples) == 16
-        for sample in samples:
+        rollouts = [group["rollout"] or step for group in entry["groups"] for _ in range(4)]
+        for sample, rollout in zip(samples, rollouts, strict=True):
             check_spans(sample)
-            assert first["policy"]["version"] <= sample.versions[0].version
+            assert with_which[rollout] <= sample.versions[0].version
             assert sample.versions[-1].version <= step - 1
         for group in entry["groups"]:
             mine = [sample.versions[0].version for sample in samples if sample.prompt == group["prompt"]]

@@ -1,8 +1,8 @@
 """The requests of the control plane to functions. A request is the work of one stage, or a part of it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from rlhfless_functions.api.messages import (
     PROTOCOL,
@@ -164,6 +164,8 @@ class PrepareRequest(BaseRequest):
     """URI of the part to write with the responses that later steps draft tokens from."""
     visits: dict[int, int] = Field(default={})
     """Earlier visits of each prompt, for the trace; a missing prompt is on its first visit."""
+    metrics_by_group: bool = False
+    """Whether the result has the metrics of each group besides their sums."""
 
 
 class BatchReference(Message):
@@ -179,6 +181,22 @@ class BatchReference(Message):
     """The division of the samples into pieces, whose gradients are accumulated one after the other; empty if the batch
     is learnt from as a whole. The last bits of the weights depend on it. Pieces need one optimizer update per step, and
     an algorithm that does not need the whole batch at once."""
+    part_of: list[int] = Field(default=[])
+    """For each sample, the number of the part in `parts` that holds it. Empty if no two parts hold samples with the
+    same prompt and index, as in one rollout."""
+    factors: list[float] = Field(default=[])
+    """For each sample, what its advantages are multiplied by, after any normalisation over the batch; empty if all are
+    1."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name in ("part_of", "factors"):
+            numbers = getattr(self, name)
+            if numbers and len(numbers) != len(self.samples):
+                raise ValueError(f"{name}: {len(numbers)} numbers for {len(self.samples)} samples")
+        if any(not 0 <= number < len(self.parts) for number in self.part_of):
+            raise ValueError(f"part_of: numbers of parts are 0 to {len(self.parts) - 1}")
+        return self
 
 
 class StepSettings(Message):

@@ -114,6 +114,8 @@ class GroupResult(Message):
     """Response tokens by the weights version that sampled them, from the oldest on."""
     switched_responses: int = Field(default=0, ge=0)
     """Responses with tokens of several weights versions."""
+    metrics: dict[str, float] = Field(default={})
+    """This group's part of the chunk's metrics, if the request asks for it."""
 
     @property
     def teaches(self) -> bool:

@@ -34,16 +34,37 @@ def read_batch(reference: BatchReference) -> list[PreparedSample]:
         TaskError: `data_invalid` if a sample is in no part, or two parts disagree on what is computed.
         ArtifactError: if a part cannot be read.
     """
+    if reference.part_of:
+        return _read_from_named_parts(reference)
     found = read_prepared(reference.parts)
     keys = [(sample.prompt, sample.index) for sample in reference.samples]
     missing = [key for key in keys if key not in found]
     if missing:
-        raise TaskError(
-            "data_invalid",
-            f"step {reference.step}: {len(missing)} of {len(keys)} samples are in none of the batch's parts,"
-            f" such as (prompt, index) {missing[0]}; prepare the step again",
-        )
+        raise _missing(reference, missing)
     return [found[key] for key in keys]
+
+
+def _read_from_named_parts(reference: BatchReference) -> list[PreparedSample]:
+    """The same where each sample names its part, because two parts may hold the same prompt."""
+    keys = [
+        (part, sample.prompt, sample.index) for part, sample in zip(reference.part_of, reference.samples, strict=True)
+    ]
+    found: dict[tuple[int, int, int], PreparedSample] = {}
+    for number, uri in enumerate(reference.parts):
+        wanted = {(prompt, index) for part, prompt, index in keys if part == number}
+        found |= {(number, *key): sample for key, sample in read_prepared([uri], wanted).items()}
+    missing = [key[1:] for key in keys if key not in found]
+    if missing:
+        raise _missing(reference, missing)
+    return [found[key] for key in keys]
+
+
+def _missing(reference: BatchReference, missing: Sequence[tuple[int, int]]) -> TaskError:
+    return TaskError(
+        "data_invalid",
+        f"step {reference.step}: {len(missing)} of {len(reference.samples)} samples are in none of the batch's parts,"
+        f" such as (prompt, index) {missing[0]}; prepare the step again",
+    )
 
 
 @dataclass(frozen=True)
@@ -67,12 +88,19 @@ class TrainingBatch:
         algorithm: resolved settings; where they normalise over the batch, advantages are whitened here, once, over all
             tokens that are in the loss.
         step: for messages.
+        factors: what the advantages of each sample are multiplied by, once they are whitened; none for 1.
 
     Raises:
         TaskError: `data_invalid` if samples in the loss lack what the algorithm needs.
     """
 
-    def __init__(self, samples: Sequence[PreparedSample], algorithm: AlgorithmSettings, step: int) -> None:
+    def __init__(
+        self,
+        samples: Sequence[PreparedSample],
+        algorithm: AlgorithmSettings,
+        step: int,
+        factors: Sequence[float] = (),
+    ) -> None:
         self.samples = samples
         self.lengths = [len(sample.response_tokens) for sample in samples]
         self.counted = [length if sample.mask else 0 for length, sample in zip(self.lengths, samples, strict=True)]
@@ -94,6 +122,8 @@ class TrainingBatch:
         if algorithm.normalizes_batch and learning:
             mask = torch.from_numpy(np.repeat([sample.mask for sample in samples], self.lengths))
             self._numbers["advantages"] = normalize_batch(self._numbers["advantages"], mask)
+        if any(factor != 1 for factor in factors) and learning:
+            self._numbers["advantages"] *= torch.from_numpy(np.repeat(np.asarray(factors, np.float32), self.lengths))
 
     def __contains__(self, name: str) -> bool:
         """Whether the samples have these numbers for each token."""

@@ -200,7 +200,7 @@ class Learner:
             )
         elif not request.batch.pieces:
             with store_errors():
-                batch = TrainingBatch(read_batch(request.batch), request.algorithm, step)
+                batch = TrainingBatch(read_batch(request.batch), request.algorithm, step, request.batch.factors)
         seconds: dict[str, float] = {}
         # After any error from here on, the state in memory is dropped: it may be half a step further.
         state, begun = self._take_up(request, context, seconds, go_on)
@@ -275,7 +275,7 @@ class Learner:
                     again.end()
                     continue
                 with store_errors():
-                    batch = TrainingBatch(read_batch(reference), request.algorithm, step)
+                    batch = TrainingBatch(read_batch(reference), request.algorithm, step, reference.factors)
                 train_step(state, batch, then, step, go_on)
         return state
 

@@ -151,6 +151,19 @@ class Preparer:
             "seconds/rewards/sum": reward_seconds,
             "seconds/models/sum": seconds,
         }
+        if request.metrics_by_group:
+            spent = {"seconds/rewards/sum": reward_seconds, "seconds/models/sum": seconds}
+            shares = {name: number / len(groups) for name, number in spent.items()}
+            results = [
+                result.model_copy(
+                    update={
+                        "metrics": of_rewards
+                        | chunk_metrics([len(group.prompt.tokens)], group.samples, [result])
+                        | shares
+                    }
+                )
+                for of_rewards, group, result in zip(scores.group_metrics, groups, results, strict=True)
+            ]
         examples = _examples(request, groups, tokenizer)
         return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
 

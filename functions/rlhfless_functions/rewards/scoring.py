@@ -33,6 +33,8 @@ class Scores:
     if such a term failed for the group."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Sums and counts by name; `preparation_metrics` lists them."""
+    group_metrics: list[dict[str, float]] = field(default_factory=list)
+    """The same for each group."""
 
 
 class RewardScorer:
@@ -99,7 +101,11 @@ class RewardScorer:
             else [None] * group.size
             for number, group in enumerate(groups)
         ]
-        return Scores(terms, totals, _metrics(outcomes, totals))
+        by_group = [
+            _metrics({name: [groups[number]] for name, groups in outcomes.items()}, [total])
+            for number, total in enumerate(totals)
+        ]
+        return Scores(terms, totals, _metrics(outcomes, totals), by_group)
 
     def forget_models(self) -> None:
         """Unload all reward models; they are loaded again when needed. The workers stay."""

@@ -20,3 +20,9 @@ class AsyncSpec(Settings):
     with the weights that began it. `switch` goes on with the newer weights from the next token on, where enough is left
     to decode; keys and values are computed anew, and each token keeps the log-probability under the weights that
     sampled it. `maxStaleness` then bounds the oldest token of a group."""
+    too_stale: Literal["wait", "drop", "downweight"] = "wait"
+    """What happens where a group takes so long that it would exceed `maxStaleness`. With `wait` the learner
+    waits for it before it takes a step that would leave it too stale. With `drop` the learner goes on. The group is
+    dropped, and its prompt is generated anew with newer weights. With `downweight` the learner goes on, and learns from
+    the group later, with its advantages multiplied by (1 + `maxStaleness`) / (1 + its staleness). With
+    `algorithm.dynamicSamplingRounds` groups keep to their step, and none exceeds `maxStaleness`."""

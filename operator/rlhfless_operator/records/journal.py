@@ -86,6 +86,13 @@ def read_lines(uri: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in artifacts.read_bytes(uri).splitlines() if line.strip()]
 
 
+def add_metrics(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add the sums and counts of a chunk, or of a group, to those of others."""
+    for name, value in more.items():
+        before = sums.get(name, 0.0)
+        sums[name] = max(before, value) if name.endswith("/max") else before + value
+
+
 def mean_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Convert the sums and counts of chunks to a step's metrics.
 

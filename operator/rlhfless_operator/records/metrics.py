@@ -13,6 +13,17 @@ DRIVER_METRICS: dict[str, Metric] = {
         "With `async`: versions between the weights that sampled the step's groups and those that it started from, mean"
         " over the groups. With `newWeights: switch`, the oldest token of a group counts.",
     ),
+    "generation/waits": Metric(
+        "number",
+        "With `async`: 1 if enough groups were complete, and the learner waited for one that would have become too"
+        " stale (`tooStale: wait`); else 0.",
+    ),
+    "generation/dropped_groups": Metric(
+        "groups", "With `tooStale: drop`: groups that were dropped since the previous step, to be generated anew."
+    ),
+    "generation/downweighted_groups": Metric(
+        "groups", "With `tooStale: downweight`: groups whose advantages the step multiplied by less than 1."
+    ),
     "generation/token_staleness": Metric(
         "versions",
         "With `newWeights: switch`: versions between the weights that sampled a token and those that the step started"

@@ -5,14 +5,15 @@ of a step with the weights that sampled its beginning, or newer ones with `newWe
 what has been learnt from already. The files stay: `rlhfless replay` takes a run's steps again from them.
 """
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, WeightsReference
+from rlhfless_functions.api import BatchReference, SampleTask, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.group_buffer import ChosenGroup, GroupName
 from rlhfless_operator.training.staleness import staleness
 
 
@@ -27,6 +28,13 @@ class BegunRollout(BaseModel):
     """The weights that begin to sample them. With `newWeights: switch` newer ones may go on."""
     critic: WeightsReference | None = None
     """The critic that values them, where one is trained."""
+    prompts: list[int] | None = None
+    """The prompts that it draws. None where groups keep to their step, which draws them in rounds, and in what earlier
+    releases wrote."""
+    again: list[GroupName] = []
+    """Groups that were dropped, and whose prompts are among its own."""
+    cursor: dict[str, Any] = {}
+    """The position in the training data after its prompts."""
 
 
 class TakenGroup(BaseModel):
@@ -38,6 +46,10 @@ class TakenGroup(BaseModel):
     """Row of its prompt in the dataset as it was read."""
     version: int
     """The oldest weights that sampled any of it."""
+    rollout: int | None = None
+    """The rollout that it is of; None where that has the step's number."""
+    factor: float = 1.0
+    """What its advantages are multiplied by."""
 
 
 class TakenStep(BaseModel):
@@ -81,27 +93,81 @@ class AsyncJournal:
         """
         return self._create(self._folder.begun(begun.step), begun)
 
-    def take(self, begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]) -> TakenStep:
+    def take(self, taken: TakenStep) -> TakenStep:
         """Write down what a step learns from; what an earlier driver has written, where one has.
-
-        Args:
-            begun: with what its groups were made.
-            batch: all of its samples, group by group.
-            versions: the oldest weights that sampled any of a group, by its prompt. Groups that are not named have
-                those that the step's generation began with.
 
         Raises:
             ArtifactError: the store does not answer.
         """
-        prompts = dict.fromkeys(sample.prompt for sample in batch.samples)
-        groups = [TakenGroup(prompt=prompt, version=versions.get(prompt, begun.policy.version)) for prompt in prompts]
-        taken = TakenStep(step=batch.step, base=batch.step - 1, groups=groups, batch=batch)
-        return self._create(self._folder.taken(batch.step), taken)
+        return self._create(self._folder.taken(taken.step), taken)
 
     def _create(self, uri: str, entry: _Entry) -> _Entry:
         if artifacts.create_exclusive(uri, entry.model_dump_json().encode()):
             return entry
         return type(entry).model_validate(artifacts.read_json(uri))
+
+
+def whole_rollout(begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]) -> TakenStep:
+    """A step that learns from its own rollout.
+
+    Args:
+        begun: with what its groups were made.
+        batch: all of its samples, group by group.
+        versions: the oldest weights that sampled any of a group, by its prompt. Groups that are not named have those
+            that the step's generation began with.
+    """
+    prompts = dict.fromkeys(sample.prompt for sample in batch.samples)
+    groups = [TakenGroup(prompt=prompt, version=versions.get(prompt, begun.policy.version)) for prompt in prompts]
+    return TakenStep(step=batch.step, base=batch.step - 1, groups=groups, batch=batch)
+
+
+def chosen_groups(step: int, chosen: Sequence[ChosenGroup], samples_per_prompt: int) -> TakenStep:
+    """A step that learns from groups of any rollouts, in this order."""
+    groups = [
+        TakenGroup(
+            prompt=each.group.name.prompt,
+            version=each.group.version,
+            rollout=each.group.name.rollout,
+            factor=each.factor,
+        )
+        for each in chosen
+    ]
+    parts = sorted({each.group.part for each in chosen})
+    numbers = {part: number for number, part in enumerate(parts)}
+    each_sample = [(each, index) for each in chosen for index in range(samples_per_prompt)]
+    stale = any(each.factor != 1 for each in chosen)
+    batch = BatchReference(
+        step=step,
+        parts=parts,
+        samples=[SampleTask(prompt=each.group.name.prompt, index=index) for each, index in each_sample],
+        part_of=[numbers[each.group.part] for each, _ in each_sample],
+        factors=[each.factor for each, _ in each_sample] if stale else [],
+    )
+    return TakenStep(step=step, base=step - 1, groups=groups, batch=batch)
+
+
+def begun_rollouts(folder: JobFolder, first: int) -> list[BegunRollout]:
+    """The rollouts from this number on that drivers have begun.
+
+    Raises:
+        ArtifactError: the store does not answer, or a file is damaged.
+    """
+    found: list[BegunRollout] = []
+    while artifacts.exists(uri := folder.begun(first + len(found))):
+        found.append(BegunRollout.model_validate(artifacts.read_json(uri)))
+    return found
+
+
+def taken_steps(folder: JobFolder, first: int) -> list[TakenStep]:
+    """The steps from this number on for which drivers have taken groups.
+
+    Raises:
+        ArtifactError: the store does not answer, or a file is damaged.
+    """
+    found: list[TakenStep] = []
+    while (taken := read_taken(folder, first + len(found))) is not None:
+        found.append(taken)
+    return found
 
 
 def read_taken(folder: JobFolder, step: int) -> TakenStep | None:

@@ -14,11 +14,14 @@ from rlhfless_functions.api import LearnResult
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.affordable import check_affordable
-from rlhfless_operator.training.async_journal import AsyncJournal
+from rlhfless_operator.training.async_journal import AsyncJournal, TakenStep, whole_rollout
 from rlhfless_operator.training.evaluation import evaluate
+from rlhfless_operator.training.free_groups import FreeGroups
 from rlhfless_operator.training.learning import Learning
+from rlhfless_operator.training.rollout_record import groups_metrics
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.samples import kept_examples
 from rlhfless_operator.training.step_journal import StepJournal
 
 
@@ -38,7 +41,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
         for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
             batch, learned = await take_step(run, journal, ahead, files, step)
             evaluation = await evaluate(run, journal, step, learned.weights)
-            await journal.commit(step, batch, learned, evaluation, partial(_position, run, batch))
+            await journal.commit(step, batch, learned, evaluation, partial(_position, run, ahead, batch))
             ahead.advance()
 
 
@@ -48,24 +51,60 @@ async def take_step(
     """One update of the policy, once its rollout is there; returns how that went, and the new weights."""
     journal.enter("generation")
     began = time.monotonic()
-    begun, batch = await ahead.rollout(step)
+    if ahead.groups is None:
+        begun, batch = await ahead.rollout(step)
+        taken = await to_thread(files.take, whole_rollout(begun, batch.batch, batch.versions))
+        held_up = False
+    else:
+        taken, held_up = await ahead.take(step)
     waited = time.monotonic() - began
-    taken = await to_thread(files.take, begun, batch.batch, batch.versions)
-    if taken.batch != batch.batch:
-        # Another driver was first, and a learner may have learnt from what it wrote.
-        batch = batch.model_copy(update={"batch": taken.batch})
-        journal.keep_batch(step, batch)
+    # Another driver may have been first, and a learner may have learnt from what it wrote.
+    journal.learns_from(taken.batch)
     journal.enter("learning")
     async with Learning(run, journal, step) as learning:
-        await learning.begin(batch.batch)
-        run.cost_model.measured(batch.lengths)
-        run.draft_history.generated(step, batch.lengths)
+        await learning.begin(taken.batch)
+        if ahead.groups is None:
+            run.cost_model.measured(batch.lengths)
+            run.draft_history.generated(step, batch.lengths)
         learned = await learning.result()
+    if ahead.groups is not None:
+        batch = step_of_groups(run, ahead, ahead.groups, taken, held_up=held_up)
     metrics = {**batch.metrics, "generation/staleness": taken.staleness}
     # Only what the learner waited for held the step up.
-    return batch.model_copy(update={"metrics": metrics, "seconds": {"generation": waited}}), learned
+    changes = {"batch": taken.batch, "metrics": metrics, "seconds": {"generation": waited}}
+    return batch.model_copy(update=changes), learned
 
 
-def _position(run: TrainingRun, batch: StepBatch) -> dict[str, Any]:
-    """What a later driver goes on from after a step: it draws again what was drawn ahead."""
-    return {**run.position(), "cursor": batch.cursor}
+def step_of_groups(
+    run: TrainingRun, ahead: RolloutsAhead, groups: FreeGroups, taken: TakenStep, *, held_up: bool
+) -> StepBatch:
+    """What is told of a step that learnt from groups of any rollouts: how these were, and how generation went since."""
+    found = groups.learnt(taken)
+    plan, metrics = ahead.report()
+    assert plan is not None, "a group is complete, so a rollout was planned"
+    switches = run.spec.asynchronous is not None and run.spec.asynchronous.new_weights == "switch"
+    metrics = {
+        **metrics,
+        **groups_metrics([each.result for each in found], taken.step, switches=switches),
+        "generation/waits": float(held_up),
+        "generation/dropped_groups": float(groups.count_dropped()),
+        "generation/downweighted_groups": float(sum(group.factor != 1 for group in taken.groups)),
+    }
+    if switches:
+        responses = sum(each.result.switched_responses for each in found)
+        metrics["generation/switched_responses"] = responses / len(taken.batch.samples)
+    examples = [example for each in found for example in each.examples]
+    return StepBatch(
+        batch=taken.batch,
+        cursor={},
+        lengths={},
+        metrics=metrics,
+        plan=plan,
+        seconds={},
+        samples=kept_examples(examples, taken.batch.samples, run.spec.tracking.sample_groups),
+    )
+
+
+def _position(run: TrainingRun, ahead: RolloutsAhead, batch: StepBatch) -> dict[str, Any]:
+    """What a later driver goes on from after a step: it draws again what was drawn ahead and is not written down."""
+    return {**run.position(), "cursor": batch.cursor, **ahead.position(batch.batch.step)}

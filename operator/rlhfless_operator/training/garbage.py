@@ -1,6 +1,6 @@
 """Which artifacts are not needed any more."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rlhfless_functions import artifacts
@@ -8,6 +8,9 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.staleness import last_step_begun, oldest_version
+
+NO_GROUPS: Mapping[str, int] = {}
+"""Where groups keep to their step."""
 
 
 def remove_remains(folder: JobFolder) -> None:
@@ -34,19 +37,28 @@ def retention_of(spec: RLHFJobSpec) -> Retention:
 
 
 def remove_garbage(
-    folder: JobFolder, status: RLHFJobStatus, retention: Retention, draft_steps: Collection[int] = ()
+    folder: JobFolder,
+    status: RLHFJobStatus,
+    retention: Retention,
+    draft_steps: Collection[int] = (),
+    needs: Mapping[str, int] = NO_GROUPS,
 ) -> None:
     """Remove what neither the status names, nor a fresh learner would need, nor the steps that run now.
 
     Args:
         draft_steps: steps whose responses may yet be drafted from.
+        needs: what groups that go on their own need; see `FreeGroups.needs`.
     """
-    for kind, keep in kept(folder, status, retention, draft_steps).items():
+    for kind, keep in kept(folder, status, retention, draft_steps, needs).items():
         artifacts.sweep(folder.file(kind), keep)
 
 
 def kept(
-    folder: JobFolder, status: RLHFJobStatus, retention: Retention, draft_steps: Collection[int] = ()
+    folder: JobFolder,
+    status: RLHFJobStatus,
+    retention: Retention,
+    draft_steps: Collection[int] = (),
+    needs: Mapping[str, int] = NO_GROUPS,
 ) -> dict[str, list[str]]:
     """URIs that stay, by sub-folder.
 
@@ -55,10 +67,12 @@ def kept(
     status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay.
     """
     running = status.step + 1
-    under_way = range(running, last_step_begun(status.step, retention.staleness) + 1)
+    last = max(last_step_begun(status.step, retention.staleness), needs.get("last", 0))
+    under_way = range(min(running, needs.get("rollout", running)), last + 1)
     replayed_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
-    since_checkpoint = range(min(replayed_from, running), under_way.stop)
-    sampling = set(range(oldest_version(running, retention.staleness), running + 1))
+    since_checkpoint = range(min(replayed_from, under_way.start, needs.get("batch", running)), under_way.stop)
+    oldest = oldest_version(running, retention.staleness)
+    sampling = set(range(min(oldest, needs.get("version", oldest)), running + 1))
     versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
     critics = sampling | ({status.critic.version} if status.critic else set())
     return {

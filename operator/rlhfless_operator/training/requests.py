@@ -233,8 +233,11 @@ class RequestBuilder:
         rollouts: list[str],
         visits: Mapping[int, int],
         examples: Collection[SampleTask] = (),
+        *,
+        by_group: bool = False,
     ) -> PrepareRequest:
-        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt, `examples` the step's."""
+        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt, `examples` the step's, and
+        `by_group` asks for metrics of each group."""
         folder = self._folder.batches(step, purpose)
         training = purpose == "training"
         return PrepareRequest(
@@ -261,6 +264,7 @@ class RequestBuilder:
             trace=self._folder.trace(step, part) if training else None,
             drafts=join(self._folder.drafts(step), f"{part}.parquet") if training and self.drafts else None,
             visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},
+            metrics_by_group=by_group,
         )
 
     def step_settings(self, total_steps: int) -> StepSettings:

@@ -44,6 +44,12 @@ class RolloutTask:
     policy: SamplingWeights
     critic: WeightsReference | None = None
     """Where a value model is trained."""
+    prompts: Sequence[int] | None = None
+    """Prompts that are drawn already; None where the rollout draws them."""
+    on_plan: Callable[[GenerationPlan], None] | None = None
+    """Told of the plan."""
+    on_prepared: Callable[[PrepareResult], None] | None = None
+    """Told of each prepared chunk, where groups are learnt from as they come."""
 
 
 @dataclass
@@ -87,22 +93,29 @@ async def roll_out(
     )
     if is_recorded:
         batch = StepBatch.model_validate(artifacts.read_json(recorded))
-        run.prompts.go_to(batch.cursor)
+        if task.prompts is None:
+            run.prompts.go_to(batch.cursor)
         return batch
     generated = GenerationOutcome(sinks=sinks)
     samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
     replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
-    rounds = SamplingRounds(run.spec.batch.prompts_per_step, replacements, run.prompts.count)
+    groups = run.spec.batch.prompts_per_step if task.prompts is None else len(task.prompts)
+    rounds = SamplingRounds(groups, replacements, run.prompts.count)
     first_plan: GenerationPlan | None = None
     journal: PieceJournal | None = None
     while rounds.count:
-        prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+        if task.prompts is None:
+            prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+        else:
+            prompts = drawn = list(task.prompts)
         # Another rollout may draw before this one is complete.
         cursor = run.prompts.cursor.state()
         plan = run.plans.plan(prompts, samples, "training")
         if first_plan is not None:
             run.progress.samples += len(prompts) * samples
         first_plan = first_plan or plan
+        if task.on_plan is not None:
+            task.on_plan(plan)
         if run.requests.overlap != "never":
             # Rounds and pieces exclude each other.
             prompts = canonical_order(prompts, plan)
@@ -209,10 +222,14 @@ async def generate_and_prepare(
                 rollouts,
                 visits,
                 examples,
+                by_group=task.on_prepared is not None,
             )
 
         async def note(result: PrepareResult) -> None:
-            assert journal is not None
+            if task.on_prepared is not None:
+                task.on_prepared(result)
+            if journal is None:
+                return
             prompts = [group.prompt for group in result.groups]
             tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
             await asyncio.to_thread(journal.prepared, tasks, result.part)
@@ -226,7 +243,7 @@ async def generate_and_prepare(
             instances=preparers,
             driver=run.driver,
             retries=run.spec.limits.retries,
-            on_prepared=note if journal is not None else None,
+            on_prepared=note if journal is not None or task.on_prepared is not None else None,
         )
     run.progress.over(stage, task.step)
     return time.monotonic() - generated_at

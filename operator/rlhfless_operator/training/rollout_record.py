@@ -1,17 +1,26 @@
 """How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from rlhfless_functions.api import GroupResult
 from rlhfless_operator.planner.lengths import PredictionReport, assess
-from rlhfless_operator.records.journal import PlanRecord, StepBatch, mean_metrics
+from rlhfless_operator.records.journal import PlanRecord, StepBatch, add_metrics, mean_metrics
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.rollout import Rollout
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import kept_examples
 from rlhfless_operator.training.staleness import staleness
 
+_OF_A_ROLLOUT = ("dynamic_sampling/", "generation/", "weights/", "planning/", "prediction/")
+"""How the metrics begin that are of a whole rollout, not of its groups."""
+_COUNTS = {
+    *(f"generation/{name}" for name in ("lost_instances", "cuts", "moved_samples", "switches", "passes")),
+    *(f"generation/drafts/{name}" for name in ("tried", "accepted", "seconds", "unreadable")),
+    *(f"generation/prefixes/{name}_{way}" for name in ("tokens", "bytes", "seconds") for way in ("sent", "fetched")),
+    *(f"weights/{name}" for name in ("bytes_fetched", "deltas", "deltas_refused", "bytes_relayed", "relays_refused")),
+}
 _FETCHED = {
     "bytes": "bytes_fetched",
     "deltas": "deltas",
@@ -40,7 +49,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         cursor=rollout.cursor,
         lengths=lengths,
         metrics=prepared | _metrics(rollout, bound) | predicted,
-        plan=_plan_record(plan, report, run.prefixes.reason),
+        plan=plan_record(plan, report, prefixes=run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
@@ -63,6 +72,42 @@ def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
         **({"generation/token_staleness": stale / tokens.total()} if tokens else {}),
     }
     return batch.model_copy(update={"versions": versions, "metrics": batch.metrics | metrics})
+
+
+def with_switches(batch: StepBatch, rollout: Rollout) -> StepBatch:
+    """A batch that says how often requests went on with newer weights."""
+    switches = {"generation/switches": float(rollout.generated.switches)}
+    return batch.model_copy(update={"metrics": batch.metrics | switches})
+
+
+def rollout_metrics(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of the metrics of some rollouts, those that are not of their groups: counts are added up, others are the newest
+    rollout's."""
+    found = dict.fromkeys(("generation/lost_instances", "generation/cuts", "generation/moved_samples"), 0.0)
+    for metrics in rollouts:
+        for name, value in metrics.items():
+            if name.startswith(_OF_A_ROLLOUT):
+                found[name] = found.get(name, 0.0) + value if name in _COUNTS else value
+    return found
+
+
+def groups_metrics(groups: Sequence[GroupResult], step: int, *, switches: bool) -> dict[str, float]:
+    """The metrics of the groups that a step learns from.
+
+    Args:
+        switches: whether several versions may have sampled a group.
+    """
+    sums: dict[str, float] = {}
+    for group in groups:
+        add_metrics(sums, group.metrics)
+    metrics = mean_metrics(sums)
+    tokens: Counter[int] = Counter()
+    for sampled in (sampled for group in groups for sampled in group.sampled):
+        tokens[sampled.version] += sampled.tokens
+    if switches and tokens:
+        stale = sum(staleness(step, version) * count for version, count in tokens.items())
+        metrics["generation/token_staleness"] = stale / tokens.total()
+    return metrics
 
 
 def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
@@ -102,7 +147,14 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) -> PlanRecord:
+def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *, prefixes: str = "") -> PlanRecord:
+    """A plan in numbers, and how well its lengths were predicted once that is known.
+
+    Args:
+        plan: of a rollout.
+        report: on its predictions.
+        prefixes: why its actors share prefixes or do not.
+    """
     return PlanRecord(
         policy=plan.plan.policy,
         actors=len(plan.shares),
@@ -110,8 +162,8 @@ def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) 
         expected_instance_seconds=plan.plan.expected_instance_seconds,
         cheapest_instance_seconds=plan.plan.cheapest_instance_seconds,
         lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
-        rank_correlation=report.rank_correlation,
-        relative_error=report.relative_error,
+        rank_correlation=report.rank_correlation if report is not None else None,
+        relative_error=report.relative_error if report is not None else None,
         preparers=plan.preparers,
         preparers_reason=plan.preparers_reason,
         prefixes=prefixes,

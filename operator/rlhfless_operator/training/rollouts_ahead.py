@@ -1,19 +1,40 @@
-"""Rollouts that are made ahead of the learner, as far as staleness allows.
+"""Rollouts that are made ahead of the learner, as far as staleness allows, and the groups that steps take of them.
 
 The next one begins as soon as an actor of those under way has nothing left, and takes over its instance: the longest
-responses of a step go on beside the first ones of the next.
+responses of a step go on beside the first ones of the next. Complete groups are prepared, and wait until a step takes
+them. With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import PrepareResult
 from rlhfless_operator.job.asynchrony import AsyncSpec
-from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training.affordable import check_affordable
-from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout
+from rlhfless_operator.training.async_journal import (
+    AsyncJournal,
+    BegunRollout,
+    TakenStep,
+    begun_rollouts,
+    chosen_groups,
+    taken_steps,
+)
+from rlhfless_operator.training.free_groups import FreeGroups
+from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.preparation import prepared_before
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
-from rlhfless_operator.training.rollout_record import record_rollout, with_versions
+from rlhfless_operator.training.rollout_record import (
+    plan_record,
+    record_rollout,
+    rollout_metrics,
+    with_switches,
+    with_versions,
+)
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
@@ -43,9 +64,20 @@ class RolloutsAhead:
         self._files = files
         self._settings = settings
         self._rollouts: dict[int, asyncio.Task[_Made]] = {}
-        """By step, those that the learner has not taken."""
+        """By number, those that may be under way, or wait for room."""
         self._last = journal.status.step
-        """The last step whose rollout may begin."""
+        """The last rollout that may begin."""
+        self._taken: dict[int, TakenStep] = {}
+        """Steps that an earlier driver has taken groups for, and not finished."""
+        self._unreported: list[StepBatch] = []
+        """Rollouts that are complete since the last step."""
+        self._plan: PlanRecord | None = None
+        """The newest."""
+        self._planned = asyncio.Event()
+        size, done = run.spec.batch.prompts_per_step, journal.status.step
+        free = not run.requests.algorithm.dynamic_sampling_rounds
+        self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
+        """Those that go on their own; None where groups keep to their step."""
 
     async def rollout(self, step: int) -> _Made:
         """A step's rollout once it is complete, and what it was made with; each is asked for once.
@@ -60,15 +92,64 @@ class RolloutsAhead:
         finally:
             del self._rollouts[step]
 
+    async def take(self, step: int) -> tuple[TakenStep, bool]:
+        """The groups of a step once they are there, as it is written down, and whether the step had to wait for a group
+        that would have become too stale. Each step is asked for once, in order.
+
+        Raises:
+            StageFailedError: generation or preparation can't be done.
+            UnscorableError: too few of the samples have a reward.
+            BudgetExhaustedError: the step would take the job past its budget.
+        """
+        groups = self.groups
+        assert groups is not None
+        if step in self._taken:
+            await self._until_planned()
+            return self._taken.pop(step), False
+        waited = False
+        while True:
+            groups.changed.clear()
+            chosen = groups.choose(step)
+            if chosen is not None:
+                break
+            waited = waited or groups.buffer.is_full
+            # Dropped groups make room for others.
+            self.advance()
+            running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
+            if not running:
+                for rollout in self._rollouts.values():
+                    rollout.result()
+            changed = asyncio.create_task(groups.changed.wait())
+            try:
+                await asyncio.wait([changed, *running], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
+        taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
+        taken = await asyncio.to_thread(self._files.take, taken)
+        groups.take(taken)
+        return taken, waited
+
     def advance(self) -> None:
         """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness allows."""
-        last = min(self._last_admitted(), self._run.prompts.total_steps)
-        for step in range(self._last + 1, last + 1):
-            earlier = self._rollouts.get(step - 1)
-            self._rollouts[step] = asyncio.create_task(self._make(step, earlier))
-            self._last = step
+        number = self._last + 1
+        while self._is_admitted(number):
+            self._begin_task(number)
+            number += 1
+        for older, rollout in [*self._rollouts.items()]:
+            # One that has failed is told of when nothing else can be learnt from.
+            if self.groups is not None and older < self._last and rollout.done() and rollout.exception() is None:
+                del self._rollouts[older]
+
+    def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
+        """The newest plan, and the metrics of the rollouts that are complete since the last call."""
+        found, self._unreported = self._unreported, []
+        return self._plan, rollout_metrics([batch.metrics for batch in found])
 
     async def __aenter__(self) -> Self:
+        if self.groups is not None:
+            await self._restore(self.groups)
+            for number in sorted(self.groups.rollouts):
+                self._begin_task(number)
         self.advance()
         return self
 
@@ -78,6 +159,51 @@ class RolloutsAhead:
         for rollout in self._rollouts.values():
             rollout.cancel()
         await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
+
+    async def _restore(self, groups: FreeGroups) -> None:
+        """Go on from what earlier drivers have written down."""
+        folder, prompts, done = self._run.folder, self._run.prompts, self._journal.status.step
+        position = await asyncio.to_thread(artifacts.read_json, folder.progress(done)) if done else {}
+        if "groups" in position:
+            groups.restore(position["groups"])
+            self._plan = PlanRecord.model_validate(position["plan"])
+        for begun in await asyncio.to_thread(begun_rollouts, folder, groups.last + 1):
+            if begun.prompts is None:
+                # An earlier release drew them in this order, and did not write them down.
+                drawn = prompts.cursor.draw(groups.buffer.size)
+                begun = begun.model_copy(update={"prompts": drawn, "cursor": prompts.cursor.state()})
+            else:
+                prompts.go_to(begun.cursor)
+            groups.begin(begun)
+        self._cursor = prompts.cursor.state()
+        self._last = groups.last
+        for number in groups.rollouts:
+            outcome = await asyncio.to_thread(prepared_before, folder.batches(number, "training"))
+            for part, of_part in outcome.chunks.items():
+                results = [outcome.groups[prompt] for prompt in of_part]
+                groups.prepared(number, part, results, outcome.examples)
+        for taken in await asyncio.to_thread(taken_steps, folder, self._journal.checkpoint_step + 1):
+            if taken.step <= done:
+                groups.remember(taken)
+            else:
+                groups.take(taken)
+                self._taken[taken.step] = taken
+
+    def _begin_task(self, number: int) -> None:
+        earlier = self._rollouts.get(number - 1)
+        self._rollouts[number] = asyncio.create_task(self._make(number, earlier))
+        self._last = max(self._last, number)
+
+    def _is_admitted(self, number: int) -> bool:
+        """Whether one more rollout may begin."""
+        total = self._run.prompts.total_steps
+        if self.groups is None:
+            return number <= min(self._last_admitted(), total)
+        buffer = self.groups.buffer
+        waiting = (number - 1 - self.groups.last) * buffer.size
+        wanted = min(buffer.size, total * buffer.size - buffer.live - waiting)
+        ahead = self._last_admitted() - self._journal.status.step - 1
+        return wanted > 0 and buffer.admits(waiting + wanted, self._journal.status.step, ahead)
 
     def _last_admitted(self) -> int:
         """The last step whose rollout may begin."""
@@ -114,24 +240,93 @@ class RolloutsAhead:
         run, journal = self._run, self._journal
         # A version that is not written down would be made anew by the next driver.
         await journal.written()
-        check_affordable(run, journal, step)
-        policy, critic = run.requests.newest(journal.published)
-        begun = BegunRollout(step=step, policy=policy, critic=critic)
-        begun = await asyncio.to_thread(self._files.begin, begun)
+        check_affordable(run, journal, min(step, run.prompts.total_steps))
+        begun = self.groups.rollouts.get(step) if self.groups is not None else None
+        if begun is None:
+            begun = await self._begin(step)
         beside = any(not rollout.done() for other, rollout in self._rollouts.items() if other < step)
         run.progress.begin_step(
             step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
         )
         task = RolloutTask(step, "training", self._weights(begun), begun.critic)
+        groups = self.groups
+        if groups is not None:
+            on_prepared = partial(self._on_prepared, groups, step)
+            task = replace(task, prompts=begun.prompts, on_plan=self._on_plan, on_prepared=on_prepared)
         rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
         if isinstance(rollout, StepBatch):
+            if groups is not None:
+                self._plan = rollout.plan
+                self._measure(groups, step, rollout)
             return begun, rollout
         run.cost_model.history.add(_ROLLOUT, sum(rollout.seconds.values()))
         batch = record_rollout(run, rollout)
+        if groups is not None:
+            self._unreported.append(with_switches(batch, rollout) if self._settings.new_weights == "switch" else batch)
+            self._plan = batch.plan
+            self._measure(groups, step, batch)
+            journal.keep_rollout(step, batch)
+            return begun, batch
         if self._settings.new_weights == "switch":
             batch = with_versions(batch, rollout)
         journal.keep_batch(step, batch)
         return begun, batch
+
+    async def _begin(self, number: int) -> BegunRollout:
+        """Draw what a rollout generates, and write it down."""
+        run, groups, draws = self._run, self.groups, self._run.prompts
+        policy, critic = run.requests.newest(self._journal.published)
+        begun = BegunRollout(step=number, policy=policy, critic=critic)
+        if groups is None:
+            return await asyncio.to_thread(self._files.begin, begun)
+        buffer = groups.buffer
+        count = min(buffer.size, draws.total_steps * buffer.size - buffer.live)
+        again = groups.again(count)
+        prompts = [name.prompt for name in again]
+        prompts += draws.cursor.draw(count - len(again), taken=prompts)
+        chosen = {"prompts": prompts, "again": again, "cursor": draws.cursor.state()}
+        begun = await asyncio.to_thread(self._files.begin, begun.model_copy(update=chosen))
+        draws.go_to(begun.cursor)
+        groups.begin(begun)
+        self._cursor = begun.cursor
+        return begun
+
+    def position(self, step: int) -> dict[str, Any]:
+        """What a later driver needs of the groups once a step is done."""
+        groups = self.groups
+        if groups is None:
+            return {}
+        needs = groups.needs(step, self._journal.checkpoint_step)
+        state = groups.state(step)
+        groups.finish(step)
+        plan = self._plan.model_dump() if self._plan is not None else None
+        return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}
+
+    async def _until_planned(self) -> None:
+        """Wait until any rollout is planned: the record of each step has a plan."""
+        while self._plan is None:
+            planned = asyncio.create_task(self._planned.wait())
+            try:
+                await asyncio.wait([planned, *self._rollouts.values()], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                planned.cancel()
+            for rollout in self._rollouts.values():
+                if rollout.done():
+                    rollout.result()
+
+    def _on_plan(self, plan: GenerationPlan) -> None:
+        self._plan = plan_record(plan)
+        self._planned.set()
+
+    def _on_prepared(self, groups: FreeGroups, number: int, result: PrepareResult) -> None:
+        groups.prepared(number, result.part, result.groups, result.examples)
+
+    def _measure(self, groups: FreeGroups, number: int, batch: StepBatch) -> None:
+        """Learn the lengths of a complete rollout, once."""
+        if number in groups.rollouts and number not in groups.measured:
+            self._run.cost_model.measured(batch.lengths)
+            self._run.draft_history.generated(number, batch.lengths)
+            groups.measured.add(number)
 
     def _weights(self, begun: BegunRollout) -> SamplingWeights:
         """What the requests of a rollout sample with."""

@@ -23,6 +23,7 @@ from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.async_journal import read_taken
 from rlhfless_operator.training.budget import used
 from rlhfless_operator.training.finished_step import record_of, record_with, spent_after, status_after
 from rlhfless_operator.training.garbage import remove_garbage, retention_of
@@ -158,6 +159,15 @@ class StepJournal:
         content = batch.model_dump(mode="json")
         self._behind.add(lambda: self._under_lease(artifacts.write_json, self._folder.result("batch", step), content))
 
+    def keep_rollout(self, number: int, rollout: StepBatch) -> None:
+        """Write down a complete rollout whose groups several steps may learn from."""
+        content, uri = rollout.model_dump(mode="json"), self._folder.result("batch", number)
+        self._behind.add(lambda: self._under_lease(artifacts.write_json, uri, content))
+
+    def learns_from(self, batch: BatchReference) -> None:
+        """A step learns from this, and it is written down already."""
+        self._batches[batch.step] = _compressed(batch)
+
     def batches_since_checkpoint(self, step: int) -> list[BatchReference]:
         """What the steps between the newest checkpoint and `step` learnt from."""
         return [self._batch_of(earlier) for earlier in range(self.checkpoint_step + 1, step)]
@@ -169,8 +179,12 @@ class StepJournal:
 
     def _batch_of(self, step: int) -> BatchReference:
         if step not in self._batches:
-            recorded = StepBatch.model_validate(artifacts.read_json(self._folder.result("batch", step)))
-            self._batches[step] = _compressed(recorded.batch)
+            taken = read_taken(self._folder, step) if self._spec.asynchronous is not None else None
+            if taken is not None:
+                batch = taken.batch
+            else:
+                batch = StepBatch.model_validate(artifacts.read_json(self._folder.result("batch", step))).batch
+            self._batches[step] = _compressed(batch)
         return BatchReference.model_validate_json(zlib.decompress(self._batches[step]))
 
     # --- finished steps ---
@@ -205,7 +219,8 @@ class StepJournal:
         at = position()
         self._write_records(record, batch.samples if batch else [], at)
         self._status_is(status)
-        self._behind.add(lambda: self._conclude(record, status, list(map(int, at.get("drafts", {})))))
+        drafts, needs = list(map(int, at.get("drafts", {}))), at.get("needs", {})
+        self._behind.add(lambda: self._conclude(record, status, drafts, needs))
         if status.checkpoint is not None:
             self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
         return record
@@ -286,11 +301,13 @@ class StepJournal:
 
         self._behind.add(write)
 
-    async def _conclude(self, record: StepRecord, status: RLHFJobStatus, draft_steps: list[int]) -> None:
+    async def _conclude(
+        self, record: StepRecord, status: RLHFJobStatus, draft_steps: list[int], needs: dict[str, int]
+    ) -> None:
         self.tracking.log(record)
         # What can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
-            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps)
+            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps, needs)
 
     async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
         def fenced() -> None:
