@@ -221,7 +221,7 @@ class ArrivingPolicy:
         return files
 
     def _shapes(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Shapes by name. Those in files that are not there yet are taken for what they should be, and compared later."""
+        """Shapes by name. Those in files that are not there yet are compared later."""
         state = self.policy.state_dict(keep_vars=True)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = {}
         for name, file in self._file_of.items():

@@ -143,7 +143,7 @@ class EngineRun(ABC):
         """Response tokens sampled so far, without those that the tasks began with."""
         return self.computed.response
 
-    def await_weights(self) -> None:
+    def await_weights(self) -> None:  # noqa: B027 - most engines have them before a run
         """Wait until the weights are complete and checked, and compute meanwhile what can be computed with those that
         are there. The first step does the same.
 
