@@ -4,6 +4,7 @@ A published folder is immutable and exists whole or not at all: its `manifest.js
 checksum, is written last. A crash leaves only files that no manifest names, which `sweep` removes.
 """
 
+from rlhfless_functions.artifacts.arriving import Arriving, BegunAgainError
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
     ArtifactError,
@@ -26,19 +27,22 @@ from rlhfless_functions.artifacts.files import (
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import complete, publish, upload
-from rlhfless_functions.artifacts.retrieval import Fetched, fetched, local_folder
+from rlhfless_functions.artifacts.retrieval import Fetched, arrive, fetched, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
 
 __all__ = [
     "MANIFEST",
+    "Arriving",
     "ArtifactCorruptError",
     "ArtifactError",
     "ArtifactMissingError",
     "ArtifactUnwritableError",
+    "BegunAgainError",
     "Fetched",
     "Manifest",
     "ManifestEntry",
     "Sources",
+    "arrive",
     "complete",
     "create_exclusive",
     "exists",

@@ -8,7 +8,7 @@ import http.client
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -66,8 +66,13 @@ class Peer:
         """Instances that failed, with or without a transfer."""
         self._address = self._found(sources.addresses)
 
-    def fetch(self, name: str, entry: ManifestEntry, target: Path) -> bool:
+    def fetch(
+        self, name: str, entry: ManifestEntry, target: Path, grew: Callable[[str, int], None] | None = None
+    ) -> bool:
         """Fetch a file whole and sound; False if that failed now or before, and `target` may then hold anything.
+
+        Args:
+            grew: told the file's name and how many of its bytes are there.
 
         Raises:
             OSError: if `target` cannot be written.
@@ -77,7 +82,7 @@ class Peer:
             return False
         try:
             with target.open("wb") as file:
-                self._receive(address, name, entry.size, file)
+                self._receive(address, name, entry.size, file, grew)
             if not entry.describes(target):
                 raise PeerError("its checksum is not the manifest's")
         except PeerError as error:
@@ -114,7 +119,9 @@ class Peer:
             raise PeerError(f"it answers with {status}")
         return status == 200
 
-    def _receive(self, address: str, name: str, size: int, file: BinaryIO) -> None:
+    def _receive(
+        self, address: str, name: str, size: int, file: BinaryIO, grew: Callable[[str, int], None] | None
+    ) -> None:
         connection = _connection(address, STUCK_SECONDS)
         received, window, looked = 0, 0, time.monotonic()
         try:
@@ -129,6 +136,8 @@ class Peer:
                 file.write(data)
                 # In-order growth is what this process passes on itself.
                 file.flush()
+                if grew is not None:
+                    grew(name, received)
                 if (passed := time.monotonic() - looked) > STUCK_SECONDS:
                     if window < LEAST_RATE * passed and received < size:
                         raise PeerError(f"it sends {window / passed:.0f} bytes a second")

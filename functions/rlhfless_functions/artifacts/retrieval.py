@@ -4,14 +4,16 @@ import logging
 import os
 import shutil
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+from rlhfless_functions.artifacts.arriving import Arriving
 from rlhfless_functions.artifacts.copies import cache_folder, copy_place, forget_old_copies, settle
 from rlhfless_functions.artifacts.deltas import apply_delta
 from rlhfless_functions.artifacts.errors import (
@@ -58,6 +60,9 @@ class Fetched:
 
 _fetched = Fetched()
 _counting = threading.Lock()
+_making: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+"""By copy: threads of this process that want one make it once."""
+_under_way: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
 
 
 def fetched() -> Fetched:
@@ -65,7 +70,30 @@ def fetched() -> Fetched:
     return _fetched
 
 
-def local_folder(uri: str, *, verify: bool = True, published: bool = True, sources: Sources | None = None) -> Path:
+def arrive(uri: str, *, sources: Sources | None = None) -> Arriving:
+    """Begin to fetch a folder, published or a user's own, from a store that is no file system of this machine.
+
+    If this process is fetching it already, that one is returned.
+
+    Args:
+        sources: as those of `local_folder`.
+    """
+    under_way = _under_way.get(uri)
+    if under_way is None or under_way.ended:
+        _under_way[uri] = under_way = Arriving(
+            lambda arriving: local_folder(uri, published=False, sources=sources, arriving=arriving)
+        )
+    return under_way
+
+
+def local_folder(
+    uri: str,
+    *,
+    verify: bool = True,
+    published: bool = True,
+    sources: Sources | None = None,
+    arriving: Arriving | None = None,
+) -> Path:
     """A published folder on the local disk: itself where it is local, else a copy, which is kept for the next time.
 
     `copies` says where, and for how long. A copy's checksums are taken when it is made. Where there is a copy of the
@@ -77,6 +105,7 @@ def local_folder(uri: str, *, verify: bool = True, published: bool = True, sourc
         published: if False, a folder without a manifest, such as a model of the user's own, is taken as it is.
         sources: other instances to fetch a published folder from before the store is read; see `peers`. Unless this
             is None, this process passes the folder on to others.
+        arriving: told how far the files of a published folder are.
 
     Raises:
         ArtifactMissingError: if it does not exist or has not been published.
@@ -90,7 +119,7 @@ def local_folder(uri: str, *, verify: bool = True, published: bool = True, sourc
         raise ArtifactMissingError(f"{uri} {state}; {remedy}")
     path = local_path(uri)
     if path is None:
-        return _cached(uri, found, sources if found is not None else None)
+        return _cached(uri, found, sources if found is not None else None, arriving)
     if found is not None and verify:
         _check(uri, path, found)
     return path
@@ -119,31 +148,45 @@ def _lost(uri: str, file: str) -> ArtifactCorruptError:
     return ArtifactCorruptError(f"{file} is missing though the manifest names it: {remedy(uri)}")
 
 
-def _cached(uri: str, found: Manifest | None, sources: Sources | None) -> Path:
+def _cached(uri: str, found: Manifest | None, sources: Sources | None, arriving: Arriving | None) -> Path:
     with reading(uri):
         identity = found.dump() if found else repr(_listing(uri)).encode()
     place = copy_place(uri, identity)
-    if not place.is_dir():
-        with writing(str(cache_folder())):
-            forget_old_copies()
-        folder = beside(place)
-        try:
-            if found is not None and sources is not None:
-                with _relaying(place, found, folder):
-                    _fetch_published(uri, found, folder, Peer(sources, place.name))
-            elif found is not None:
-                _fetch_published(uri, found, folder)
-            else:
-                _fetch_files(uri, {name: name for name in walk(uri)}, folder)
-            with writing(str(place)):
-                settle(folder, place)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with _making[place]:
+        _make_copy(uri, found, place, sources, arriving)
     if found is not None and sources is not None:
         relay(place.name, found.files, place)
     with writing(str(place)):
         os.utime(place)
     return place
+
+
+def _make_copy(
+    uri: str, found: Manifest | None, place: Path, sources: Sources | None, arriving: Arriving | None
+) -> None:
+    if place.is_dir():
+        if arriving is not None:
+            arriving.begins(place, found.files if found is not None else (), all_there=True)
+    else:
+        with writing(str(cache_folder())):
+            forget_old_copies()
+        folder = beside(place)
+        if arriving is not None and found is not None:
+            arriving.begins(folder, found.files)
+        try:
+            if found is not None and sources is not None:
+                with _relaying(place, found, folder):
+                    _fetch_published(uri, found, folder, Peer(sources, place.name), arriving)
+            elif found is not None:
+                _fetch_published(uri, found, folder, arriving=arriving)
+            else:
+                _fetch_files(uri, {name: name for name in walk(uri)}, folder)
+            with writing(str(place)):
+                settle(folder, place)
+            if arriving is not None:
+                arriving.moved(place)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -168,11 +211,15 @@ def _listing(uri: str) -> list[tuple[str, object, object]]:
     ]
 
 
-def _fetch_published(uri: str, found: Manifest, folder: Path, peer: Peer | None = None) -> None:
+def _fetch_published(
+    uri: str, found: Manifest, folder: Path, peer: Peer | None = None, arriving: Arriving | None = None
+) -> None:
     base = cache_folder() / found.delta.base if found.delta is not None else None
     made = _make_of(base, uri, found, folder) if base is not None and base.is_dir() else set()
+    for name in made if arriving is not None else ():
+        arriving.completed(name)
     names = {name: entry.stored or name for name, entry in found.files.items() if name not in made}
-    _fetch_files(uri, names, folder, found.files, peer)
+    _fetch_files(uri, names, folder, found.files, peer, arriving)
     if peer is not None:
         _count(refused_sources=peer.refused)
 
@@ -229,23 +276,32 @@ def _fetch_files(
     folder: Path,
     found: dict[str, ManifestEntry] | None = None,
     peer: Peer | None = None,
+    arriving: Arriving | None = None,
 ) -> None:
-    """Fetch files whole; where there is a manifest, what they should be is compared. A peer is asked first."""
+    """Fetch files whole; where there is a manifest, what they should be is compared. A peer is asked first.
+
+    Someone who uses files as they arrive wants one large file after the other, each from its beginning.
+    """
     filesystem, base = remote(uri)
+    grew = arriving.grew if arriving is not None else None
 
     def fetch(name: str, stored: str) -> None:
         source, copy = join(uri, stored), folder / name
         with writing(str(copy)):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            if peer is not None and found is not None and peer.fetch(name, found[name], copy):
+            if arriving is not None:
+                arriving.began(name)
+            if peer is not None and found is not None and peer.fetch(name, found[name], copy, grew):
                 _count(relayed_bytes=found[name].size)
                 return
+        if arriving is not None:
+            arriving.began(name)
         try:
             with reading(source):
                 if (
-                    peer is None
+                    (peer is None and arriving is None)
                     or found is None
-                    or not _get_in_order(filesystem, join(base, stored), found[name], copy)
+                    or not _get_in_order(filesystem, join(base, stored), name, found[name], copy, grew)
                 ):
                     filesystem.get_file(join(base, stored), str(copy))
         except ArtifactMissingError as error:
@@ -258,12 +314,22 @@ def _fetch_files(
             raise _corrupt(uri, source)
         _count(copy.stat().st_size)
 
+    def fetch_all(group: list[str]) -> None:
+        for name in group:
+            fetch(name, names[name])
+            if arriving is not None:
+                arriving.completed(name)
+
+    in_turn = [name for name in names if arriving is not None and found is not None and found[name].size > _RANGE]
     with ThreadPoolExecutor(WORKERS) as pool:
-        for done in [pool.submit(fetch, name, stored) for name, stored in names.items()]:
+        groups = [*([name] for name in names if name not in in_turn), in_turn]
+        for done in [pool.submit(fetch_all, group) for group in groups]:
             done.result()
 
 
-def _get_in_order(filesystem: Any, path: str, entry: ManifestEntry, copy: Path) -> bool:
+def _get_in_order(
+    filesystem: Any, path: str, name: str, entry: ManifestEntry, copy: Path, grew: Callable[[str, int], None] | None
+) -> bool:
     """Fetch a file from its beginning to its end, to pass it on meanwhile: a store may fill a file in any order.
 
     Returns:
@@ -271,6 +337,7 @@ def _get_in_order(filesystem: Any, path: str, entry: ManifestEntry, copy: Path) 
     """
     starts = iter(range(0, entry.size, _RANGE))
     under_way: deque[Future[bytes]] = deque()
+    written = 0
     with ThreadPoolExecutor(_RANGES_AHEAD) as pool, copy.open("wb", buffering=0) as file:
 
         def ask() -> None:
@@ -285,7 +352,9 @@ def _get_in_order(filesystem: Any, path: str, entry: ManifestEntry, copy: Path) 
                 data = under_way.popleft().result()
             except OSError:
                 return False
-            file.write(data)
+            written += file.write(data) or 0
+            if grew is not None:
+                grew(name, written)
             ask()
     return True
 

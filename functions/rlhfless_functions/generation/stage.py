@@ -59,8 +59,10 @@ class Generator:
         self._clock = clock
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
-        self._fetched = WeightsFetched()
-        """For weights, and no request has told of it yet."""
+        self._told = artifacts.fetched()
+        """What this process has fetched, as far as requests have told of it."""
+        self._loaded = False
+        """Whether an engine has had weights: it takes only the first ones as they come."""
         self._relayed: WeightsReference | None = None
         """The version that this instance has passed on last."""
 
@@ -100,9 +102,11 @@ class Generator:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
                     self._load(engine, request.model, request.weights, _sources(request, context))
+                    run = share.open(engine)
+                    run.await_weights()
                     share.weights_seconds = self._clock() - asked
-                    share.weights_fetched, self._fetched = self._fetched, WeightsFetched()
-                    share.generate(engine)
+                    share.weights_fetched, self._told = _fetched_since(self._told), artifacts.fetched()
+                    share.generate(run)
         return share.result()
 
     def sleep(self) -> None:
@@ -118,20 +122,14 @@ class Generator:
     def _load(
         self, engine: Engine, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None
     ) -> None:
-        before, untold = artifacts.fetched(), self._fetched
         if sources is not None and self._relayed != weights:
             # The engine finds the copy, and never asks where it is from.
-            artifacts.local_folder(weights.uri, sources=sources)
+            arriving = artifacts.arrive(weights.uri, sources=sources)
+            if self._loaded:
+                arriving.result()
             self._relayed = weights
         engine.load(model, weights)
-        now = artifacts.fetched()
-        self._fetched = WeightsFetched(
-            bytes=untold.bytes + now.bytes - before.bytes,
-            deltas=untold.deltas + now.deltas - before.deltas,
-            refused_deltas=untold.refused_deltas + now.refused_deltas - before.refused_deltas,
-            relayed_bytes=untold.relayed_bytes + now.relayed_bytes - before.relayed_bytes,
-            refused_sources=untold.refused_sources + now.refused_sources - before.refused_sources,
-        )
+        self._loaded = True
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
         """The present engine, if it is the wanted one."""
@@ -182,10 +180,15 @@ class _Share:
         self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
 
-    def generate(self, engine: Engine) -> None:
+    def open(self, engine: Engine) -> EngineRun:
+        """Give the share to an engine."""
+        request = self._request
+        self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
+        return self._run
+
+    def generate(self, run: EngineRun) -> None:
         """Step until the share is done or the task is told to stop, and publish along the way."""
         request = self._request
-        run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # Measure from here: the time before says nothing about the instance's speed.
         remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
         told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
@@ -278,6 +281,17 @@ class _Share:
             lengths=run.lengths(),
             decoding=run.decoding(),
         )
+
+
+def _fetched_since(before: artifacts.Fetched) -> WeightsFetched:
+    now = artifacts.fetched()
+    return WeightsFetched(
+        bytes=now.bytes - before.bytes,
+        deltas=now.deltas - before.deltas,
+        refused_deltas=now.refused_deltas - before.refused_deltas,
+        relayed_bytes=now.relayed_bytes - before.relayed_bytes,
+        refused_sources=now.refused_sources - before.refused_sources,
+    )
 
 
 def _versions(request: GenerationRequest) -> range:

@@ -1,6 +1,7 @@
 """Weights in the Hugging Face layout: load, swap in place, publish; adapters, critics and tokenizers with them."""
 
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
+from rlhfless_functions.weights.arriving import ArrivingPolicy, NotArrivedError, load_arriving
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
 from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
 from rlhfless_functions.weights.sharded import (
@@ -14,10 +15,13 @@ from rlhfless_functions.weights.support import longest_sequence
 from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
 
 __all__ = [
+    "ArrivingPolicy",
     "CriticModel",
+    "NotArrivedError",
     "attach_adapter",
     "check_sharded_publishing",
     "check_vocabulary",
+    "load_arriving",
     "load_config",
     "load_critic",
     "load_policy",

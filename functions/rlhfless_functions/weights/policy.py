@@ -72,7 +72,7 @@ def load_policy(
         policy = attach_adapter(backbone, model.lora, fingerprint(folder))
         if ref.adapter is not None:
             load_adapter_into(policy, ref.adapter)
-    _origins[policy] = (model, ref.uri)
+    loaded_from(policy, model, ref.uri)
     return policy.eval()
 
 
@@ -159,10 +159,7 @@ def load_module(
     check_weights_format(folder, uri)
     attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
-        with building_uninitialized():
-            kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
-            module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
-        module.tie_weights()
+        module = build_empty(config, dtype, attn_implementation)
         try:
             (map_into if mapped else load_into)(module, safetensors_files(folder))
         except MismatchError:
@@ -170,6 +167,20 @@ def load_module(
         if (folder / "generation_config.json").is_file():
             module.generation_config = GenerationConfig.from_pretrained(folder)
         return module
+
+
+def build_empty(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
+    """Build a module on the CPU whose parameters and persistent buffers hold what the memory held before."""
+    with building_uninitialized():
+        kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+        module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
+    module.tie_weights()
+    return module
+
+
+def loaded_from(policy: nn.Module, model: ModelSettings, uri: str) -> None:
+    """Remember what a policy's weights were first loaded from."""
+    _origins[policy] = (model, uri)
 
 
 def _load_converted(folder: Path, uri: str, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:

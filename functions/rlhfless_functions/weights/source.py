@@ -52,6 +52,23 @@ def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True
         ) from error
 
 
+def arriving_folder(uri: str, model: ModelSettings) -> artifacts.Arriving:
+    """The same folder while it is fetched, or while its checksums are compared.
+
+    Raises:
+        TaskError: as `weights_folder` does.
+    """
+    if artifacts.local_path(uri) is None:
+        return artifacts.arrive(uri)
+    folder = weights_folder(uri, revision=model_revision(model, uri), verify=False)
+
+    def check(arriving: artifacts.Arriving) -> Path:
+        arriving.begins(folder, [path.name for path in folder.iterdir()], all_there=True)
+        return artifacts.local_folder(str(folder), published=False)
+
+    return artifacts.Arriving(check)
+
+
 @contextmanager
 def checked_beside(uri: str, *, revision: str | None = None) -> Iterator[Path]:
     """The same folder at once, for what is made of it anew while its checksums are compared. Those of a copy were taken

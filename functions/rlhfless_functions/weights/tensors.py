@@ -108,7 +108,7 @@ def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """
     shapes = {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
     with torch.no_grad():
-        for target, name in _plan(module, shapes):
+        for target, name in plan_of(module, shapes):
             target.copy_(tensors[name])
 
 
@@ -124,12 +124,22 @@ def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterat
             view = handle.get_slice(name)
             handles[name] = handle
             shapes[name] = (tuple(view.get_shape()), view.get_dtype() in _FLOATING)
-    for target, name in _plan(module, shapes):
+    for target, name in plan_of(module, shapes):
         yield target, handles[name].get_tensor(name)
 
 
-def _plan(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
-    """Each distinct tensor of the module with the name that it has in the source; tied ones may have either's."""
+def plan_of(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
+    """Each distinct tensor of the module, in its order, with the name that it has in the source; tied ones may have
+    either's.
+
+    Args:
+        module: to be filled.
+        shapes: by name in the source, the shape, and whether there are real numbers.
+
+    Raises:
+        MismatchError: if names or shapes differ.
+        ValueError: if there are integers for real numbers.
+    """
     names_of: dict[int, list[str]] = {}
     targets: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():

@@ -143,6 +143,14 @@ class EngineRun(ABC):
         """Response tokens sampled so far, without those that the tasks began with."""
         return self.computed.response
 
+    def await_weights(self) -> None:  # noqa: B027 - most engines have them before a run
+        """Wait until the weights are complete and checked, and compute meanwhile what can be computed with those that
+        are there. The first step does the same.
+
+        Raises:
+            TaskError: the weights cannot be had.
+        """
+
     @abstractmethod
     def step(self) -> list[SequenceResult]:
         """Advance every running sequence, and return those that have finished.
@@ -190,6 +198,8 @@ class Engine(Protocol):
 
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: replace weights in place, load a model, or do nothing if they are there already.
+
+        An engine may go on loading a model after this; see `EngineRun.await_weights`.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.

@@ -1,7 +1,8 @@
 """The continuous batch: sequences join when there is room and leave when they end. A pass computes one token a row."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from rlhfless_functions.generation.engines.sampling import draw
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
+from rlhfless_functions.weights import ArrivingPolicy
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Most tokens prefilled and replayed between two decode steps, unless one sequence has more. A stop waits until they
@@ -55,6 +57,7 @@ class ContinuousBatch(EngineRun):
         room: how much fits into the engine.
         drafter: drafts tokens; None turns drafting off.
         most_rows: most rows of a pass with drafts.
+        arriving: the model's weights, if they may still be on their way.
     """
 
     def __init__(
@@ -70,9 +73,10 @@ class ContinuousBatch(EngineRun):
         room: EngineRoom,
         drafter: Drafter | None = None,
         most_rows: int = 0,
+        arriving: ArrivingPolicy | None = None,
     ) -> None:
         super().__init__(tasks, room)
-        self._passes = ModelPasses(model, masks, cache)
+        self._passes = ModelPasses(model, masks, cache, arriving)
         self._cache = cache
         self._sampling = sampling
         self._stop_strings = stop_strings
@@ -117,14 +121,26 @@ class ContinuousBatch(EngineRun):
         return counts if self._drafter is None else counts.model_copy(update=self._drafter.counted())
 
     @torch.inference_mode()
+    def await_weights(self) -> None:
+        """Prefill the first prompts while the weights arrive, layer by layer."""
+        with self._memory_told():
+            self._admit()
+            self._passes.settle()
+
+    @torch.inference_mode()
     def step(self) -> list[SequenceResult]:
         """Admit the sequences that fit, sample a token for each running one, and return those that have finished."""
-        try:
+        with self._memory_told():
             self._admit()
             self._compact()
             if not self._host_active.any():
                 return []
             return self._decode()
+
+    @contextmanager
+    def _memory_told(self) -> Iterator[None]:
+        try:
+            yield
         except torch.OutOfMemoryError as error:
             raise TaskError(
                 "out_of_memory",

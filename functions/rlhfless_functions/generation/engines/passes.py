@@ -1,6 +1,6 @@
 """The passes of a model over a slot cache: whole prompts, continued responses, and one token per row."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from rlhfless_functions.generation.engines.attention import Masks
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.prefill import prefill
+from rlhfless_functions.weights import ArrivingPolicy, NotArrivedError
 
 CPU_ROWS = 16
 """On a CPU the number of rows of a pass is a multiple of this. With so many rows, matrix kernels always add numbers in
@@ -36,12 +37,16 @@ class ModelPasses:
         model: on its device, in evaluation mode.
         masks: of the model.
         cache: of its keys and values.
+        arriving: the model's weights, if they may still be on their way.
     """
 
-    def __init__(self, model: PreTrainedModel, masks: Masks, cache: SlotCache) -> None:
+    def __init__(
+        self, model: PreTrainedModel, masks: Masks, cache: SlotCache, arriving: ArrivingPolicy | None = None
+    ) -> None:
         self._model = model
         self._masks = masks
         self._cache = cache
+        self._arriving = arriving
         self._device = model.device
         self._dtype = model.dtype
 
@@ -55,11 +60,38 @@ class ModelPasses:
     def prefill(self, admitted: dict[int, SequenceTask]) -> int:
         """Compute each prompt once, and copy it to the rows of its group; returns the number of computed tokens."""
         prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
+        if self._arriving is not None:
+            # Each layer waits for its weights. What they give counts only if the weights turn out to be sound.
+            try:
+                self._prefill(admitted, prompts)
+                computed = True
+            except NotArrivedError:
+                computed = False
+            if self.settle(computed=computed):
+                return sum(map(len, prompts.values()))
+        self._prefill(admitted, prompts)
+        return sum(map(len, prompts.values()))
+
+    def settle(self, *, computed: bool = False) -> bool:
+        """Wait until the weights are there and checked.
+
+        Args:
+            computed: whether a pass was computed meanwhile.
+
+        Returns:
+            Whether the numbers of this pass can be used.
+
+        Raises:
+            TaskError: the weights cannot be had.
+        """
+        arriving, self._arriving = self._arriving, None
+        return arriving.settle(computed=computed) if arriving is not None else computed
+
+    def _prefill(self, admitted: dict[int, SequenceTask], prompts: dict[int, Sequence[int]]) -> None:
         for members, layers in prefill(self._model, self._masks, prompts):
             row_of = {prompt: row for row, prompt in enumerate(members)}
             rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}
             self._cache.store(layers, index_of(self._device, rows.values()), index_of(self._device, rows))
-        return sum(map(len, prompts.values()))
 
     def replay(self, slot: int, task: SequenceTask) -> None:
         """Compute keys and values of the prompt's last token and of all response tokens but the last."""
@@ -77,6 +109,7 @@ class ModelPasses:
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
         """Logits [rows, vocabulary] of a pass with one token a row. The cache already knows where the tokens go."""
+        self.settle()
         output = self._model(
             input_ids=inputs[:, None],
             attention_mask=self._masks.decode(positions, window, self._dtype),

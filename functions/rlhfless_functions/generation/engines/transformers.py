@@ -37,6 +37,8 @@ class _Loaded:
     policy: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     masks: Masks
+    arriving: stored.ArrivingPolicy | None = None
+    """While the weights come."""
 
 
 class TransformersEngine:
@@ -56,11 +58,18 @@ class TransformersEngine:
     def load(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
 
+        A model that is loaded may still get its weights afterwards, while the first prompts are computed.
+
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
         """
         # Count as empty until everything is loaded: a failure must not leave a mixture of weights.
         held, self._loaded = self._loaded, None
+        if held is not None and held.arriving is not None:
+            if held.arriving.failed:
+                held = None
+            elif held.weights != weights or held.settings != model:
+                held.arriving.settle()
         if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
             self._cache = held = None
             held = self._load(model, weights)
@@ -71,17 +80,21 @@ class TransformersEngine:
         self._loaded = held
 
     def _load(self, model: ModelSettings, weights: WeightsReference) -> _Loaded:
-        policy = stored.load_policy(model, weights)
+        arriving = stored.load_arriving(model, weights, self._device)
+        policy = arriving.policy if arriving is not None else stored.load_policy(model, weights)
         use_grouped_attention(_backbone(policy))
         masks = Masks(policy.config.get_text_config())
         if self._tokenizer is None or self._tokenizer[0] != model:
             self._tokenizer = model, stored.load_tokenizer(model, weights)
-        torch.nn.Module.to(policy, self._device)
-        return _Loaded(model, weights, policy, self._tokenizer[1], masks)
+        if arriving is None:
+            torch.nn.Module.to(policy, self._device)
+        return _Loaded(model, weights, policy, self._tokenizer[1], masks, arriving)
 
     def sleep(self) -> None:
         """Release the memory of model and KV cache. The model is read again from files on the host."""
         if self._loaded is not None:
+            if self._loaded.arriving is not None:
+                self._loaded.arriving.abandon()
             empty(self._loaded.policy)
         if self._cache is not None:
             self._cache.reset()
@@ -125,7 +138,18 @@ class TransformersEngine:
         eos = eos_token_ids(model, tokenizer)
         drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
         return ContinuousBatch(
-            model, cache, self._loaded.masks, tasks, sampling, eos, strings, slots, room, drafter, most_rows
+            model,
+            cache,
+            self._loaded.masks,
+            tasks,
+            sampling,
+            eos,
+            strings,
+            slots,
+            room,
+            drafter,
+            most_rows,
+            self._loaded.arriving,
         )
 
     def _drafter(

@@ -1,0 +1,140 @@
+"""First token of a woken instance: layers used as they come, against loading everything first.
+
+    python benchmarks/woken_instance.py [--rate 50] [--repeats 5] [--json FILE]
+
+The transformers engine in a fresh process, whose imports are done, loads a Qwen3 of 126 MB and samples one token for
+each of 8 prompts of `--tokens` tokens with one thread. The weights are in a folder of this machine, in its page cache,
+or in an S3 server behind a link of `--rate` MB/s. Both ways take turns within one run, each time in a process of its
+own with an empty folder of copies. The tokens and their log-probabilities must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.weight_relays import Link  # noqa: E402
+
+PROMPTS = 8
+INSTANCE = """
+import json, sys, time
+import torch
+from rlhfless_functions import weights as stored
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.transformers import TransformersEngine
+from rlhfless_functions.settings import EngineSampling, ModelSettings
+from transformers import Qwen3ForCausalLM
+
+way, uri, prompts, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(1)
+torch.set_flush_denormal(True)
+if way == "whole":
+    stored.load_arriving = lambda *_: None
+tasks = [SequenceTask(row, 0, [2 + (row + place) % 60 for place in range(tokens)], row) for row in range(prompts)]
+began = time.perf_counter()
+engine = TransformersEngine()
+engine.load(ModelSettings(source=uri, dtype="float32"), WeightsReference(version=1, uri=uri))
+loaded = time.perf_counter()
+run = engine.start(tasks, EngineSampling(max_prompt_tokens=tokens, max_response_tokens=4), None)
+run.await_weights()
+awaited = time.perf_counter()
+run.step()
+first = time.perf_counter()
+found = sorted((task.prompt, task.response_tokens, task.log_probs) for task in run.unfinished())
+print(json.dumps([loaded - began, awaited - loaded, first - began, found]))
+"""
+
+
+def first_token(way: str, uri: str, tokens: int) -> tuple[list[float], object]:
+    """Seconds until `load` returns, of the wait for the weights, and until the first token; and what was sampled."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "RLHFLESS_CACHE": cache}
+        command = [sys.executable, "-c", INSTANCE, way, uri, str(PROMPTS), str(tokens)]
+        told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    *seconds, sampled = json.loads(told.strip().splitlines()[-1])
+    return seconds, sampled
+
+
+def tokenizer() -> Any:
+    """One of single characters."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<eos>": 1, **{chr(48 + number): 2 + number for number in range(60)}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=50.0, help="MB/s of the link to the store")
+    parser.add_argument("--tokens", type=int, default=128, help="length of each prompt")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    import boto3
+    import torch
+    from moto.server import ThreadedMotoServer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from rlhfless_functions import artifacts
+
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    with tempfile.TemporaryDirectory() as place:
+        torch.manual_seed(0)
+        places = {"disk": f"{place}/step-1", "store": f"s3://{bucket}/weights/step-1"}
+        model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))
+        for uri in places.values():
+            with artifacts.publish(uri) as folder:
+                model.save_pretrained(folder)
+                tokenizer().save_pretrained(folder)
+        os.environ["AWS_ENDPOINT_URL"] = Link((host, port), given.rate * 1e6).address
+        record: dict[str, object] = {"link_bytes_per_second": given.rate * 1e6, "prompt_tokens": given.tokens}
+        for name, uri in places.items():
+            found: dict[str, list[list[float]]] = {"whole": [], "as they come": []}
+            sampled = []
+            for _ in range(given.repeats):
+                for way, told in found.items():
+                    seconds, samples = first_token(way, uri, given.tokens)
+                    told.append(seconds)
+                    sampled.append(samples)
+            assert all(each == sampled[0] for each in sampled), "the tokens differ"
+            result: dict[str, object] = {}
+            for way, told in found.items():
+                load, wait, first = (round(statistics.median(column), 3) for column in zip(*told, strict=True))
+                result[way] = {"load_seconds": load, "wait_seconds": wait, "first_token_seconds": first}
+            pairs = zip(found["as they come"], found["whole"], strict=True)
+            ratios = sorted(round(early[2] / late[2], 3) for early, late in pairs)
+            record[name] = result | {"ratio": statistics.median(ratios), "ratios": ratios}
+            print(name, record[name], flush=True)
+    record |= {"command": f"python benchmarks/woken_instance.py --rate {given.rate:g} --tokens {given.tokens}"}
+    record |= {"machine": describe_machine(["torch", "transformers", "s3fs", "moto"])}
+    if given.json is not None:
+        given.json.write_text(f"{json.dumps(record, indent=1)}\n")
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

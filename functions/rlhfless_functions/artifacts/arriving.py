@@ -1,0 +1,164 @@
+"""A published folder while it is being fetched: the beginning of a file can be used before its end is there.
+
+What is read early is not checked yet. It may be used only once `Arriving.result` has returned, and only if no file was
+begun again (`Arriving.sound`).
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+_Read = TypeVar("_Read")
+
+
+class BegunAgainError(Exception):
+    """A file was begun again after some of it had been read: what was read may be damaged."""
+
+
+class Arriving:
+    """One folder that a thread of its own fetches. All methods may be called by any thread.
+
+    Args:
+        fetch: fetches the folder, reports to this object meanwhile, and returns the complete, checked folder.
+    """
+
+    def __init__(self, fetch: "Callable[[Arriving], Path]") -> None:
+        self._fetch = fetch
+        self._changed = threading.Condition()
+        self._folder: Path | None = None
+        self._names: frozenset[str] = frozenset()
+        self._lengths: dict[str, int] = {}
+        """Bytes of each file that are there, from its beginning."""
+        self._complete: set[str] = set()
+        self._all_there = False
+        self._again = False
+        self._result: Path | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="weights arrive", daemon=True).start()
+
+    # --- what the fetching thread reports ---
+
+    def begins(self, folder: Path, names: Collection[str], *, all_there: bool = False) -> None:
+        """The files of this folder appear; or are all there, and are still to be checked."""
+        with self._changed:
+            self._folder, self._names, self._all_there = folder, frozenset(names), all_there
+            self._changed.notify_all()
+
+    def moved(self, folder: Path) -> None:
+        """The folder has another name now."""
+        with self._changed:
+            self._folder = folder
+            self._changed.notify_all()
+
+    def began(self, name: str) -> None:
+        """A file is written from its beginning."""
+        with self._changed:
+            self._again = self._again or bool(self._lengths.get(name))
+            self._lengths[name] = 0
+            self._changed.notify_all()
+
+    def grew(self, name: str, length: int) -> None:
+        """So many bytes of a file are there, from its beginning."""
+        with self._changed:
+            self._lengths[name] = length
+            self._changed.notify_all()
+
+    def completed(self, name: str) -> None:
+        """A file is complete and checked."""
+        with self._changed:
+            self._complete.add(name)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            result = self._fetch(self)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        else:
+            with self._changed:
+                self._result = self._folder = result
+                self._changed.notify_all()
+
+    # --- what readers ask ---
+
+    @property
+    def ended(self) -> bool:
+        """Whether the folder is complete, or fetching it has failed."""
+        with self._changed:
+            return self._result is not None or self._error is not None
+
+    @property
+    def sound(self) -> bool:
+        """Whether no file was begun again."""
+        with self._changed:
+            return not self._again
+
+    def names(self) -> frozenset[str]:
+        """The folder's files, as soon as they are known; empty if they are known only when it is complete.
+
+        Raises:
+            Exception: what fetching raised.
+        """
+        with self._changed:
+            self._wait(lambda: self._folder is not None)
+            return self._names
+
+    def wait(self, name: str, length: int) -> None:
+        """Wait for the first bytes of a file.
+
+        Raises:
+            BegunAgainError: a file was begun again.
+            Exception: what fetching raised.
+        """
+        with self._changed:
+            self._wait(lambda: self._has(name) or self._lengths.get(name, 0) >= length or self._again)
+            if self._again:
+                raise BegunAgainError(f"{name} is fetched again from its beginning")
+
+    def wait_for(self, name: str) -> None:
+        """Wait for a whole file. It is checked, unless the folder is a local one.
+
+        Raises:
+            Exception: what fetching raised.
+        """
+        with self._changed:
+            self._wait(lambda: self._has(name))
+
+    def read(self, function: Callable[[Path], _Read]) -> _Read:
+        """What a function reads in the folder, which may get another name meanwhile.
+
+        Raises:
+            Exception: what the function or fetching raised.
+        """
+        while True:
+            with self._changed:
+                self._wait(lambda: self._folder is not None)
+                folder = self._folder
+            assert folder is not None
+            try:
+                return function(folder)
+            except Exception:
+                if folder == self._folder:
+                    raise
+
+    def result(self) -> Path:
+        """The complete, checked folder.
+
+        Raises:
+            Exception: what fetching raised.
+        """
+        with self._changed:
+            self._wait(lambda: False)
+            assert self._result is not None
+            return self._result
+
+    def _has(self, name: str) -> bool:
+        return self._all_there or name in self._complete
+
+    def _wait(self, there: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._error is not None or self._result is not None or there())
+        if self._error is not None:
+            raise self._error

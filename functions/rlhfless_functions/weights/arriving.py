@@ -1,0 +1,291 @@
+"""A policy that can compute while its weights arrive: each layer waits for its own tensors alone.
+
+The first load of a fresh instance reads tensors in the order in which a pass uses them, while the files are fetched. A
+pass may run ahead of the files' checksums. Nothing that it computes may be used before `ArrivingPolicy.settle`.
+"""
+
+import json
+import logging
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights.policy import build_empty, loaded_from, swap_policy, torch_dtype
+from rlhfless_functions.weights.source import arriving_folder, read_config
+from rlhfless_functions.weights.support import attention_kernel
+from rlhfless_functions.weights.tensors import MismatchError, plan_of
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LONGEST_HEADER = 100 * 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class NotArrivedError(Exception):
+    """The tensors of a layer will not arrive, or what had arrived is not to be trusted."""
+
+
+def load_arriving(model: ModelSettings, ref: WeightsReference, device: torch.device) -> "ArrivingPolicy | None":
+    """Begin to load a policy; it can compute at once, and each layer waits for its tensors.
+
+    Returns:
+        None where the weights must be complete first, and `load_policy` loads them: adapters, weights that need a
+        conversion, and whatever else is unusual or wrong, which the ordinary load then says. The log says why.
+
+    Raises:
+        TaskError: the weights cannot be had.
+    """
+    if model.lora is not None or ref.adapter is not None:
+        return None
+    try:
+        with store_errors():
+            return ArrivingPolicy(model, ref, arriving_folder(ref.uri, model), device)
+    except Exception as error:
+        if isinstance(error, TaskError) and isinstance(error.__cause__, artifacts.ArtifactError):
+            raise
+        logger.warning(
+            "the layers of %s can't be used as they come, and it is loaded whole: %s: %s",
+            ref.uri,
+            type(error).__name__,
+            str(error).strip().split("\n")[0],
+        )
+        return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is in a safetensors file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class ArrivingPolicy:
+    """A policy whose weights a thread fills in while they arrive.
+
+    Args:
+        model: the job's model, without adapter.
+        ref: its weights.
+        folder: the folder of the weights.
+        device: where to put them.
+
+    Raises:
+        Exception: the tensors are not the module's own, or anything else is wrong with the folder.
+    """
+
+    def __init__(
+        self, model: ModelSettings, ref: WeightsReference, folder: artifacts.Arriving, device: torch.device
+    ) -> None:
+        self._ref, self._folder = ref, folder
+        self._changed = threading.Condition()
+        self._arrived: set[int] = set()
+        self._problem: BaseException | None = None
+        self._abandoned = False
+        self._settled = False
+        self.failed = False
+        """Whether the policy holds no sound weights and never will."""
+        names = folder.names()
+        if not names:
+            raise MismatchError("the folder was not published, so its files are known only once they are complete")
+        folder.wait_for("config.json")
+        config = folder.read(lambda path: read_config(path, ref.uri))
+        policy = build_empty(config, torch_dtype(model), attention_kernel(config))
+        if "generation_config.json" in names:
+            folder.wait_for("generation_config.json")
+            policy.generation_config = folder.read(GenerationConfig.from_pretrained)
+        loaded_from(policy, model, ref.uri)
+        self.policy: PreTrainedModel = policy.eval()
+        nn.Module.to(self.policy, device)
+        self._headers: dict[str, dict[str, _Place]] = {}
+        self._file_of = self._files(names)
+        self._plan = plan_of(self.policy, self._shapes())
+        self._awaited = list(_units(self.policy, {id(target) for target, _ in self._plan}))
+        self._passed: set[nn.Module] = set()
+        self._hooks = [unit.register_forward_pre_hook(self._waiting(ids)) for unit, ids in self._awaited]
+        self._thread = threading.Thread(target=self._fill, name="layers arrive", daemon=True)
+        self._thread.start()
+
+    def settle(self, *, computed: bool = False) -> bool:
+        """Wait until all weights are there and checked.
+
+        Args:
+            computed: whether a pass was computed meanwhile, whose numbers are to be used.
+
+        Returns:
+            Whether these numbers are those of the weights; else they have to be computed anew.
+
+        Raises:
+            TaskError: the weights cannot be had; the policy is of no use any more.
+        """
+        if self._settled:
+            return not computed
+        self.failed = True
+        try:
+            with store_errors():
+                self._folder.result()
+            self._thread.join()
+        finally:
+            self._settled = True
+            for hook in self._hooks:
+                hook.remove()
+        problem = self._problem
+        if problem is None and not self._folder.sound:
+            problem = artifacts.BegunAgainError("a file was fetched again from its beginning")
+        if problem is not None:
+            logger.warning(
+                "the layers of %s that came early are of no use, and it is loaded again: %s", self._ref.uri, problem
+            )
+            swap_policy(self.policy, self._ref)
+        self.failed = False
+        # A layer whose own pass did not come by may have been used by another one before it was there.
+        return problem is None and (not computed or all(unit in self._passed for unit, _ in self._awaited))
+
+    def abandon(self) -> None:
+        """Stop filling the policy, which is of no use any more."""
+        self.failed = self._settled = self._abandoned = True
+        with self._changed:
+            self._changed.notify_all()
+        for hook in self._hooks:
+            hook.remove()
+
+    # --- the layers ---
+
+    def _waiting(self, ids: frozenset[int]) -> Any:
+        def wait(module: nn.Module, _: object) -> None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._problem is not None or self._abandoned or ids <= self._arrived)
+                if not ids <= self._arrived:
+                    raise NotArrivedError(str(self._problem))
+            self._passed.add(module)
+
+        return wait
+
+    # --- the files ---
+
+    def _fill(self) -> None:
+        opened: dict[str, BinaryIO] = {}
+        try:
+            with torch.no_grad():
+                for target, name in self._plan:
+                    if self._abandoned:
+                        return
+                    self._read(target, name, opened)
+                    with self._changed:
+                        self._arrived.add(id(target))
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._problem = error
+                self._changed.notify_all()
+        finally:
+            for file in opened.values():
+                file.close()
+
+    def _read(self, target: Tensor, name: str, opened: dict[str, BinaryIO]) -> None:
+        file = self._file_of[name]
+        place = self._header(file)[name]
+        if place.shape != tuple(target.shape):
+            raise MismatchError(f"{name} {list(place.shape)} for {list(target.shape)}")
+        self._folder.wait(file, place.end)
+        if file not in opened:
+            opened[file] = self._folder.read(lambda path: (path / file).open("rb", buffering=0))
+        content = _exactly(opened[file], place.start, place.end - place.start)
+        target.copy_(content.view(place.dtype).view(place.shape))
+
+    def _files(self, names: frozenset[str]) -> Mapping[str, str]:
+        """By tensor, the file that holds it."""
+        if SAFE_WEIGHTS_INDEX_NAME not in names:
+            if SAFE_WEIGHTS_NAME not in names:
+                raise MismatchError(f"there is no {SAFE_WEIGHTS_NAME}")
+            return dict.fromkeys(self._header(SAFE_WEIGHTS_NAME), SAFE_WEIGHTS_NAME)
+        self._folder.wait_for(SAFE_WEIGHTS_INDEX_NAME)
+        content = self._folder.read(lambda path: (path / SAFE_WEIGHTS_INDEX_NAME).read_text())
+        files: dict[str, str] = json.loads(content)["weight_map"]
+        if unknown := set(files.values()) - names:
+            raise MismatchError(f"there is no {sorted(unknown)[0]}")
+        return files
+
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Shapes by name. Those in files that are not there yet are compared later."""
+        state = self.policy.state_dict(keep_vars=True)
+        shapes: dict[str, tuple[tuple[int, ...], bool]] = {}
+        for name, file in self._file_of.items():
+            place = self._headers.get(file, {}).get(name)
+            if place is not None:
+                shapes[name] = (place.shape, True)
+            else:
+                shapes[name] = (tuple(state[name].shape), True) if name in state else ((), True)
+        return shapes
+
+    def _header(self, file: str) -> dict[str, _Place]:
+        """Where a file's tensors are.
+
+        Raises:
+            MismatchError: there is something else than real numbers in it.
+        """
+        if file not in self._headers:
+            self._folder.wait(file, 8)
+            (length,) = struct.unpack("<Q", self._folder.read(lambda path: _beginning(path / file, 0, 8)))
+            if length > _LONGEST_HEADER:
+                raise MismatchError(f"{file} is no safetensors file")
+            self._folder.wait(file, 8 + length)
+            header = json.loads(self._folder.read(lambda path: _beginning(path / file, 8, length)))
+            header.pop("__metadata__", None)
+            places = {}
+            for name, tensor in header.items():
+                if (dtype := _DTYPES.get(tensor["dtype"])) is None:
+                    raise MismatchError(f"{name} holds {tensor['dtype']}")
+                start, end = (8 + length + offset for offset in tensor["data_offsets"])
+                places[name] = _Place(dtype, tuple(tensor["shape"]), start, end)
+            self._headers[file] = places
+        return self._headers[file]
+
+
+def _units(module: nn.Module, awaited: set[int]) -> Iterator[tuple[nn.Module, frozenset[int]]]:
+    """The parts of a model that wait as a whole, with the tensors that they wait for: the members of its lists, which
+    are its layers, and what has tensors of its own outside of them."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from ((layer, ids) for layer in child if (ids := _ids(layer) & awaited))
+        elif any(True for _ in child.parameters(recurse=False)) or any(True for _ in child.buffers(recurse=False)):
+            if ids := _ids(child) & awaited:
+                yield child, ids
+        else:
+            yield from _units(child, awaited)
+
+
+def _ids(module: nn.Module) -> frozenset[int]:
+    return frozenset(id(tensor) for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _beginning(path: Path, start: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _exactly(file: BinaryIO, start: int, size: int) -> Tensor:
+    content = torch.empty(size, dtype=torch.uint8)
+    view = memoryview(content.numpy())
+    file.seek(start)
+    done = 0
+    while done < size:
+        if not (read := file.readinto(view[done:])):  # type: ignore[attr-defined]
+            raise MismatchError("a file ends before its tensors do")
+        done += read
+    return content

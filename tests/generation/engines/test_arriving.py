@@ -1,0 +1,139 @@
+"""The transformers engine with weights that are still on their way: its tokens, and what fails."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from rlhfless_functions import artifacts
+from rlhfless_functions import weights as stored
+from rlhfless_functions.generation.engines.base import SequenceResult
+from rlhfless_functions.generation.engines.transformers import TransformersEngine
+from rlhfless_functions.runtime.task import TaskError
+from tests.artifacts.folders import publish
+from tests.generation.engines.shares import SAMPLING, finish, generate, save_model, settings_of, share, version
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    return save_model(tmp_path_factory.mktemp("engine-model"), tiny_model)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[tuple[int, int], SequenceResult]:
+    """What an engine generates that has loaded everything first."""
+    engine = TransformersEngine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "load_arriving", lambda *_: None)
+        engine.load(settings_of(folder), version(folder))
+    return generate(engine, share(6, 2))
+
+
+@pytest.fixture
+def uri(folder: Path, tmp_path: Path, artifact_cache: Path) -> str:
+    """The model as a published folder of an object store."""
+    made = f"memory://{tmp_path.name}/model"
+    publish(made, {path.name: path.read_bytes() for path in folder.iterdir()})
+    return made
+
+
+def damage(uri: str) -> Callable[[], None]:
+    """Change the end of the weights' file; returns what mends it."""
+    memory, name = fsspec.filesystem("memory"), f"{uri}/model.safetensors"
+    content = memory.cat_file(name)
+    memory.pipe_file(name, content[:-8] + bytes(8))
+    return lambda: memory.pipe_file(name, content)
+
+
+@pytest.mark.parametrize("place", ["folder", "uri"])
+def test_tokens_are_those_of_a_whole_load(
+    place: str, request: pytest.FixtureRequest, whole: dict[tuple[int, int], SequenceResult]
+) -> None:
+    where = request.getfixturevalue(place)
+    awaited, stepped = TransformersEngine(), TransformersEngine()
+    for engine in (awaited, stepped):
+        engine.load(settings_of(where), version(where))
+    run = awaited.start(share(6, 2), SAMPLING, None)
+    run.await_weights()
+    assert {(result.prompt, result.index): result for result in finish(run)} == whole
+    assert generate(stepped, share(6, 2)) == whole
+
+
+def test_prompts_with_nothing_to_prefill_wait_for_the_weights(uri: str, folder: Path) -> None:
+    tasks = share(6, 2)
+    short = [type(task)(task.prompt, task.index, task.prompt_tokens[:1], task.seed) for task in tasks]
+    early, late = TransformersEngine(), TransformersEngine()
+    early.load(settings_of(uri), version(uri))
+    found = generate(early, short)
+    late.load(settings_of(folder), version(folder))
+    late.start(short, SAMPLING, None).await_weights()
+    assert found == generate(late, short)
+
+
+def test_nothing_is_sampled_with_damaged_weights_and_the_engine_mends(
+    uri: str, whole: dict[tuple[int, int], SequenceResult]
+) -> None:
+    mend = damage(uri)
+    engine = TransformersEngine()
+    # A small model may be known to be damaged before the run is open.
+    with pytest.raises(TaskError, match="corrupt") as error:
+        engine.load(settings_of(uri), version(uri))
+        engine.start(share(6, 2), SAMPLING, None).await_weights()
+    assert error.value.reason == "artifact_missing"
+    mend()
+    engine.load(settings_of(uri), version(uri))
+    assert generate(engine, share(6, 2)) == whole
+
+
+def test_another_version_takes_the_place_of_weights_on_their_way(
+    uri: str, folder: Path, whole: dict[tuple[int, int], SequenceResult]
+) -> None:
+    engine = TransformersEngine()
+    mend = damage(uri)
+    with pytest.raises(TaskError, match="corrupt"):
+        engine.load(settings_of(folder), version(uri))
+        engine.load(settings_of(folder), version(folder, 1))
+    mend()
+    engine.load(settings_of(folder), version(uri))
+    engine.load(settings_of(folder), version(folder, 1))
+    assert generate(engine, share(6, 2)) == whole
+
+
+def test_a_sleep_abandons_weights_on_their_way(uri: str, whole: dict[tuple[int, int], SequenceResult]) -> None:
+    engine = TransformersEngine()
+    engine.load(settings_of(uri), version(uri))
+    engine.sleep()
+    engine.load(settings_of(uri), version(uri))
+    assert generate(engine, share(6, 2)) == whole
+
+
+def test_a_file_that_the_store_breaks_off_is_read_again(
+    uri: str, whole: dict[tuple[int, int], SequenceResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    cat_file = type(memory).cat_file
+    broken: list[str] = []
+
+    def breaks(self: fsspec.AbstractFileSystem, path: str, *args: object, **kwargs: object) -> bytes:
+        if path.endswith("model.safetensors") and not broken:
+            broken.append(path)
+            raise ConnectionResetError("the store is gone for a moment")
+        return cat_file(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(type(memory), "cat_file", breaks)
+    engine = TransformersEngine()
+    engine.load(settings_of(uri), version(uri))
+    assert generate(engine, share(6, 2)) == whole
+    assert broken
+
+
+def test_a_fresh_instance_that_ends_leaves_no_part_of_a_copy(uri: str, artifact_cache: Path) -> None:
+    mend = damage(uri)
+    with pytest.raises(artifacts.ArtifactCorruptError):
+        artifacts.arrive(uri).result()
+    assert [path for path in artifact_cache.iterdir() if path.is_dir()] == []
+    mend()
