@@ -7,13 +7,14 @@ weights, which compute the keys and values of all tokens before it anew.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     DecodeCounts,
     GenerationRequest,
     GenerationResult,
+    NextWeights,
     Progress,
     Samples,
     WeightsFetched,
@@ -31,6 +32,7 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.engines.seeds import sample_seed
+from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher, announced
 from rlhfless_functions.generation.resumption import EarlierSamples, find_earlier, rollout_parts
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -59,8 +61,9 @@ class Generator:
         self._clock = clock
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
-        self._fetched = WeightsFetched()
-        """For weights, and no request has told of it yet."""
+        self._told = artifacts.fetched()
+        """What requests have told of. An instance of generation fetches nothing but weights."""
+        self._prefetcher = WeightsPrefetcher()
         self._relayed: WeightsReference | None = None
         """The version that this instance has passed on last."""
 
@@ -99,10 +102,17 @@ class Generator:
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
-                    self._load(engine, request.model, request.weights, _sources(request, context))
+                    sources = _sources(request.weights, request.weights_from, context)
+                    prefetched = self._load(engine, request.model, request.weights, sources)
                     share.weights_seconds = self._clock() - asked
-                    share.weights_fetched, self._fetched = self._fetched, WeightsFetched()
-                    share.generate(engine)
+                    share.weights_fetched = self._fetched(prefetched)
+                    self._watch(engine, request, context)
+                    try:
+                        share.generate(engine, self._prefetcher)
+                    finally:
+                        self._prefetcher.pause()
+                        if context.stop_reason == "drain":
+                            self._prefetcher.stop()
         return share.result()
 
     def sleep(self) -> None:
@@ -111,26 +121,48 @@ class Generator:
         Raises:
             TaskError: `engine_lost`, where that takes the end of the process.
         """
+        self._prefetcher.stop()
         engine = self._given or (self._made[2] if self._made else None)
         if engine is not None:
             engine.sleep()
 
     def _load(
         self, engine: Engine, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None
-    ) -> None:
-        before, untold = artifacts.fetched(), self._fetched
+    ) -> bool:
+        """Returns whether the weights had been prefetched."""
+        prefetched = self._prefetcher.take(weights)
+        self._relay(weights, sources)
+        engine.load(model, weights, prefetched)
+        return prefetched is not None
+
+    def _watch(self, engine: Engine, request: GenerationRequest, context: TaskContext) -> None:
+        """Prefetch newer weights while this request decodes."""
+
+        def fetch(upcoming: NextWeights) -> object:
+            with store_errors():
+                self._relay(upcoming.weights, _sources(upcoming.weights, upcoming.weights_from, context))
+            return engine.prefetch(request.model, upcoming.weights)
+
+        self._prefetcher.watch(request.weights.version, request.next_weights, fetch)
+
+    def _relay(self, weights: WeightsReference, sources: artifacts.Sources | None) -> None:
+        """Fetch weights from other instances, and pass them on."""
         if sources is not None and self._relayed != weights:
             # The engine finds the copy, and never asks where it is from.
             artifacts.local_folder(weights.uri, sources=sources)
             self._relayed = weights
-        engine.load(model, weights)
-        now = artifacts.fetched()
-        self._fetched = WeightsFetched(
-            bytes=untold.bytes + now.bytes - before.bytes,
-            deltas=untold.deltas + now.deltas - before.deltas,
-            refused_deltas=untold.refused_deltas + now.refused_deltas - before.refused_deltas,
-            relayed_bytes=untold.relayed_bytes + now.relayed_bytes - before.relayed_bytes,
-            refused_sources=untold.refused_sources + now.refused_sources - before.refused_sources,
+
+    def _fetched(self, prefetched: bool) -> WeightsFetched:
+        """What was fetched since the last request."""
+        before, now = self._told, artifacts.fetched()
+        self._told = now
+        return WeightsFetched(
+            bytes=now.bytes - before.bytes,
+            deltas=now.deltas - before.deltas,
+            refused_deltas=now.refused_deltas - before.refused_deltas,
+            relayed_bytes=now.relayed_bytes - before.relayed_bytes,
+            refused_sources=now.refused_sources - before.refused_sources,
+            prefetched=int(prefetched),
         )
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
@@ -182,14 +214,15 @@ class _Share:
         self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
 
-    def generate(self, engine: Engine) -> None:
+    def generate(self, engine: Engine, prefetcher: WeightsPrefetcher) -> None:
         """Step until the share is done or the task is told to stop, and publish along the way."""
         request = self._request
         run = self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         # Measure from here: the time before says nothing about the instance's speed.
         remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
+        settled = prefetcher.settled
         told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
-        self._context.emit(self._progress(run).model_copy(update=told_once))
+        self._context.emit(self._progress(run, settled).model_copy(update=told_once))
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
@@ -208,8 +241,9 @@ class _Share:
             if due != "nothing" and self._publisher.idle:
                 self._publish(partials=due == "everything")
                 schedule.flushed(now)
-            if now - told >= self._request.progress_seconds:
-                self._context.emit(self._progress(run))
+            if now - told >= self._request.progress_seconds or prefetcher.settled != settled:
+                settled = prefetcher.settled
+                self._context.emit(self._progress(run, settled))
                 told = now
         self._publish(partials=True)
 
@@ -268,8 +302,9 @@ class _Share:
             versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
         )
 
-    def _progress(self, run: EngineRun) -> Progress:
+    def _progress(self, run: EngineRun, settled: int | None) -> Progress:
         return Progress(
+            prefetched_version=settled,
             finished=self._finished,
             running=run.running,
             waiting=run.waiting,
@@ -285,11 +320,9 @@ def _versions(request: GenerationRequest) -> range:
     return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
 
 
-def _sources(request: GenerationRequest, context: TaskContext) -> artifacts.Sources | None:
-    """Where to fetch the weights from; None if that is the engine's own affair: they are no version that a learner
+def _sources(weights: WeightsReference, chain: Sequence[str] | None, context: TaskContext) -> artifacts.Sources | None:
+    """Where to fetch weights from; None if that is the engine's own affair: they are no version that a learner
     published whole, or are in a file system of this machine."""
-    weights = request.weights
-    chain = request.weights_from
     if chain is None or weights.version == 0 or weights.adapter or artifacts.local_path(weights.uri) is not None:
         return None
     return artifacts.Sources.of_chain(chain, context.address, context.token)

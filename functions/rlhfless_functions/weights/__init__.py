@@ -3,6 +3,7 @@
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
 from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
+from rlhfless_functions.weights.prefetched import PrefetchedWeights, prefetch_policy, swappable_bytes, take_over
 from rlhfless_functions.weights.sharded import (
     check_sharded_publishing,
     publish_adapter_together,
@@ -15,6 +16,7 @@ from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokeniz
 
 __all__ = [
     "CriticModel",
+    "PrefetchedWeights",
     "attach_adapter",
     "check_sharded_publishing",
     "check_vocabulary",
@@ -24,6 +26,7 @@ __all__ = [
     "load_tokenizer",
     "longest_sequence",
     "merge_adapter",
+    "prefetch_policy",
     "publish_adapter",
     "publish_adapter_together",
     "publish_critic",
@@ -32,6 +35,8 @@ __all__ = [
     "publish_weights_together",
     "swap_critic",
     "swap_policy",
+    "swappable_bytes",
+    "take_over",
     "torch_dtype",
     "weights_folder",
 ]
