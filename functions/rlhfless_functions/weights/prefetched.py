@@ -19,6 +19,9 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.weights.adapters import adapter_pairs
 from rlhfless_functions.weights.policy import policy_pairs
 
+_ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector."""
+
 
 @dataclass
 class PrefetchedWeights:
@@ -74,16 +77,21 @@ def take_over(prefetched: PrefetchedWeights) -> None:
     """
     pairs, prefetched.pairs = prefetched.pairs, []
     # Of an adapter there are views of its tensors, which would take over the memory in their place.
-    exchanged = not isinstance(prefetched.policy, PeftModel)
+    whole = not isinstance(prefetched.policy, PeftModel)
     with torch.no_grad():
         for target, tensor in pairs:
-            if exchanged and target.device.type == "cpu":
-                # Memory from the same allocator, which aligns it as it does that of a fresh policy.
+            if whole and target.device.type == "cpu" and _aligned_alike(target, tensor):
                 target.data = tensor
             else:
                 target.copy_(tensor, non_blocking=True)
         if prefetched.policy.device.type == "cuda":
             torch.cuda.synchronize(prefetched.policy.device)
+
+
+def _aligned_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether kernels compute the same bits with either: alignment can change the last ones. torch aligns what it
+    allocates, but some models are views of their files."""
+    return one.data_ptr() % _ALIGNMENT == other.data_ptr() % _ALIGNMENT
 
 
 def _sources(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> Iterable[tuple[Tensor, Tensor]]:
