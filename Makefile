@@ -58,7 +58,7 @@ $(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) constraints.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement $(VLLM_LOCK) --editable . || \
 		{ echo "torch's CPU build is at https://download.pytorch.org/whl/cpu: name it in PIP_EXTRA_INDEX_URL" >&2; exit 1; }
 	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
-		hypothesis pytest pytest-asyncio pytest-cov pytest-timeout pytest-xdist
+		hypothesis 'moto[s3,server]' pytest pytest-asyncio pytest-cov pytest-timeout pytest-xdist
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there

@@ -1,10 +1,10 @@
 """Synchronous and asynchronous systems on every scenario of benchmarks/policies.py, and beside published figures.
 
-    python benchmarks/async_policies.py [--seeds 1] [--steps 24] [--scenarios NAME ...]
+    python benchmarks/async_policies.py [--seeds 1] [--steps 24] [--scenarios NAME ...] [--again SYSTEM ...]
 
 Simulated. Each system has the split of the GPUs that serves it best in the first steps of the first seed. Prints a
 table as soon as it is done, and writes all of them into docs/simulation.md at the end (`--no-page` leaves it as it is).
-Interrupted, it goes on from its file.
+Interrupted, it goes on from its file. `--again` runs some systems anew, and keeps the file's rows of the others.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from rich.console import Console
 from rlhfless_operator.planner.roofline import H100, QWEN_7B, Gpu, ModelShape
 from rlhfless_operator.simulator.asynchronous.bound import whole_cluster_seconds
 from rlhfless_operator.simulator.asynchronous.compare import (
+    SYNCHRONOUS,
     compare,
     run_synchronous,
     run_system,
@@ -166,8 +167,17 @@ def beside_areal(steps: int = 16) -> dict[str, Any]:
     }
 
 
-def study(path: Path | None, names: Sequence[str], seeds: int, steps: int, console: Console) -> dict[str, Any]:
-    """Run what is not in the file yet, and write the file after each scenario."""
+def rows_again(before: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+    """A result with some rows of a fresh one in place of its own, in the order of all systems."""
+    rows = {row["policy"]: row for result in (before, fresh) for row in result["policies"]}
+    names = [name for name in (*SYNCHRONOUS, *SYSTEMS) if name in rows]
+    return {**before, "policies": [rows[name] for name in names]}
+
+
+def study(
+    path: Path | None, names: Sequence[str], seeds: int, steps: int, console: Console, again: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run what is not in the file yet and what is to be run again, and write the file after each scenario."""
     done: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     done = {
         "command": " ".join(["python", "benchmarks/async_policies.py", *sys.argv[1:]]),
@@ -183,6 +193,11 @@ def study(path: Path | None, names: Sequence[str], seeds: int, steps: int, conso
     for name in names:
         if name not in done["asynchronous"]:
             done["asynchronous"][name] = compare(SCENARIOS[name], range(seeds), steps=steps)
+            keep()
+        elif again:
+            systems = {system: SYSTEMS[system] for system in again}
+            fresh = compare(SCENARIOS[name], range(seeds), steps=steps, systems=systems)
+            done["asynchronous"][name] = rows_again(done["asynchronous"][name], fresh)
             keep()
         console.print(table(done["asynchronous"][name]))
     for published in VERL_PUBLISHED:
@@ -204,12 +219,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--scenarios", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--again", nargs="*", choices=list(SYSTEMS), default=[])
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "async_policies.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "simulation.md")
     parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     console = Console()
-    done = study(arguments.json, arguments.scenarios, arguments.seeds, arguments.steps, console)
+    done = study(arguments.json, arguments.scenarios, arguments.seeds, arguments.steps, console, arguments.again)
     if arguments.page is not None:
         write_tables({name: done[name] for name in ("asynchronous", "published")}, arguments.page)
 

@@ -57,7 +57,7 @@ def measure(samples: int, actors: int, repeats: int) -> dict[str, float | int]:
     return {"samples": samples, "actors": len(result.shares), "most": actors, "seconds": statistics.median(seconds)}
 
 
-_LIVE = Training(1, 1e-5, 0.0, 0.0, own_gpus=1, afterwards_seconds=5.0, accumulation_token_seconds=2e-5)
+_LIVE = Training(1, 1e-5, 0.0, 0.0, preparers=(1,), afterwards_seconds=5.0, accumulation_token_seconds=2e-5)
 LEARNERS = tuple(LearnerOption(count, 1e-5 + 6e-5 / count, 5.0, 3.0) for count in (1, 2, 4, 8))
 TRAINING = {
     "simulated": Training(16, 4e-5, 3.0, 0.5),

@@ -5,9 +5,10 @@
 
 Prints a Markdown table, a row as each run ends. The gap is the greatest of all steps of mean exp|trainer − engine|, of
 log-probabilities at equal weights (at those that sampled, with `async`); rounds are the mean of a step's with dynamic
-sampling, and staleness, in the JSON, is that of its groups; the weights are a digest of the last ones. With `--kills`
-so many of the driver and the instances are killed at random in each run, as the tests do it, and the digest is that of
-an undisturbed run. With `--engine vllm` it runs in the environment that `make test-vllm` makes.
+sampling, and staleness, in the JSON, is that of its groups. The JSON also has the accuracy after each step with an
+evaluation, of which there are more with `--set spec.evaluation.everySteps=4`. The weights are a digest of the last
+ones. With `--kills` so many of the driver and the instances are killed at random in each run, as the tests do it, and
+the digest is that of an undisturbed run. With `--engine vllm` it runs in the environment that `make test-vllm` makes.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def train(algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, A
         "gap": max(each["mismatch/mean_exp_abs"] for each in metrics),
         "rounds": statistics.fmean(each["dynamic_sampling/rounds"] for each in metrics),
         "staleness": statistics.fmean(each.get("generation/staleness", 0.0) for each in metrics),
+        "accuracy": {record["step"]: record["evaluation"]["accuracy"] for record in records if record["evaluation"]},
         "weights_sha256": hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest(),
         "killed": killed,
     }

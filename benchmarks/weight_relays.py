@@ -63,10 +63,16 @@ asyncio.run(main())
 
 
 class Link:
-    """A proxy that lets a number of bytes a second through from a server to all of its readers together."""
+    """A proxy that lets a number of bytes a second through from a server to all of its readers together.
 
-    def __init__(self, server: tuple[str, int], rate: float) -> None:
-        self._server, self._rate = server, rate
+    Args:
+        server: its host and port.
+        rate: the number of bytes.
+        uploads: whether what is sent to the server has to share them.
+    """
+
+    def __init__(self, server: tuple[str, int], rate: float, *, uploads: bool = False) -> None:
+        self._server, self._rate, self._uploads = server, rate, uploads
         self._free_at = 0.0
         self._lock = threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -77,7 +83,7 @@ class Link:
         while True:
             reader, _ = self._listening.accept()
             server = socket.create_connection(self._server)
-            threading.Thread(target=self._pass, args=(reader, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(reader, server, self._uploads), daemon=True).start()
             threading.Thread(target=self._pass, args=(server, reader, True), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, metered: bool) -> None:

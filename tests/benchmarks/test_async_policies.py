@@ -44,6 +44,24 @@ def test_a_study_that_was_interrupted_goes_on(small: None, monkeypatch: pytest.M
     assert len(kept["published"]) == len(VERL_PUBLISHED) + 1
 
 
+def test_some_systems_are_run_again_and_the_others_keep_their_rows(small: None, tmp_path: Path) -> None:
+    console, file = Console(quiet=True), tmp_path / "results.json"
+    before = study(file, ["a"], 1, 2, console)["asynchronous"]["a"]["policies"]
+    names = [row["policy"] for row in before]
+    stored = json.loads(file.read_text())
+    for row in stored["asynchronous"]["a"]["policies"]:
+        row["seconds"] = 1e9
+    stored["asynchronous"]["a"]["policies"] = [
+        row for row in stored["asynchronous"]["a"]["policies"] if row["policy"] != "rlhfless-async-1"
+    ]
+    file.write_text(json.dumps(stored))
+    after = study(file, ["a"], 1, 2, console, ["rlhfless-async-1"])["asynchronous"]["a"]["policies"]
+    assert [row["policy"] for row in after] == names
+    again = {"static", "rlhfless", "rlhfless-async-1"}
+    assert {row["policy"] for row in after if row["seconds"] < 1e9} == again
+    assert [row for row in after if row["policy"] in again] == [row for row in before if row["policy"] in again]
+
+
 def test_tables_have_every_scenario_and_every_policy(small: None) -> None:
     results = {"a": compare(SMALL, [0], steps=2), "b": compare(SMALL, [0], steps=2)}
     lines = asynchronous_tables(results).splitlines()

@@ -137,10 +137,11 @@ def test_a_cluster_without_kueue_is_named(
             assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
-def test_kueue_is_told_of_all_that_learn_together(tiny_job: Callable[..., Path]) -> None:
-    file = tiny_job(learning={"instances": {"max": 3}})
-    _, _, learning = pod_sets(load_job(file), ActorRange(1, 1), ClusterSettings(functions_image="f:1"))
+def test_kueue_is_told_of_all_that_learn_together_and_of_all_that_may_prepare(tiny_job: Callable[..., Path]) -> None:
+    file = tiny_job(learning={"instances": {"max": 3}}, preparation={"instances": {"max": 2}})
+    _, preparation, learning = pod_sets(load_job(file), ActorRange(1, 1), ClusterSettings(functions_image="f:1"))
     assert (learning.count, learning.least) == (3, 3)
+    assert (preparation.count, preparation.least) == (2, 2)
 
 
 def test_kueue_is_told_of_the_most_pods_and_what_each_asks_for(tiny_job: Callable[..., Path]) -> None:

@@ -172,6 +172,15 @@ async def test_learners_that_the_pool_has_no_room_for_are_refused(
     await shared.close()
 
 
+async def test_preparers_that_the_pool_has_no_room_for_are_refused(job: Callable[..., RLHFJob]) -> None:
+    made = job(preparation={"instances": {"max": 9}})
+    shared = sharing(Cluster(), SETTINGS)(resource("a"), made, "root", lambda change: None, tell)
+    told = r"max is 9, with 1 GPUs each, and the job may have \d of pool h100: set it to \d, or name another"
+    with pytest.raises(PlatformUnavailableError, match=rf"spec\.preparation\.instances\.{told}"):
+        await shared.open()
+    await shared.close()
+
+
 @pytest.mark.parametrize(
     ("pool", "told"),
     [
@@ -194,6 +203,8 @@ async def test_an_asynchronous_job_has_gpus_for_all_of_its_stages_at_once(job: C
     ahead = job(**{"async": {}}, generation={"instances": {"min": 1}})
     assert room_in_pool(ahead, settings, "team") == 3
     assert room_in_pool(job(generation={"instances": {"min": 1}}), settings, "team") == 5
+    two = job(**{"async": {}}, generation={"instances": {"min": 1}}, preparation={"instances": {"max": 2}})
+    assert room_in_pool(two, settings, "team") == 2
     cluster = Cluster()
     shared = sharing(cluster, settings)(resource("a"), ahead, "root", lambda change: None, tell)
     await shared.open()

@@ -48,6 +48,7 @@ def test_a_stage_without_a_gpu_takes_no_turns() -> None:
     [
         ({"pods": GPU, "generation": {"instances": {"max": 3}}}, 3, 1),
         ({"pods": GPU}, 4, 1),
+        ({"pods": GPU, "generation": {"instances": {"max": 1}}, "preparation": {"instances": {"max": 2}}}, 2, 1),
         ({"generation": {"pods": GPU, "instances": {"max": 2}}, "learning": {"pods": FOUR}}, 4, 4),
     ],
 )

@@ -195,6 +195,7 @@ BAD = [
     ("spec", {**SPEC, "learning": {"processes": 2}, "optimizer": {"name": "muon"}}),
     ("spec", {**SPEC, "learning": {"instances": {"max": 2}}, "optimizer": {"name": "muon"}}),
     ("spec", {**SPEC, "learning": {"instances": {"min": 3, "max": 2}}}),
+    ("spec", {**SPEC, "preparation": {"instances": {"min": 3, "max": 2}}}),
     ("spec.batch.samplesPerPrompt", 2**40),
     ("spec.batch", {"promptsPerStep": 2**53, "samplesPerPrompt": 2**53}),
     ("spec.evaluation", {**EVALUATION, "samplesPerPrompt": 1025}),

@@ -63,8 +63,8 @@ def test_what_is_no_spec_any_more_is_left_as_it_is() -> None:
     assert meaning({"algorithm": {"name": "lost"}}) == {"algorithm": {"name": "lost"}}
 
 
-def test_one_instance_that_an_earlier_version_wrote_by_itself_is_no_change() -> None:
-    job = RLHFJob.model_validate(
+def begun(**generation: Any) -> RLHFJob:
+    return RLHFJob.model_validate(
         {
             "apiVersion": "rlhfless.io/v1alpha1",
             "kind": "RLHFJob",
@@ -74,9 +74,28 @@ def test_one_instance_that_an_earlier_version_wrote_by_itself_is_no_change() -> 
                 "rewards": [{"name": "r", "math": {}}],
                 "data": {"source": "d"},
                 "steps": 1,
+                "generation": generation,
             },
         }
     )
+
+
+def test_the_switch_of_prefixes_is_one_of_three_values_now() -> None:
+    earlier = written()
+    for before, now, change in (
+        (False, "auto", []),
+        (False, "never", []),
+        (True, "always", []),
+        (True, "auto", ["spec.generation.sharePrefixes"]),
+        (False, "always", ["spec.generation.sharePrefixes"]),
+    ):
+        earlier["generation"]["sharePrefixes"] = before
+        changes = changes_between({"spec": earlier}, begun(sharePrefixes=now))
+        assert [each.path for each in changes] == change, (before, now)
+
+
+def test_one_instance_that_an_earlier_version_wrote_by_itself_is_no_change() -> None:
+    job = begun()
     earlier = written()
     earlier["generation"]["instances"]["max"] = 1
     assert changes_between({"spec": earlier}, job) == []

@@ -91,6 +91,9 @@ def test_preparation_needs_no_gpu_for_memory_of_the_host() -> None:
     assert assignment(made, "0").per_instance == {"generation": 1, "preparation": 0, "learning": 1}
 
 
+PREPARES: dict[str, Any] = {"algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}}}
+
+
 @pytest.mark.parametrize(("count", "turns"), [(1, True), (2, True), (3, True), (4, False), (8, False)])
 def test_stages_take_turns_where_they_do_not_all_fit(count: int, turns: bool) -> None:
     made = job(algorithm={"name": "grpo", "kl": {"coefficient": 0.01}}, generation={"instances": {"max": 2}})
@@ -112,6 +115,7 @@ def test_there_are_no_more_actors_than_have_gpus() -> None:
             {"learning": {"processes": 2, "instances": {"max": 3}}},
             "learning.instances.max times learning.processes is 6",
         ),
+        ({**PREPARES, "preparation": {"instances": {"max": 3}}}, "preparation.instances.max is 3"),
     ],
 )
 def test_an_instance_that_needs_more_than_there_are_is_refused(spec: dict[str, Any], field: str) -> None:
@@ -131,6 +135,15 @@ def test_instances_that_learn_together_have_gpus_of_their_own_or_are_refused() -
 def test_generation_ahead_leaves_the_learner_its_gpus() -> None:
     found = assignment(job(**{"async": {}}), *map(str, range(5)))
     assert (found.actors, found.takes_turns) == (ActorRange(1, 4), False)
+
+
+def test_each_instance_that_prepares_has_a_gpu_of_its_own_beside_generation() -> None:
+    two = {**PREPARES, "preparation": {"instances": {"max": 2}}}
+    assert assignment(job(**{"async": {}}, **two), *map(str, range(5))).actors == ActorRange(1, 2)
+    with pytest.raises(TooFewGpusError, match=r"needs 4 GPUs at once, .* has 3; remove async, lower preparation\.inst"):
+        assignment(job(**{"async": {}}, **two), "0", "1", "2")
+    two["generation"] = {"instances": {"max": 2}}
+    assert [assignment(job(**two), *map(str, range(count))).takes_turns for count in (4, 5)] == [True, False]
 
 
 def test_generation_ahead_of_a_learner_on_the_same_gpu_is_refused() -> None:

@@ -89,7 +89,7 @@ class Job:
             SAMPLES,
             PROFILE,
             Limits(1, gpus if left.actors is None else min(gpus, left.actors)),
-            Training(1, 1e-5, 0.0, 0.0, own_gpus=1, afterwards_seconds=5.0),
+            Training(1, 1e-5, 0.0, 0.0, preparers=(1,), afterwards_seconds=5.0),
             cost_weight=left.cost_weight(0.2),
             ready_seconds=0.0,
         )

@@ -1,5 +1,6 @@
 """The trainer under the tail: a fluid queue of groups, and when GPUs join it."""
 
+import heapq
 import math
 
 import numpy as np
@@ -35,6 +36,20 @@ def test_the_queue_ends_when_walking_through_time_says_so(groups, free):
     free = np.sort(np.array(free))
     run = run_trainer(arrivals, work, free, TrainerPlan(len(free), 0.0), start_seconds=0, update_seconds=0)
     assert run.end == pytest.approx(by_small_steps(arrivals, work, free), abs=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 2)), min_size=1, max_size=12), st.integers(1, 4))
+def test_several_servers_are_done_at_most_an_item_later_than_forecast(items, servers):
+    arrivals, work = (np.array(column) for column in zip(*items, strict=True))
+    free, ends = [0.0] * servers, np.zeros(len(items))
+    for item in np.argsort(arrivals, kind="stable"):
+        begin = max(heapq.heappop(free), arrivals[item])
+        ends[item] = begin + work[item]
+        heapq.heappush(free, ends[item])
+    found = queue(arrivals, work, servers)
+    assert found.max() <= ends.max() + 1e-9
+    assert ends.max() <= found.max() + work.max() + 1e-9
+    assert (found >= arrivals + work - 1e-9).all()
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 2)), min_size=1, max_size=8))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.prefixes import Fetch, name_blocks, plan_prefixes, prefill_tokens
+from rlhfless_operator.planner.prefixes import Fetch, expected_gain, name_blocks, plan_prefixes, prefill_tokens
 
 token_lists = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=6)
 
@@ -26,10 +26,11 @@ def trie_nodes(prompts, block):
     return tokens
 
 
-def plan_for(actors, prefill=1.0, transfer=0.1, fixed=0.0):
+def plan_for(actors, prefill=1.0, transfer=0.1, fixed=0.0, split=False):
     return plan_prefixes(
         {name: [name_blocks(each, 2) for each in prompts] for name, prompts in actors.items()},
         block_tokens=2, prefill_token_seconds=prefill, transfer_token_seconds=transfer, transfer_seconds=fixed,
+        split=split,
     )  # fmt: skip
 
 
@@ -71,11 +72,22 @@ def test_nothing_is_sent_where_computing_is_quicker():
     assert plan_for(actors, fixed=10.0).fetches == {}
 
 
-@given(st.lists(token_lists, min_size=1, max_size=4), st.floats(0, 2), st.floats(0, 3))
+def test_prefixes_that_go_on_from_a_system_prompt_are_divided_once_each_actor_computes_that_itself():
+    prompts = [[*range(200, 210), *range(20 * k, 20 * k + 20), 99] for k in range(4)]
+    actors = dict.fromkeys("abcd", prompts)
+    together, split = plan_for(actors), plan_for(actors, split=True)
+    assert set(split.prefill_tokens.values()) == {10 + 20 + 4}
+    assert {fetch.tokens for fetches in split.fetches.values() for fetch in fetches} == {30}
+    assert gain_of(together) < 0 < gain_of(split), "one actor would compute everything, and the others wait for it"
+    alone = [[*range(200, 210), 99]]
+    assert plan_for(dict.fromkeys("ab", alone), split=True) == plan_for(dict.fromkeys("ab", alone))
+
+
+@given(st.lists(token_lists, min_size=1, max_size=4), st.floats(0, 2), st.floats(0, 3), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed):
+def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed, split):
     actors = {f"actor-{k}": prompts for k, prompts in enumerate(shares)}
-    plan = plan_for(actors, transfer=transfer, fixed=fixed)
+    plan = plan_for(actors, transfer=transfer, fixed=fixed, split=split)
     assert plan.saved_seconds >= 0
     for name, prompts in actors.items():
         alone = trie_nodes(prompts, 2)
@@ -89,3 +101,52 @@ def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed)
 def test_a_block_without_tokens_is_named():
     with pytest.raises(ValueError, match="block_tokens is 0"):
         name_blocks([1], 0)
+
+
+def gain_of(plan, *, send=0.1, transfer=0.1, fixed=0.0):
+    return expected_gain(
+        plan, prefill_token_seconds=1.0, send_token_seconds=send, transfer_token_seconds=transfer,
+        transfer_seconds=fixed,
+    )  # fmt: skip
+
+
+def test_actors_that_compute_a_prefix_each_and_fetch_the_others_gain():
+    prompts = [[*range(20 * k, 20 * k + 20), 99] for k in range(4)]
+    plan = plan_for(dict.fromkeys("abcd", prompts))
+    # 84 tokens each become 24, then 20 are sent, and 60 fetched.
+    assert gain_of(plan) == pytest.approx(4 * (84 - 24 - 20 * 0.1 - 60 * 0.1))
+
+
+def test_nothing_is_gained_where_all_wait_for_one_prefix():
+    """It is less work, but whoever waits is held as long as if it computed."""
+    plan = plan_for({name: [[*range(20), 99]] for name in "abcd"})
+    assert plan.saved_seconds > 0
+    assert gain_of(plan) == pytest.approx(-(4 * 20 * 0.1 + 3 * 20 * 0.1))
+    assert gain_of(plan, send=0.0, transfer=0.0) == 0
+
+
+@given(
+    st.lists(token_lists, min_size=1, max_size=4),
+    st.floats(0, 2),
+    st.floats(0, 2),
+    st.floats(0, 3),
+    st.floats(0, 1),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_gain_is_at_most_the_work_that_is_saved_and_falls_with_what_sending_takes(
+    shares, transfer, send, fixed, more, split
+):
+    plan = plan_for(
+        {f"actor-{k}": prompts for k, prompts in enumerate(shares)}, transfer=transfer, fixed=fixed, split=split
+    )
+    gain = gain_of(plan, send=send, transfer=transfer, fixed=fixed)
+    assert gain <= plan.saved_seconds + 1e-6
+    slower = (
+        gain_of(plan, send=send + more, transfer=transfer, fixed=fixed),
+        gain_of(plan, send=send, transfer=transfer + more, fixed=fixed),
+        gain_of(plan, send=send, transfer=transfer, fixed=fixed + more),
+    )
+    assert max(slower) <= gain + 1e-6
+    if not plan.fetches:
+        assert gain == 0

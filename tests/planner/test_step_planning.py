@@ -53,7 +53,7 @@ def plan_apart(weight=0.3, **training):
         SAMPLES,
         PROFILE,
         Limits(1, CLUSTER, PROFILE.kv_tokens, 256),
-        Training(1, 1e-5, 0.0, 0.0, own_gpus=1, **training),
+        Training(1, 1e-5, 0.0, 0.0, preparers=(1,), **training),
         cost_weight=weight,
         ready_seconds=2.0,
     )

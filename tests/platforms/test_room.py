@@ -59,13 +59,14 @@ def test_generation_may_have_all_that_the_namespace_may_have_of_the_pool(
         ({}, [], None),
         ({}, [quota(gpu="10")], 3),
         ({"preparation": gpus(0)}, [quota(gpu="10")], 4),
+        ({"preparation": {"instances": {"max": 2}}}, [quota(gpu="10")], 2),
         ({}, [quota(gpu="10"), quota(gpu="8")], 2),
         ({}, [quota(gpu="2")], 1),
         ({}, [quota(mig="10"), {"spec": {"hard": {"requests.cpu": "64", "pods": "3"}}}, {"spec": {}}], None),
         ({"generation": gpus(0)}, [quota(gpu="10")], None),
     ],
 )
-def test_a_quota_leaves_room_for_one_instance_of_each_other_stage(
+def test_a_quota_leaves_room_for_the_instances_of_the_other_stages(
     job: Callable[..., RLHFJob], spec: dict[str, Any], quotas: list[dict[str, Any]], room: int | None
 ) -> None:
     assert room_in_quotas(job(**spec), SETTINGS, quotas) == room
@@ -79,6 +80,6 @@ def test_a_quota_must_have_room_for_all_stages_of_an_asynchronous_job(job: Calla
     small = {"metadata": {"name": "gpus"}, **quota(gpu="5")}
     assert why_not_in_quotas(ahead, SETTINGS, [quota(gpu="6"), small]) == (
         "spec.async generates while it learns, which takes 6 nvidia.com/gpu at once, and quota gpus of the namespace"
-        " allows 5: remove async, ask for fewer a pod, lower generation.instances.min or learning.instances.max, or"
-        " raise the quota"
+        " allows 5: remove async, ask for fewer a pod, lower generation.instances.min,"
+        " preparation.instances.max or learning.instances.max, or raise the quota"
     )

@@ -259,10 +259,13 @@ def test_where_a_quota_limits_memory_pods_have_to_say_theirs() -> None:
 
 def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_path: Path, tiny_job: Any) -> None:
     settings = SETTINGS.model_copy(update={"pods": PodsSpec(node_selector={"pool": "gpu"})})
-    file = tiny_job(generation={"instances": {"max": 3}, "pods": {"nodeSelector": {"size": "large"}}})
+    file = tiny_job(
+        generation={"instances": {"max": 3}, "pods": {"nodeSelector": {"size": "large"}}},
+        preparation={"instances": {"max": 2}},
+    )
     generation, preparation, _ = stages_of(settings, load_job(file), "team")
     assert (generation.most, generation.pods.node_selector) == (3, {"pool": "gpu", "size": "large"})
-    assert (preparation.most, preparation.pods.node_selector) == (1, {"pool": "gpu"})
+    assert (preparation.most, preparation.pods.node_selector) == (2, {"pool": "gpu"})
 
 
 def test_an_asynchronous_job_needs_gpus_for_two_stages_at_once(tiny_job: Any) -> None:
@@ -274,6 +277,8 @@ def test_an_asynchronous_job_needs_gpus_for_two_stages_at_once(tiny_job: Any) ->
     (finding,) = check_options(ahead, two, "team")
     assert (finding.check, finding.verdict) == ("spec.async", "error")
     assert "takes 3 GPUs at once, and the job may have 2 of pool default: remove async" in finding.message
+    (finding,) = check_options(load_job(tiny_job("many", pods=gpu, preparation={"instances": {"max": 3}})), two, "team")
+    assert (finding.check, finding.verdict) == ("spec.preparation.instances", "error")
 
 
 # --- permissions, definition ---

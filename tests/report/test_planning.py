@@ -1,5 +1,6 @@
 """The report's charts of what was foreseen."""
 
+from dataclasses import replace
 from typing import Any
 
 from rlhfless_operator.planner.lengths import PredictionReport
@@ -44,6 +45,26 @@ def test_how_many_instances_learn_and_why_is_told() -> None:
     alone = section(run_of(*steps, learners={**learners, "instances": 1}))
     assert "From step 5 on 1 instance learns: " in alone
     assert section(run_of({"learning/instances": 2.0})) == "", "there was no choice"
+
+
+def test_how_many_instances_prepared_and_why_is_told() -> None:
+    plan = {"preparers": 3, "preparers_reason": "preparation takes 40 instance-seconds a step & more"}
+    run = run_of({"reward": 1.0})
+    run.records[0] = run.records[0].model_copy(update={"plan": plan})
+    assert (
+        section(run)
+        == "<p>In step 1, 3 instances prepared: preparation takes 40 instance-seconds a step &amp; more.</p>"
+    )
+    run.records[0] = run.records[0].model_copy(update={"plan": {**plan, "preparers_reason": ""}})
+    assert section(run) == "", "there was no choice"
+
+
+def test_why_instances_share_prefixes_or_do_not_is_told() -> None:
+    reasons = ("no: a step has one actor", "yes: step 2 can save 3 of 8 instance-seconds & more")
+    records = [StepRecord(step=step, plan={"prefixes": reason}) for step, reason in enumerate(reasons, start=1)]
+    html = section(replace(run_of(), records=records))
+    assert "Instances share prefixes of prompts: yes: step 2 can save 3 of 8 instance-seconds &amp; more.</p>" in html
+    assert reasons[0] not in html
 
 
 def test_a_run_without_plans_has_no_such_section() -> None:

@@ -48,6 +48,18 @@ def test_more_weight_on_cost_is_slower_and_cheaper():
         )
 
 
+def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
+    others = Others(seconds=10, instance_seconds=90, preparation=80)
+    found = {most: a_forecast(others=others, preparers=(1, most)).ahead(0.5, [1]) for most in (1, 3, 64)}
+    assert [[row["preparers"] for row in rows] for rows in found.values()][:2] == [[1, 1], [3, 3]]
+    assert found[1][1]["seconds"] == pytest.approx(80, rel=0.05), "one instance is what all others wait for"
+    assert found[3][1]["seconds"] == pytest.approx(80 / 3, rel=0.05)
+    assert found[1][1]["preparers_reason"].endswith("would be needed")
+    without = a_forecast(others=Others(seconds=10, instance_seconds=10)).ahead(0.5, [1])
+    assert found[64][1]["preparers"] < 16
+    assert found[64][1]["seconds"] == pytest.approx(without[1]["seconds"], rel=0.2)
+
+
 def test_a_deadline_gives_the_cheapest_plan_and_a_budget_the_fastest():
     forecast = a_forecast()
     front = forecast.front()

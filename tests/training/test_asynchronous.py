@@ -250,9 +250,9 @@ def test_a_replay_takes_the_threads_of_the_run_and_asks_where_they_changed(
     given: list[int] = []
     threads_of = replay_command.threads_of
 
-    def noted(actors: Any, threads: int) -> Any:
+    def noted(actors: Any, preparers: int, threads: int) -> Any:
         given.append(threads)
-        return threads_of(actors, threads)
+        return threads_of(actors, preparers, threads)
 
     monkeypatch.setattr(replay_command, "threads_of", noted)
     assert "the same weights bit for bit" in replayed(file)

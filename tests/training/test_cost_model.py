@@ -20,6 +20,7 @@ from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.cost_model import CostModel
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
+from rlhfless_operator.training.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.preparation import PreparationOutcome
 
 MakeJob = Callable[..., Path]
@@ -128,6 +129,61 @@ def test_steps_in_which_samples_waited_are_counted(tiny_job: MakeJob) -> None:
             cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
     whole, waited = (each.calibration.latency.decode_seconds(3, 50) for each in cost_models)
     assert waited == pytest.approx(whole, rel=0.2)
+
+
+def test_prompts_that_other_actors_computed_do_not_make_an_instance_seem_fast(tiny_job: MakeJob) -> None:
+    """Nor does it seem slow for having waited for them."""
+    cost_model = cost_model_of(tiny_job())
+    cost_model.calibration = Calibration(LinearLatency(step_seconds=0.01, prefill_token_seconds=0.0005))
+    for number in range(40):
+        lengths = {(prompt, 0): 100 for prompt in range(2 + number % 5)}
+        fetched, waited = 1000.0 * (number % 3), 0.5 * (number % 4)
+        computed = 1000 * len(lengths) - fetched
+        outcome = GenerationOutcome(sinks=[], lengths=lengths, tokens=100 * len(lengths))
+        # A second of decoding, and a millisecond for each token of a prompt.
+        made = Stretch(
+            dict.fromkeys(lengths, 0),
+            lengths,
+            1.0 + 0.001 * computed + waited,
+            fetched_tokens=fetched,
+            waited_seconds=waited,
+        )
+        outcome.stretches.append(made)
+        cost_model.generated(outcome, PreparationOutcome(), [1000] * 12)
+    assert cost_model.calibration.latency.prefill_token_seconds == pytest.approx(0.001, rel=0.1)
+
+
+def test_what_sharing_prefixes_saved_is_measured(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job())
+    cost_model.calibration = Calibration(LinearLatency(step_seconds=0.1, prefill_token_seconds=0.01))
+    told = {"tokens_sent": 500.0, "tokens_fetched": 1000.0, "seconds_sent": 1.0, "seconds_fetched": 2.0}
+    outcome = GenerationOutcome(sinks=[], shares_prefixes=True)
+    outcome.prefixes.update({**told, "seconds_waited": 4.0})
+    cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+    assert cost_model.history.recent(MEASURED) == [pytest.approx(1000 * 0.01 - 1 - 2 - 4)]
+    tree = {"block_tokens": 4, "parents": [-1], "nodes": [0, 0]}
+    shares = [[SampleTask(prompt=row, index=0)] for row in range(2)]
+    sharing = cost_model.share_prefixes(tree, shares, [5, 5], in_store=True)
+    # One prefix of 4 tokens, which the other would wait for: 5 and 5 tokens, or 5, 0.008 and 0.1 and 0.008 s.
+    assert sharing.gain_seconds == 0.0
+    always = cost_model_of(tiny_job(generation={"sharePrefixes": "always"}))
+    told_of = always.share_prefixes(tree, shares, [5, 5], in_store=True).of("actor-0000", shares[0], "folder")
+    assert told_of is not None
+
+
+def test_an_engine_that_says_nothing_of_prefixes_can_share_none(tiny_job: MakeJob) -> None:
+    stretch = Stretch({(0, 0): 0}, {(0, 0): 8}, 2.0)
+    for asked, stretches, told, unable in (
+        (True, [stretch], {}, True),
+        (False, [stretch], {}, False),
+        (True, [], {}, False),
+        (True, [stretch], {"tokens_sent": 0.0}, False),
+    ):
+        cost_model = cost_model_of(tiny_job())
+        outcome = GenerationOutcome(sinks=[], shares_prefixes=asked, stretches=stretches)
+        outcome.prefixes.update(told)
+        cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+        assert bool(cost_model.history.recent(UNABLE)) == unable
 
 
 def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlhfless_functions.api import SampleTask, SharedPrefix
 from rlhfless_functions.data.prefix_tree import PrefixTree, prefix_tree
 from rlhfless_operator.planner.prefixes import name_blocks
-from rlhfless_operator.training.prefix_sharing import PrefixSharing
+from rlhfless_operator.training.prefix_sharing import PrefixSharing, TokenSeconds
 
 BLOCK = 4
 
@@ -21,7 +21,7 @@ def sharing(
     tree = prefix_tree(prompts, BLOCK)
     assert tree is not None
     tasks = [[SampleTask(prompt=row, index=0) for row in rows] for rows in shares]
-    made = PrefixSharing(tree, tasks, [len(prompt) for prompt in prompts], 1.0, transfer)
+    made = PrefixSharing(tree, tasks, [len(prompt) for prompt in prompts], TokenSeconds(1.0, transfer, transfer))
     return {
         name: {each.prompt: each for each in (told.prefixes if told else [])}
         for number, samples in enumerate(tasks)
@@ -66,24 +66,41 @@ def test_each_prefix_has_one_source_and_all_others_read_it() -> None:
     assert [sum(each.source for each in of.values()) for of in told.values()] == [1, 1, 1]
 
 
+def test_prefixes_after_a_system_prompt_have_several_sources_too() -> None:
+    system = list(range(200, 208))
+    prompts = [[*system, *range(20 * number, 20 * number + 20), 99, actor] for actor in range(2) for number in range(2)]
+    told = sharing(prompts, [[0, 1], [2, 3]])
+    assert [sum(each.source for each in of.values()) for of in told.values()] == [1, 1]
+    assert {each.tokens for of in told.values() for each in of.values()} == {28}
+
+
 def test_a_prompt_that_was_moved_is_read_where_it_goes() -> None:
     prompts = [[*range(20), 50], [*range(20), 51]]
     tree = prefix_tree(prompts, BLOCK)
     assert tree is not None
     first, second = ([SampleTask(prompt=row, index=0)] for row in range(2))
-    made = PrefixSharing(tree, [first, second], [21, 21], 1.0, 0.1)
+    made = PrefixSharing(tree, [first, second], [21, 21], TokenSeconds(1.0, 0.1, 0.2))
     told = made.of("actor-0007", [*first, *second], "folder")
     assert told is not None
     assert (told.folder, told.prefixes) == (
         "folder", [SharedPrefix(prompt=row, tokens=20, source=False) for row in range(2)],
     )  # fmt: skip
-    assert told.wait_seconds == 5 + 2 * 21, "twice what the busiest has to compute"
+    assert told.wait_seconds == 5 + 2 * 21 * 1.3, "twice what the busiest has to compute, send and fetch"
 
 
 def test_nothing_is_shared_where_sending_takes_longer_or_nobody_else_needs_it() -> None:
     prompts = [[*range(20), 50], [*range(20), 51], [*range(100, 121)]]
     assert sharing(prompts, [[0], [1, 2]], transfer=2.0) == {"actor-0000": {}, "actor-0001": {}}
     assert sharing(prompts, [[0, 1], [2]]) == {"actor-0000": {}, "actor-0001": {}}
+    tree = prefix_tree(prompts, BLOCK)
+    assert tree is not None
+    shares = [[SampleTask(prompt=row, index=0)] for row in range(2)]
+    slow = TokenSeconds(1.0, 2.0, 2.0)
+    always = PrefixSharing(tree, shares, [21] * 3, slow, 100.0, always=True)
+    assert always.gain_seconds < 0
+    assert [each is not None for each in (always.of(f"actor-{k:04d}", shares[k], "folder") for k in range(2))] == [
+        True, True,
+    ]  # fmt: skip
     assert prefix_tree([[1, 2, 3, 4], [1, 2, 3, 4]], BLOCK) is None, "the last token is in no block"
 
 

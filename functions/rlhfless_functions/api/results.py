@@ -86,7 +86,8 @@ class GenerationResult(Message):
     """What that took from the store."""
     shared_prefixes: dict[str, float] = Field(default={})
     """Amounts sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
-    `_fetched`, over all workers of the engine; empty if the engine can't do this."""
+    `_fetched`, over all workers of the engine; and `seconds_waited`, in which it had nothing else to do. Empty if the
+    engine can't do this."""
     decoding: DecodeCounts = DecodeCounts()
     """How its tokens were decoded."""
 

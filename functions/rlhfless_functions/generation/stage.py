@@ -246,6 +246,7 @@ class _Share:
                 self._context.emit(self._progress(run, settled))
                 told = now
         self._publish(partials=True)
+        run.close()
 
     def result(self) -> GenerationResult:
         """What became of the share."""
@@ -329,13 +330,12 @@ def _sources(weights: WeightsReference, chain: Sequence[str] | None, context: Ta
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
-    """By prompt; none where the folder is no place that an engine can read and write by itself."""
+    """By prompt."""
     given = request.shared_prefixes
-    folder = artifacts.local_path(given.folder) if given is not None else None
-    if given is None or folder is None:
+    if given is None:
         return {}
     return {
-        each.prompt: SharedPrefix(each.tokens, str(folder), each.source, given.wait_seconds) for each in given.prefixes
+        each.prompt: SharedPrefix(each.tokens, given.folder, each.source, given.wait_seconds) for each in given.prefixes
     }
 
 

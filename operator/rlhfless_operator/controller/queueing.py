@@ -128,10 +128,10 @@ class Queues:
 
 def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
     """The most pods that a job holds, by stage."""
-    learners = job.spec.learning.instances.max
+    learners, preparers = job.spec.learning.instances.max, job.spec.preparation.instances.max
     ranges: dict[Stage, ActorRange] = {
         "generation": actors,
-        "preparation": ActorRange(1, 1),
+        "preparation": ActorRange(preparers, preparers),
         "learning": ActorRange(learners, learners),
     }
     return [

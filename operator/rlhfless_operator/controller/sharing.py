@@ -12,7 +12,7 @@ from rlhfless_operator.planner.sharing import Pool
 from rlhfless_operator.planner.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_ahead
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_in_pool
 from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatform, SwitchCosts, Waiting
 
 
@@ -80,7 +80,7 @@ class PooledPlatform:
                 f"spec.pool: the operator has no pool {self._name!r}; name one of {known}, or add it in the chart"
             )
         self._check_learners()
-        refusal = why_not_ahead(self._job, self._settings, self._resource.namespace)
+        refusal = why_not_in_pool(self._job, self._settings, self._resource.namespace)
         if refusal is not None:
             raise PlatformUnavailableError(refusal)
         await self._platform.open()
@@ -94,7 +94,11 @@ class PooledPlatform:
             gpus_by_stage(self._job, self._settings.pods, self._settings.pools[self._name]),
             name=self._resource.name,
             priority=spec.priority,
-            instances={"generation": max(actors, generation.min), "learning": spec.learning.instances.max},
+            instances={
+                "generation": max(actors, generation.min),
+                "preparation": spec.preparation.instances.max,
+                "learning": spec.learning.instances.max,
+            },
             together=["learning"] if spec.learning.instances.max > 1 else [],
             keep_alive=spec.keep_alive_seconds(),
             costs=lambda stage: self.costs(stage),

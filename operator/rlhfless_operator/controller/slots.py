@@ -50,7 +50,10 @@ class SlotPools:
                 self._divisions[name] = PoolDivision(self._client, name, settings, self._settings.namespaces)
             self._pools[key] = SlotPool(namespace, name, settings, self._divisions[name])
         actors = job.spec.generation.instances.max or room_in_pool(job, self._settings, namespace) or 1
-        instances: Mapping[Stage, int] = {"generation": max(actors, job.spec.generation.instances.min)}
+        instances: Mapping[Stage, int] = {
+            "generation": max(actors, job.spec.generation.instances.min),
+            "preparation": job.spec.preparation.instances.max,
+        }
         at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())
         largest = max(each.gpus for each in wanted.values())
         return SlotShare(self._pools[key], at_once, largest, job.spec.priority)

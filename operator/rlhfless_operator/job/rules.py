@@ -128,6 +128,13 @@ def _learners_are_a_range(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _preparers_are_a_range(spec: "RLHFJobSpec") -> str | None:
+    instances = spec.preparation.instances
+    if instances.min > instances.max:
+        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
+    return None
+
+
 def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
     samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
     if samples > _MOST_SAMPLES:
@@ -305,6 +312,15 @@ SPEC_RULES = (
         CelRule(
             "!has(self.generation.instances.max) || self.generation.instances.min <= self.generation.instances.max",
             "generation.instances.min must be at most generation.instances.max",
+        ),
+    ),
+    Rule(
+        "preparation.instances",
+        ("preparation.instances",),
+        _preparers_are_a_range,
+        CelRule(
+            "self.preparation.instances.min <= self.preparation.instances.max",
+            "preparation.instances.min must be at most preparation.instances.max",
         ),
     ),
     Rule(

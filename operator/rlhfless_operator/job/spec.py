@@ -6,9 +6,9 @@ optimizer). This module adds the fields that only the control plane reads.
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
@@ -28,6 +28,7 @@ from rlhfless_functions.settings import (
     VllmSettings,
 )
 from rlhfless_operator.job.asynchrony import AsyncSpec
+from rlhfless_operator.job.instance_ranges import InstanceRange, LearnerRange, PreparerRange
 from rlhfless_operator.job.keep_alive import KeepAlive
 from rlhfless_operator.job.outputs import ArtifactsSpec, CheckpointsSpec, TrackingSpec
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
@@ -41,15 +42,12 @@ API_VERSION = "rlhfless.io/v1alpha1"
 KIND = "RLHFJob"
 
 
-class InstanceRange(Settings):
-    """How many generation instances a step may use."""
+def _share_prefixes(given: object) -> object:
+    """Earlier releases had a switch."""
+    return {True: "always", False: "never"}[given] if isinstance(given, bool) else given
 
-    min: int = Field(default=1, ge=1)
-    """Fewest instances of a step."""
-    max: int | None = Field(default=None, ge=1)
-    """Most instances of a step. By default as many as fit on the GPUs: with `rlhfless run` on those of the machine, on
-    a cluster on those of the job's pool, and within the namespace's quota next to the other stages. If none of these
-    sets a limit, one instance. That includes a machine without GPUs, where one instance uses the cores best."""
+
+SharePrefixes = Annotated[Literal["auto", "always", "never"], BeforeValidator(_share_prefixes)]
 
 
 class GenerationSpec(Settings):
@@ -65,9 +63,10 @@ class GenerationSpec(Settings):
     """Settings of vLLM, for instances that generate with it."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in an instance's KV cache at a time; by default as many as its free memory holds."""
-    share_prefixes: bool = False
-    """Compute a prefix that prompts of several instances share only once, and send its keys and values. This applies if
-    vLLM generates, instances share a file system and sending takes less time than computing."""
+    share_prefixes: SharePrefixes = "auto"
+    """Compute a prefix that prompts of several instances share only once, and send its keys and values. `auto` does so
+    in steps that it makes shorter, by what earlier steps measured. `always` does so even if that takes longer. Only
+    vLLM shares prefixes."""
     drafting: Literal["auto", "never"] = "never"
     """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
     anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured
@@ -83,28 +82,17 @@ class GenerationSpec(Settings):
 
 
 class PreparationSpec(Settings):
-    """The instance that prepares: rewards, reference log-probabilities, values and advantages."""
+    """The instances that prepare: rewards, reference log-probabilities, values and advantages."""
 
+    instances: PreparerRange = PreparerRange()
+    """Number of instances that may prepare a step's groups at the same time."""
     keep_alive: KeepAlive = None
-    """How long the idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
+    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
     pods: PodsSpec = PodsSpec()
     """Pods of preparation on a cluster; `rlhfless run` ignores them, except for the GPUs that they request."""
 
 
 Overlap = Literal["never", "auto", "ordered"]
-
-
-class LearnerRange(Settings):
-    """Number of instances that may take a learning step together. Each runs `processes`, and holds a part of the
-    weights, the gradients and the optimizer's state."""
-
-    min: int = Field(default=1, ge=1, le=64)
-    """Fewest instances of a step; it does not run with fewer."""
-    max: int = Field(default=1, ge=1, le=64)
-    """Most instances of a step. If an instance is lost or does not start, the step runs with fewer, and the job
-    requests the most again after the next checkpoint. With `planning.policy: cost` and a smaller `min`, the plan
-    chooses the number from the times that steps took with different numbers. A different number changes the weights by
-    about 1e-6 a step. It must be 1 in a rehearsal, and where pods use GPUs in turns (`deviceClass`)."""
 
 
 class LearningSpec(LearningSettings):
@@ -226,7 +214,7 @@ class RLHFJobSpec(Settings):
     generation: GenerationSpec = GenerationSpec()
     """The instances that generate."""
     preparation: PreparationSpec = PreparationSpec()
-    """The instance that prepares."""
+    """The instances that prepare."""
     learning: LearningSpec = LearningSpec()
     """The instance that learns."""
     planning: PlanningSpec = PlanningSpec()
@@ -301,6 +289,11 @@ class RLHFJobSpec(Settings):
     def chooses_learners(self) -> bool:
         """Whether a step's plan chooses how many instances learn together."""
         return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"
+
+    @property
+    def chooses_preparers(self) -> bool:
+        """Whether a step's plan chooses how many instances prepare."""
+        return self.preparation.instances.min < self.preparation.instances.max and self.planning.policy == "cost"
 
     @property
     def instance_prices(self) -> dict[Stage, Decimal]:

@@ -43,35 +43,38 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
         return GpuAssignment(actor_range(spec))
     generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
     learning, learners = spec.learning.processes or 1, spec.learning.instances.max
-    for count, field in (
-        (generating, "generation.vllm.tensorParallelSize"),
-        (learning, "learning.processes"),
-        (learning * learners, "learning.instances.max times learning.processes"),
-    ):
-        if count > len(gpus):
-            raise TooFewGpusError(
-                f"{field} is {count}, but this machine has {len(gpus)} GPUs ({', '.join(gpus)}); lower it, or make"
-                f" more visible with CUDA_VISIBLE_DEVICES"
-            )
     computes = (
         requests.has_critic
         or requests.has_reference
         or any(reward.model is not None for reward in spec.all_rewards)
         or _asks_for_gpu(spec.preparation.pods)
     )
+    preparing = int(computes) * spec.preparation.instances.max
+    for count, field in (
+        (generating, "generation.vllm.tensorParallelSize"),
+        (learning, "learning.processes"),
+        (learning * learners, "learning.instances.max times learning.processes"),
+        (preparing, "preparation.instances.max"),
+    ):
+        if count > len(gpus):
+            raise TooFewGpusError(
+                f"{field} is {count}, but this machine has {len(gpus)} GPUs ({', '.join(gpus)}); lower it, or make"
+                f" more visible with CUDA_VISIBLE_DEVICES"
+            )
     per_instance: dict[Stage, int] = {
         "generation": generating,
         "preparation": int(computes),
         "learning": learning,
     }
-    others = int(computes) + learning * learners
+    others = preparing + learning * learners
     room = len(gpus) // generating
+    fewer = "lower preparation.instances.max, " if preparing > 1 else ""
     if spec.asynchronous is not None:
         room = (len(gpus) - others) // generating
         if room < 1:
             raise TooFewGpusError(
                 f"async generates while it learns, which needs {generating + others} GPUs at once, but this machine has"
-                f" {len(gpus)}; remove async, or make more visible with CUDA_VISIBLE_DEVICES"
+                f" {len(gpus)}; remove async, {fewer}or make more visible with CUDA_VISIBLE_DEVICES"
             )
     actors = actor_range(spec, room).within(room)
     everything = actors.most * generating + others

@@ -59,15 +59,15 @@ class RunOptions:
     """CPU threads to divide among the instances."""
 
 
-def threads_of(actors: ActorRange, threads: int) -> dict[Stage, int]:
+def threads_of(actors: ActorRange, preparers: int, threads: int) -> dict[Stage, int]:
     """CPU threads of an instance of each stage.
 
-    Generation instances work side by side and share the threads. The learner works alone, and preparation mostly does
-    too, so they get all threads.
+    Instances of generation work side by side and share the threads, and so do those of preparation. The learner works
+    alone, and preparation mostly does too.
     """
     return {
         "generation": max(1, threads // actors.most),
-        "preparation": threads,
+        "preparation": max(1, threads // preparers),
         "learning": threads,
     }
 
@@ -103,7 +103,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     def make_platform(on_state: StateListener) -> LocalPlatform:
         return LocalPlatform(
             keep_alive=job.spec.keep_alive_seconds(),
-            threads=threads_of(assignment.actors, options.threads),
+            threads=threads_of(assignment.actors, job.spec.preparation.instances.max, options.threads),
             log_path=log_path,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,

@@ -42,7 +42,7 @@ async def replay_locally(root: str, threads: int | None = None, *, keep: bool = 
     gpus = assign_gpus(job, RequestBuilder(job, folder, ""), visible_gpus())
     platform = LocalPlatform(
         keep_alive={"generation": 0.0, "preparation": 0.0, "learning": 0.0},
-        threads=threads_of(ActorRange(1, 1), threads),
+        threads=threads_of(ActorRange(1, 1), 1, threads),
         log_path=Path(tempfile.mkdtemp(prefix="rlhfless-replay-")) / "instances.jsonl",
         on_state=lambda change: None,
         stall_seconds=job.spec.limits.stall,

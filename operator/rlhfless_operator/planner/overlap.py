@@ -140,8 +140,18 @@ def _outcomes(
     return end + update_seconds, at_end, held
 
 
-def queue(arrivals: Floats, work: Floats) -> Floats:
-    """[items] when each is done by one server that works them off in the order of their arrival."""
+def queue(arrivals: Floats, work: Floats, servers: int = 1) -> Floats:
+    """[items] when each is done by servers that work them off in the order of their arrival.
+
+    Exact for one server. Several work as one that is as many times as fast, except that no item is divided: none is
+    done sooner than one server takes for it.
+
+    Args:
+        arrivals: [items] when each is there.
+        work: [items] seconds that each takes one server.
+    """
+    if servers > 1:
+        return np.maximum(queue(arrivals, work / servers), arrivals + work)
     order = np.argsort(arrivals, kind="stable")
     done = np.cumsum(work[order])
     started = np.maximum.accumulate(arrivals[order] - (done - work[order]))

@@ -7,8 +7,9 @@ planner sees names and counts, never tokens.
 
 import hashlib
 from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 Block = int
 """Name of a prefix that ends with a whole block."""
@@ -39,6 +40,8 @@ class Fetch:
 class PrefixPlan:
     """What each actor computes and what it is sent."""
 
+    alone_tokens: Mapping[str, int]
+    """Prompt tokens that each actor would compute if nothing were sent."""
     prefill_tokens: Mapping[str, int]
     """Prompt tokens that each actor computes."""
     fetches: Mapping[str, tuple[Fetch, ...]]
@@ -77,29 +80,36 @@ def plan_prefixes(
     prefill_token_seconds: float,
     transfer_token_seconds: float,
     transfer_seconds: float,
+    split: bool = False,
 ) -> PrefixPlan:
     """Decide what is computed once and sent to the others.
 
     A prefix that several actors need is computed by the one that needs most of it, and among equals by the one that has
     least to compute so far; another is sent its longest shared prefix where that takes it less time than computing it
-    would.
+    would. Prefixes that go on from the same first block are computed by one actor. With `split`, each actor computes
+    what they have in common, and several divide the rest.
 
     Args:
         actors: the prompts of each actor's share.
+        prefill_token_seconds: to compute a token.
         transfer_token_seconds: to send a token's keys and values.
         transfer_seconds: to send anything at all.
+        split: whether prefixes with a common beginning may be computed by several actors.
     """
-    owner = _owners(actors)
-    computed = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
+    common = _forks(actors) if split else set()
+    owner = _owners(actors, common)
+    alone = {name: prefill_tokens(prompts, block_tokens) for name, prompts in actors.items()}
+    computed = dict(alone)
     fetches: dict[str, tuple[Fetch, ...]] = {}
     saved = 0.0
     for name, prompts in actors.items():
         sent: dict[tuple[str, Block], set[Block]] = {}
         for prompt in prompts:
-            shared = _shared_prefix(prompt, name, owner)
+            shared = _shared_prefix(prompt, name, owner, common)
             if shared:
-                sent.setdefault((owner[shared[0]], shared[-1]), set()).update(shared)
-        held: set[Block] = set()
+                sent.setdefault((owner[shared[-1]], shared[-1]), set()).update(shared)
+        # An actor that computes anything of its own computes this too.
+        held: set[Block] = set(common)
         chosen = []
         for (source, last), blocks in sorted(sent.items(), key=lambda each: (-len(each[1]), each[0])):
             tokens = block_tokens * len(blocks - held)
@@ -111,16 +121,70 @@ def plan_prefixes(
                 saved += gain - transfer_seconds
         if chosen:
             fetches[name] = tuple(chosen)
-    return PrefixPlan(computed, fetches, saved)
+    return PrefixPlan(alone, computed, fetches, saved)
 
 
-def _owners(actors: Mapping[str, Sequence[PromptBlocks]]) -> dict[Hashable, str]:
-    """Who computes each block, tree by tree, the largest first."""
+def expected_gain(
+    plan: PrefixPlan,
+    *,
+    prefill_token_seconds: float,
+    send_token_seconds: float,
+    transfer_token_seconds: float,
+    transfer_seconds: float,
+) -> float:
+    """Instance-seconds by which a plan's actors end their prompts earlier; negative if they end them later.
+
+    `saved_seconds` counts work. This counts what an instance is held for: all actors begin at once, each on a device of
+    its own, and one that waits for a prefix costs as much as one that computes. A source is taken to send a prefix
+    after it has computed all of its own prompts, which is the latest that it can be. So nothing is gained where all
+    actors wait for one of them, as with a system prompt that all prompts share.
+
+    Args:
+        plan: the plan.
+        prefill_token_seconds: to compute a token.
+        send_token_seconds: until a source has sent a token's keys and values.
+        transfer_token_seconds: until another actor has fetched them.
+        transfer_seconds: to fetch anything at all.
+    """
+    sent = {(fetch.source, fetch.block): fetch.tokens for fetches in plan.fetches.values() for fetch in fetches}
+    done = {name: tokens * prefill_token_seconds for name, tokens in plan.prefill_tokens.items()}
+    for (source, _), tokens in sent.items():
+        done[source] += tokens * send_token_seconds
+    gain = 0.0
+    for name, tokens in plan.alone_tokens.items():
+        fetches = plan.fetches.get(name, ())
+        ready = max((done[fetch.source] for fetch in fetches), default=0.0)
+        fetching = sum(fetch.tokens * transfer_token_seconds + transfer_seconds for fetch in fetches)
+        gain += tokens * prefill_token_seconds - (max(done[name], ready) + fetching)
+    return gain
+
+
+def _forks(actors: Mapping[str, Sequence[PromptBlocks]]) -> set[Block]:
+    """Blocks after which several prefixes go on that more than one actor needs, with all blocks before them."""
+    needed: dict[Block, set[str]] = {}
+    following: dict[Block, set[Block]] = {}
+    for name, prompts in actors.items():
+        for prompt in prompts:
+            for block in prompt.blocks:
+                needed.setdefault(block, set()).add(name)
+            for block, after in pairwise(prompt.blocks):
+                following.setdefault(block, set()).add(after)
+    forks = {block for block, found in following.items() if sum(len(needed[each]) > 1 for each in found) > 1}
+    common: set[Block] = set()
+    for prompt in (prompt for prompts in actors.values() for prompt in prompts):
+        last = max((number for number, block in enumerate(prompt.blocks, start=1) if block in forks), default=0)
+        common.update(prompt.blocks[:last])
+    return common
+
+
+def _owners(actors: Mapping[str, Sequence[PromptBlocks]], common: Set[Block]) -> dict[Hashable, str]:
+    """Who computes each block for others, tree by tree, the largest first; nobody computes common ones for others."""
     trees: dict[Block, dict[str, set[Block]]] = {}
     for name, prompts in actors.items():
         for prompt in prompts:
-            if prompt.blocks:
-                trees.setdefault(prompt.blocks[0], {}).setdefault(name, set()).update(prompt.blocks)
+            blocks = [block for block in prompt.blocks if block not in common]
+            if blocks:
+                trees.setdefault(blocks[0], {}).setdefault(name, set()).update(blocks)
     load = dict.fromkeys(actors, 0)
     owner: dict[Hashable, str] = {}
     for _, needed in sorted(trees.items(), key=lambda tree: (-max(map(len, tree[1].values())), tree[0])):
@@ -131,13 +195,14 @@ def _owners(actors: Mapping[str, Sequence[PromptBlocks]]) -> dict[Hashable, str]
     return owner
 
 
-def _shared_prefix(prompt: PromptBlocks, name: str, owner: Mapping[Hashable, str]) -> list[Block]:
-    """The leading blocks of a prompt that one other actor computes."""
-    if not prompt.blocks or owner[prompt.blocks[0]] == name:
+def _shared_prefix(prompt: PromptBlocks, name: str, owner: Mapping[Hashable, str], common: Set[Block]) -> list[Block]:
+    """The leading blocks of a prompt of which one other actor computes the last, and all that are not common."""
+    first = next((number for number, block in enumerate(prompt.blocks) if block not in common), None)
+    if first is None or owner[prompt.blocks[first]] == name:
         return []
-    source = owner[prompt.blocks[0]]
-    shared = []
-    for block in prompt.blocks:
+    source = owner[prompt.blocks[first]]
+    shared = list(prompt.blocks[:first])
+    for block in prompt.blocks[first:]:
         if owner[block] != source:
             break
         shared.append(block)

@@ -39,14 +39,18 @@ class Training:
     """What a GPU-second of preparation costs, in GPU-seconds of generation."""
     learning_price: float = 1.0
     """What a GPU-second of learning costs, in GPU-seconds of generation."""
-    own_gpus: int = 0
-    """GPUs that do nothing else, all the step long; where there are some, instances leave none to training."""
+    preparers: tuple[int, ...] = ()
+    """Where preparation and learning have GPUs of their own: numbers of preparation instances to choose from, rising.
+    Each has one GPU for as long as groups are generated and prepared. Instances of generation then leave none to
+    training."""
+    preparer_idle_seconds: float = 0.0
+    """In which each preparation instance beyond the fewest is held besides: started, drained, or kept."""
     afterwards_seconds: float = 0.0
-    """What those do once all groups are done, where it can't begin under the tail."""
+    """What the learner does once all groups are done, where it can't begin under the tail."""
     accumulation_token_seconds: float = 0.0
-    """What they do besides for each token of a sample, on a GPU of its own, as soon as its group is prepared."""
+    """What it does besides for each token of a sample, as soon as its group is prepared."""
     learners: tuple[LearnerOption, ...] = ()
-    """Where there are own GPUs: numbers of learning instances to choose from, which take the place of the two times
+    """Where there are preparers: numbers of learning instances to choose from, which take the place of the two times
     above. With none given, learning is charged as one GPU."""
     follows: bool = False
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
@@ -153,12 +157,10 @@ class StepForecast:
         self.gpu_seconds = gpus * (math.fsum(best.ends) + self._charged)
 
     def trained(
-        self, work: Floats, tokens: Floats, training: Training, price: float, instances: int
+        self, work: Floats, training: Training, price: float, instances: int
     ) -> tuple[TrainerPlan, float, float]:
         """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
         gpus = self._profile.gpus
-        if training.own_gpus:
-            return self._trained_apart(work, tokens, training)
         free = free_gpus(self._ends, training.gpus, gpus)
         trainer = plan_trainer(
             *_gathered(self.completions, work),
@@ -197,19 +199,46 @@ class StepForecast:
         end = run.end + (holding.late_seconds / STEPS_OF_A_START if more else 0.0)
         return end, gpus * end + more * holding.start_seconds / STEPS_OF_A_START
 
+    def prepared(self, work: Floats, preparers: int) -> Floats:
+        """[groups] when each is prepared by so many instances."""
+        return queue(self.completions, work, preparers)
+
     def learnt(
-        self, work: Floats, tokens: Floats, training: Training, option: LearnerOption
+        self, prepared: Floats, tokens: Floats, training: Training, option: LearnerOption, preparers: int
     ) -> tuple[TrainerPlan, float, float]:
-        """The step's seconds and GPU-seconds with a number of learning instances, each of which is charged."""
-        prepared = queue(self.completions, work / training.own_gpus)
+        """The step's seconds and GPU-seconds with a number of learning instances, each of which is charged.
+
+        Args:
+            prepared: [groups] when each is.
+            preparers: instances that prepare.
+        """
         learning = option.token_seconds * tokens
         preparation_end, total = float(prepared.max()), float(learning.sum())
         end = float(queue(prepared, learning).max()) if training.follows else preparation_end + total
         held = total + option.rest_seconds + option.idle_seconds
-        paid = training.own_gpus * preparation_end * training.preparation_price
+        paid = _preparers_held(preparation_end, training, preparers) * training.preparation_price
         paid += option.instances * held * training.learning_price
         trainer = TrainerPlan(option.instances, max(0.0, end - total))
         return trainer, end + option.rest_seconds, self.gpu_seconds + paid
+
+    def trained_apart(
+        self, prepared: Floats, tokens: Floats, training: Training, preparers: int
+    ) -> tuple[TrainerPlan, float, float]:
+        """The step's seconds and GPU-seconds with one learner. Accumulation, as far as there is any, is a queue behind
+        preparation.
+
+        Args:
+            prepared: [groups] when each is.
+            preparers: instances that prepare.
+        """
+        accumulated = training.accumulation_token_seconds * tokens
+        end = float(queue(prepared, accumulated).max())
+        # A learner that begins so late that it never waits is done as early as one that begins at once.
+        begin = max(0.0, end - float(accumulated.sum()))
+        seconds = end + training.update_seconds + training.afterwards_seconds
+        afterwards = training.update_seconds + training.afterwards_seconds
+        paid = _preparers_held(end, training, preparers) * training.preparation_price
+        return TrainerPlan(1, begin), seconds, self.gpu_seconds + (paid + afterwards * training.learning_price)
 
     def _completed(self, end: float) -> Floats:
         """[groups] When each is complete, where the last response ends at `end`."""
@@ -217,17 +246,10 @@ class StepForecast:
         completed: Floats = np.where(self._tail.delayed, delayed, self._completions)
         return completed
 
-    def _trained_apart(self, work: Floats, tokens: Floats, training: Training) -> tuple[TrainerPlan, float, float]:
-        """Preparation is a queue under generation; so is accumulation, as far as there is any, under both."""
-        prepared = queue(self.completions, work / training.own_gpus)
-        accumulated = training.accumulation_token_seconds * tokens
-        end = float(queue(prepared, accumulated).max())
-        # A learner that begins so late that it never waits is done as early as one that begins at once.
-        begin = max(0.0, end - float(accumulated.sum()))
-        seconds = end + training.update_seconds + training.afterwards_seconds
-        afterwards = training.update_seconds + training.afterwards_seconds
-        paid = end * training.preparation_price + afterwards * training.learning_price
-        return TrainerPlan(training.own_gpus, begin), seconds, self.gpu_seconds + training.own_gpus * paid
+
+def _preparers_held(end: float, training: Training, preparers: int) -> float:
+    """GPU-seconds of so many preparation instances in a step whose groups are prepared at `end`."""
+    return preparers * end + (preparers - training.preparers[0]) * training.preparer_idle_seconds
 
 
 def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:

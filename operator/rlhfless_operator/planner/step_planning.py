@@ -14,7 +14,7 @@ import numpy as np
 
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import Loads, SampleLoad
-from rlhfless_operator.planner.overlap import Floats, TrainerPlan, queue
+from rlhfless_operator.planner.overlap import Floats, TrainerPlan
 from rlhfless_operator.planner.planning import Division, InfeasibleError, Limits, Plan, Planner
 from rlhfless_operator.planner.step_forecast import Holding, StepForecast, Tail, Training
 
@@ -41,6 +41,8 @@ class StepPlan:
     expected_groups: Mapping[int, float]
     """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
     has GPUs of its own, when it is prepared."""
+    preparers: int = 0
+    """Instances that prepare; 0 where preparation has no GPUs of its own."""
     holds: bool = False
     """Whether instances and the learner stay on the GPUs of this division all the time, as static actors do: nothing is
     started or let go, and an instance that is emptied leaves its GPUs to the learner."""
@@ -123,6 +125,7 @@ class _Outcome:
     trainer: TrainerPlan
     seconds: float
     gpu_seconds: float
+    preparers: int = 0
     holds: bool = False
 
 
@@ -183,7 +186,16 @@ class _Search:
         plan = found.choice.planner.plan_of(found.division)
         _, first = np.unique(self._loads.group, return_index=True)
         expected = dict(zip(self._loads.prompt[first].tolist(), found.ready.tolist(), strict=True))
-        return StepPlan(plan, found.trainer, found.seconds, found.gpu_seconds, price, expected, found.holds)
+        return StepPlan(
+            plan,
+            found.trainer,
+            found.seconds,
+            found.gpu_seconds,
+            price,
+            expected,
+            preparers=found.preparers,
+            holds=found.holds,
+        )
 
     def _best(self) -> _Outcome:
         fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
@@ -214,17 +226,23 @@ class _Search:
             self._price = self._odds * guess / min(each.end for *_, each in fresh)
         for choice, division, forecast in fresh:
             forecast.take(self._price)
-            own, ready = self._training.own_gpus, forecast.completions
-            if own:
-                ready = queue(ready, self._work / own)
-            if own and self._training.learners:
-                self._outcomes += [
-                    _Outcome(choice, division, ready, *forecast.learnt(self._work, self._tokens, self._training, each))
-                    for each in self._training.learners
-                ]
+            if self._training.preparers:
+                for count in self._training.preparers:
+                    self._outcomes += self._trained_apart(choice, division, forecast, count)
                 continue
-            found = forecast.trained(self._work, self._tokens, self._training, self._price, len(division.shares))
-            self._outcomes.append(_Outcome(choice, division, ready, *found))
+            found = forecast.trained(self._work, self._training, self._price, len(division.shares))
+            self._outcomes.append(_Outcome(choice, division, forecast.completions, *found))
             if self._holding is not None:
                 held = forecast.held(self._work, self._training, self._holding)
-                self._outcomes.append(_Outcome(choice, division, ready, found[0], *held, holds=True))
+                self._outcomes.append(_Outcome(choice, division, forecast.completions, found[0], *held, holds=True))
+
+    def _trained_apart(
+        self, choice: _Choice, division: Division, forecast: StepForecast, preparers: int
+    ) -> list[_Outcome]:
+        """A division with so many preparation instances, and with each number of learning instances."""
+        training, tokens = self._training, self._tokens
+        ready = forecast.prepared(self._work, preparers)
+        found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]
+        if not found:
+            found = [forecast.trained_apart(ready, tokens, training, preparers)]
+        return [_Outcome(choice, division, ready, *each, preparers=preparers) for each in found]

@@ -53,27 +53,38 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
     return max(0, room) // gpus
 
 
-def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
-    """Why an asynchronous job can't generate while it learns in its pool, with the remedy; None if it can, and for a
-    synchronous job."""
+def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
+    """Why a job can't run in its pool, with the remedy: its preparation instances have no room there, or it is
+    asynchronous and can't generate while it learns. None if it can, and if there is no such pool."""
     name = job.spec.pool or DEFAULT_POOL
     pool = settings.pools.get(name)
-    if job.spec.asynchronous is None or pool is None:
+    if pool is None:
         return None
-    generating = gpus_by_stage(job, settings.pods, pool)["generation"]
-    beside = _gpus_beside_generation(job, settings.pods, pool)
+    gpus, preparers = gpus_by_stage(job, settings.pods, pool), job.spec.preparation.instances.max
+    room = min(pool.gpus, pool.share_of(namespace))
+    if job.spec.asynchronous is not None:
+        beside = _gpus_beside_generation(job, settings.pods, pool)
+        return _why_not_ahead(job, name, pool, room, gpus["generation"], beside)
+    if preparers > 1 and preparers * gpus["preparation"] > room:
+        return (
+            f"spec.preparation.instances.max is {preparers}, with {gpus['preparation']} GPUs each, and the job may have"
+            f" {room} of pool {name}: set it to {max(1, room // gpus['preparation'])}, or name another pool"
+        )
+    return None
+
+
+def _why_not_ahead(job: RLHFJob, name: str, pool: PoolSettings, room: int, generating: int, beside: int) -> str | None:
     if pool.device_class is not None and (generating or beside):
         return (
             f"spec.async generates while it learns, and pods of pool {name} use GPUs in turns: one stage would wait for"
             " the other. Remove async, or name a pool without a deviceClass"
         )
-    room = min(pool.gpus, pool.share_of(namespace))
     needed = generating * job.spec.generation.instances.min + beside
     if needed > room:
         return (
             f"spec.async generates while it learns, which takes {needed} GPUs at once, and the job may have {room} of"
-            f" pool {name}: remove async, ask for fewer GPUs a pod, lower generation.instances.min or"
-            " learning.instances.max, or name another pool"
+            f" pool {name}: remove async, ask for fewer GPUs a pod, lower generation.instances.min,"
+            " preparation.instances.max or learning.instances.max, or name another pool"
         )
     return None
 
@@ -81,7 +92,8 @@ def why_not_ahead(job: RLHFJob, settings: ClusterSettings, namespace: str) -> st
 def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> int:
     """GPUs of a pool that the stages after generation use at once."""
     gpus = gpus_by_stage(job, defaults, pool)
-    return gpus["preparation"] + gpus["learning"] * job.spec.learning.instances.max
+    spec = job.spec
+    return gpus["preparation"] * spec.preparation.instances.max + gpus["learning"] * spec.learning.instances.max
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
@@ -118,7 +130,8 @@ def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[
                 return (
                     f"spec.async generates while it learns, which takes {needed:g} {resource} at once, and quota {name}"
                     f" of the namespace allows {hard:g}: remove async, ask for fewer a pod, lower"
-                    " generation.instances.min or learning.instances.max, or raise the quota"
+                    " generation.instances.min, preparation.instances.max or learning.instances.max, or raise the"
+                    " quota"
                 )
     return None
 
@@ -131,9 +144,12 @@ def _extended_of_generation(job: RLHFJob, defaults: PodsSpec) -> dict[str, float
 
 def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float:
     """The resources that the stages after generation request at once."""
-    stages = pods_by_stage(job, defaults)
-    others = [_limits(stages["preparation"]), *[_limits(stages["learning"])] * job.spec.learning.instances.max]
-    return sum(quantity(limits.get(resource, "0")) for limits in others)
+    stages, spec = pods_by_stage(job, defaults), job.spec
+
+    def asked(stage: Stage, instances: int) -> float:
+        return instances * quantity(_limits(stages[stage]).get(resource, "0"))
+
+    return asked("preparation", spec.preparation.instances.max) + asked("learning", spec.learning.instances.max)
 
 
 def _limited(quotas: Sequence[Mapping[str, Any]], resource: str) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.manifests import SlotsWanted
-from rlhfless_operator.platforms.room import why_not_ahead
+from rlhfless_operator.platforms.room import why_not_in_pool
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command
 from rlhfless_operator.preflight.knative_settings import autoscaler_changes, deployment_changes, longest_request
@@ -50,8 +50,11 @@ class StagePods:
 
 def check_options(job: RLHFJob | None, settings: ClusterSettings, namespace: str) -> list[Finding]:
     """Find options of a job that its pool does not support."""
-    refusal = why_not_ahead(job, settings, namespace) if job is not None else None
-    return [Finding("spec.async", "error", refusal)] if refusal is not None else []
+    refusal = why_not_in_pool(job, settings, namespace) if job is not None else None
+    if job is None or refusal is None:
+        return []
+    field = "spec.preparation.instances" if job.spec.asynchronous is None else "spec.async"
+    return [Finding(field, "error", refusal)]
 
 
 def check_version(version: str) -> Finding:

@@ -197,8 +197,9 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
         return [StagePods("every stage", settings.pods, slots=_slots(settings, DEFAULT_POOL, settings.pods))]
     actors = actor_range(job.spec, room_in_pool(job, settings, namespace))
     pool = job.spec.pool or DEFAULT_POOL
+    most = {"generation": actors.most, "preparation": job.spec.preparation.instances.max}
     return [
-        StagePods(stage, pods, actors.most if stage == "generation" else 1, _slots(settings, pool, pods))
+        StagePods(stage, pods, most.get(stage, 1), _slots(settings, pool, pods))
         for stage, pods in pods_by_stage(job, settings.pods).items()
     ]
 

@@ -25,6 +25,12 @@ class PlanRecord(BaseModel):
     """Spearman's ρ between predicted and actual lengths."""
     relative_error: float | None = None
     """Mean relative error of the predicted lengths."""
+    preparers: int = 1
+    """Most instances that prepare the step's groups at a time."""
+    preparers_reason: str = ""
+    """Why so many; empty where the plan had no choice."""
+    prefixes: str | None = None
+    """Whether the instances can share prefixes of prompts, and why; None in records of older releases."""
 
 
 class StepBatch(BaseModel):

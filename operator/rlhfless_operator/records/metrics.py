@@ -50,6 +50,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/prefixes/bytes_fetched": Metric("bytes", "Size of fetched keys and values."),
     "generation/prefixes/seconds_sent": Metric("seconds", "Time to send keys and values, over all instances."),
     "generation/prefixes/seconds_fetched": Metric("seconds", "Time to fetch keys and values, over all instances."),
+    "generation/prefixes/seconds_waited": Metric(
+        "seconds", "Time in which instances waited for keys and values with nothing else to do."
+    ),
     "weights/bytes_same_node": Metric(
         "bytes",
         "On a cluster: new weights that generation instances on the learner's node have read since the previous step"
@@ -77,6 +80,7 @@ DRIVER_METRICS: dict[str, Metric] = {
         "number", "Files that were fetched whole because their changes were missing or damaged."
     ),
     "weights/seconds": Metric("seconds", "Time until the last actor of the step had its weights."),
+    "preparation/instances": Metric("instances", "Most instances that prepared the step's groups at a time."),
     "learning/beyond_preparation": Metric(
         "seconds", "Time from the last prepared group to the new weights, for a learner that followed preparation."
     ),

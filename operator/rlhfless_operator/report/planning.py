@@ -51,7 +51,17 @@ def section(run: Run) -> str:
         and (chosen or names[0][0] != "learning/instances_chosen")
     ]
     charts = f'<div class="charts">{"".join(figures)}</div>' if figures else ""
-    return charts + _learners(run)
+    return charts + _preparers(run) + _learners(run) + _prefixes(run)
+
+
+def _preparers(run: Run) -> str:
+    """The number of instances that prepared the newest step's groups, and why the plan chose it."""
+    newest = run.trained[-1] if run.trained else None
+    if newest is None or newest.plan is None or not newest.plan.get("preparers_reason"):
+        return ""
+    count = int(newest.plan["preparers"])
+    instances = "1 instance prepared" if count == 1 else f"{count} instances prepared"
+    return f"<p>In step {newest.step}, {instances}: {escape(str(newest.plan['preparers_reason']))}.</p>"
 
 
 def _learners(run: Run) -> str:
@@ -62,3 +72,10 @@ def _learners(run: Run) -> str:
     count = int(newest["instances"])
     instances = "1 instance learns" if count == 1 else f"{count} instances learn together"
     return f"<p>From step {int(newest['step'])} on {instances}: {escape(str(newest['reason']))}.</p>"
+
+
+def _prefixes(run: Run) -> str:
+    """Whether instances can share prefixes of prompts, and the reason in the newest step's plan."""
+    plans = [record.plan for record in run.trained if record.plan]
+    reason = plans[-1].get("prefixes") if plans else None
+    return f"<p>Instances share prefixes of prompts: {escape(str(reason))}.</p>" if reason else ""

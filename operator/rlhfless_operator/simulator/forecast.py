@@ -10,7 +10,8 @@ import numpy as np
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
-from rlhfless_operator.planner.steps_ahead import period
+from rlhfless_operator.planner.preparers import matching_preparers
+from rlhfless_operator.planner.steps_ahead import least_period, period
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -28,6 +29,8 @@ class Others:
     """Of preparation and learning."""
     paid_seconds: float | None = None
     """The same at the price of generation's, where stages have prices of their own."""
+    preparation: float = 0.0
+    """Instance-seconds of preparation alone."""
 
     @property
     def paid(self) -> float:
@@ -76,6 +79,7 @@ class Forecast:
     Args:
         samples: what is to be generated.
         instance_hour: price of an instance of generation for an hour.
+        preparers: fewest and most instances that may prepare.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -89,8 +93,10 @@ class Forecast:
         *,
         instance_hour: Decimal,
         others: Others | None = None,
+        preparers: tuple[int, int] = (1, 1),
     ) -> None:
         self._others = others or Others()
+        self._preparers = preparers
         self._instance_hour = instance_hour
         self._limits = limits
         self._startup = instance.startup_seconds
@@ -167,13 +173,24 @@ class Forecast:
     def _ahead_row(self, plan: Plan, max_staleness: int) -> dict[str, Any]:
         others, startup = self._others, self._startup
         work = [share.expected_seconds - startup for share in plan.shares]
-        found = period(work, others.seconds, max_staleness)
+        # In a synchronous job, preparation is beside generation alone.
+        preparers = matching_preparers(
+            others.preparation,
+            generation=least_period(work, others.seconds, max_staleness) if max_staleness else max(work),
+            learning=others.seconds if max_staleness else 0.0,
+            least=self._preparers[0],
+            most=self._preparers[1],
+        )
+        preparation = others.preparation / preparers.instances
+        found = period(work, others.seconds, max_staleness, preparation=preparation)
         idle = found.seconds * (1 - found.generation_busy)
         waiting = len(work) * min(startup, max(0.0, idle)) + min(startup, max(0.0, found.seconds - others.seconds))
         generating = sum(work) + waiting
         return {
             "max_staleness": max_staleness,
             "actors": len(work),
+            "preparers": preparers.instances,
+            "preparers_reason": preparers.reason,
             "seconds": found.seconds,
             "generation_busy": min(1.0, found.generation_busy),
             "learning_busy": min(1.0, found.learning_busy),

@@ -94,10 +94,10 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     Returns:
         `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",
         "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
-        "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front",
-        "ahead": [{"max_staleness", "actors", "seconds", "generation_busy", "learning_busy", "staleness",
-        "instance_seconds", "cost"}], "matching_actors", "within_deadline", "within_budget"}`: of a step; seconds are of
-        the whole step, money is a decimal string.
+        "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "ahead":
+        [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy", "learning_busy",
+        "staleness", "instance_seconds", "cost"}], "matching_actors", "within_deadline", "within_budget"}`: of a step;
+        seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -132,6 +132,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         Limits(actors.least, actors.most, kv_tokens, 256),
         instance_hour=price,
         others=_others(preparation, learning + UPDATE_SECONDS, prices),
+        preparers=(spec.preparation.instances.min, spec.preparation.instances.max),
     )
     front = forecast.front()
     _check_budget(spec.budget, forecast, front, gpus)
@@ -216,10 +217,10 @@ def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]
         prices: of an hour of an instance of each stage.
     """
     if not prices["generation"]:
-        return Others(learning, preparation + learning)
+        return Others(learning, preparation + learning, preparation=preparation)
     ratios = {stage: float(price / prices["generation"]) for stage, price in prices.items()}
     paid = preparation * ratios["preparation"] + learning * ratios["learning"]
-    return Others(learning, preparation + learning, paid)
+    return Others(learning, preparation + learning, paid, preparation)
 
 
 def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
@@ -320,6 +321,8 @@ def view(found: dict[str, Any]) -> Group:
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
     parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
     parts += [_ahead_table(found), _matching(found)]
+    if found["preparation_seconds"]:
+        parts.append(_preparing(found))
     return Group(*parts)
 
 
@@ -359,6 +362,12 @@ def _matching(found: dict[str, Any]) -> str:
     if actors is None:
         return f"With maxStaleness: {most} the learner waits at times, with {found['actors_at_most']} actors, too."
     return f"With maxStaleness: {most} and at least {actors} of the actors, the learner has work all the time."
+
+
+def _preparing(found: dict[str, Any]) -> str:
+    row = next(row for row in found["ahead"] if row["max_staleness"] == (found["max_staleness"] or 1))
+    count = row["preparers"]
+    return f"{'1 instance prepares' if count == 1 else f'{count} instances prepare'} then: {row['preparers_reason']}."
 
 
 def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:

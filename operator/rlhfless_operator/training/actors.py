@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import DecodeCounts, SampleTask, WeightsReference
@@ -95,6 +95,8 @@ class Heard:
     tokens: dict[Key, int] = field(default_factory=dict)
     finished: int = 0
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
+    prefixes: Mapping[str, float] = field(default_factory=dict)
+    """What it has sent and fetched of shared prefixes; see `GenerationResult.shared_prefixes`."""
     first: float = math.inf
     last: float = -math.inf
 
@@ -109,7 +111,12 @@ class Heard:
         if self.last <= self.first or not self.tokens:
             return None
         return Stretch(
-            {key: self.begun.get(key, 0) for key in self.tokens}, self.tokens, self.last - self.first, self.decoding
+            {key: self.begun.get(key, 0) for key in self.tokens},
+            self.tokens,
+            self.last - self.first,
+            self.decoding,
+            fetched_tokens=self.prefixes.get("tokens_fetched", 0.0),
+            waited_seconds=self.prefixes.get("seconds_waited", 0.0),
         )
 
 

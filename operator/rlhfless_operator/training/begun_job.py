@@ -35,7 +35,10 @@ class Change:
         return f"{self.path} was {_shown(self.before)} and is {_shown(self.now)}"
 
 
-_EARLIER_DEFAULT = Change("spec.generation.instances.max", 1, None)
+_EARLIER_DEFAULTS = (
+    Change("spec.generation.instances.max", 1, None),
+    Change("spec.generation.sharePrefixes", "never", "auto"),
+)
 """What an earlier release wrote down where the job's document said nothing."""
 
 
@@ -66,7 +69,7 @@ def document_of(job: RLHFJob) -> dict[str, Any]:
 def changes_between(before: dict[str, Any], job: RLHFJob) -> list[Change]:
     """What a job's spec has otherwise than an earlier document of it, which an earlier release may have written."""
     changes = _changes("spec", meaning(before.get("spec", {})), meaning(document_of(job)["spec"]))
-    return [change for change in changes if change != _EARLIER_DEFAULT]
+    return [change for change in changes if change not in _EARLIER_DEFAULTS]
 
 
 def changes_since(job: RLHFJob, folder: JobFolder) -> list[Change]:

@@ -25,7 +25,8 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.planning import WEIGHTS, GenerationPlan, observe, plan_generation
-from rlhfless_operator.training.prefix_sharing import UNKNOWN_TRANSFER_SHARE, PrefixSharing
+from rlhfless_operator.training.prefix_choice import MEASURED, UNABLE
+from rlhfless_operator.training.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 from rlhfless_operator.training.preparation import PreparationOutcome
 
 _LEAST_SWITCH_SECONDS = 1.0
@@ -125,12 +126,21 @@ class CostModel:
         )
 
     def share_prefixes(
-        self, tree: Mapping[str, Any], shares: Sequence[Sequence[SampleTask]], prompt_tokens: Sequence[int]
+        self,
+        tree: Mapping[str, Any],
+        shares: Sequence[Sequence[SampleTask]],
+        prompt_tokens: Sequence[int],
+        *,
+        in_store: bool,
     ) -> PrefixSharing:
-        """What actors compute for each other, where sending pays."""
-        latency = self.calibration.latency
-        transfer = self.history.mean("prefix/token", UNKNOWN_TRANSFER_SHARE * latency.prefill_token_seconds)
-        return PrefixSharing(tree, shares, prompt_tokens, latency.prefill_token_seconds, transfer)
+        """What actors compute for each other, where sending pays or the job says so. `in_store`: through an object
+        store."""
+        prefill, way = self.calibration.latency.prefill_token_seconds, STORE if in_store else FOLDER
+        unknown = way.unknown_share * prefill
+        fetch, send = self.history.mean("prefix/token", unknown), self.history.mean("prefix/sent_token", unknown)
+        always = self._spec.generation.share_prefixes == "always"
+        seconds = TokenSeconds(prefill, send, fetch)
+        return PrefixSharing(tree, shares, prompt_tokens, seconds, way.transfer_seconds, always=always)
 
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """What decides, while a plan is carried out, which samples to move."""
@@ -237,6 +247,11 @@ class CostModel:
             self.history.add(_ACCEPTANCE, counts["accepted"] / counts["judged"])
         if fetched := generation.prefixes.get("tokens_fetched"):
             self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
+            self.history.add(MEASURED, self._measured_gain(generation.prefixes))
+        if sent := generation.prefixes.get("tokens_sent"):
+            self.history.add("prefix/sent_token", generation.prefixes["seconds_sent"] / sent)
+        if generation.shares_prefixes and generation.stretches and not generation.prefixes:
+            self.history.add(UNABLE, 1.0)
         for pause in generation.pauses:
             self.history.add("pause", pause)
         for pause in generation.switch_pauses:
@@ -244,6 +259,11 @@ class CostModel:
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
         if preparation.seconds and tokens:
             self.history.add("preparation/token", preparation.seconds / tokens)
+
+    def _measured_gain(self, prefixes: Mapping[str, float]) -> float:
+        """Instance-seconds that actors did not compute, less those that they waited and that copies took."""
+        saved = prefixes["tokens_fetched"] * self.calibration.latency.prefill_token_seconds
+        return saved - sum(prefixes.get(f"seconds_{what}", 0.0) for what in ("sent", "fetched", "waited"))
 
     def measured(self, lengths: Mapping[int, Sequence[int]]) -> None:
         """Learn the lengths of a step's groups, by prompt."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhfless_functions.api import Done, Event, RunRequest, Started
-from rlhfless_operator.job.spec import LearnerRange
+from rlhfless_operator.job.instance_ranges import LearnerRange
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 
 _LAST_WORDS_SECONDS = 5.0

@@ -31,6 +31,10 @@ class Stretch:
     seconds: float
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
     """How its tokens came about."""
+    fetched_tokens: float = 0.0
+    """Prompt tokens whose keys and values were another actor's."""
+    waited_seconds: float = 0.0
+    """In which it waited for these with nothing else to do."""
 
 
 @dataclass
@@ -59,6 +63,8 @@ class GenerationOutcome:
     """What all engines fetched of them from an object store; see `WeightsFetched`."""
     prefixes: Counter[str] = field(default_factory=Counter)
     """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    shares_prefixes: bool = False
+    """Whether actors were asked to share any. The engine of some can't, and tells of nothing."""
     decoding: Counter[str] = field(default_factory=Counter)
     """How tokens came about, of all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)

@@ -230,6 +230,7 @@ class _Stage:
         elif isinstance(event, Done):
             self._outcome.done(event)
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
+            heard.prefixes = event.result.get("shared_prefixes", {})
         if actor.cut_at is not None and heard.first < math.inf:
             pauses = self._outcome.switch_pauses if actor.has_switched else self._outcome.pauses
             pauses.append(heard.first - actor.cut_at)

@@ -5,6 +5,7 @@ from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.evaluation import evaluation_due
 from rlhfless_operator.training.learner_choice import offer_learners
+from rlhfless_operator.training.prefix_plans import consider_prefixes
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.step_journal import StepJournal
 
@@ -23,6 +24,7 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
             check_affordable(run, journal, step + 1)
         except BudgetExhaustedError:
             return
+        consider_prefixes(run, step + 1, plan)
     else:
         return
     # The next weights are not there yet; into a model that is loaded they are swapped at once.

@@ -1,21 +1,23 @@
 """The plan of a step's generation, from what the control plane knows: predicted lengths, speed, prices, limits."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfless_functions.api import EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.async_planning import plan_asynchronous_step
 from rlhfless_operator.planner.calibration import Calibration, Observation
 from rlhfless_operator.planner.contention import ALONE, Contention
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import InstanceProfile, Latency
-from rlhfless_operator.planner.learner_scaling import LearnerOption
+from rlhfless_operator.planner.learner_scaling import LearnerOption, sizes
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits, Plan, plan
 from rlhfless_operator.planner.step_forecast import Training
-from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.planner.step_planning import StepPlan, plan_step
 from rlhfless_operator.training.generated import GenerationOutcome, Stretch
 
 WEIGHTS = "weights"
@@ -55,6 +57,10 @@ class GenerationPlan:
     """The share of the pool's GPU time that other jobs wanted when the step was planned."""
     learners: int | None = None
     """Learning instances that the plan chose, where it had a choice."""
+    preparers: int = 1
+    """Most instances that prepare its groups at a time."""
+    preparers_reason: str = ""
+    """Why so many, where the plan had a choice."""
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -79,6 +85,7 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
     if total == 0:
         return None
     prompts = {prompt for prompt, _ in stretch.tokens}
+    prompt_total = sum(prompt_tokens[prompt] for prompt in prompts)
     contexts = sum(count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items())
     counts = stretch.decoding
     # Where some had to wait there were more steps than the longest response has tokens.
@@ -90,8 +97,9 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
         sequence_steps=sequence_steps,
         context_tokens=contexts * sequence_steps / total,
         # What had been generated before is computed again like a prompt.
-        prefill_tokens=sum(prompt_tokens[prompt] for prompt in prompts) + sum(stretch.begun.values()),
-        seconds=stretch.seconds,
+        prefill_tokens=max(0.0, prompt_total - stretch.fetched_tokens) + sum(stretch.begun.values()),
+        # It may have begun to wait before it was first heard of.
+        seconds=max(stretch.seconds - stretch.waited_seconds, 0.1 * stretch.seconds),
         drafted_rows=counts.drafted,
     )
 
@@ -100,6 +108,12 @@ def _price_ratio(spec: RLHFJobSpec, stage: Stage) -> float:
     """What an instance of a stage costs, in instances of generation; 1 where generation costs nothing."""
     prices = spec.instance_prices
     return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
+
+
+def _idle_seconds(history: History, stage: Stage) -> float:
+    """In which an instance of a stage is held in a step without working: kept until the next, or started anew."""
+    switch = history.mean(f"draining/{stage}") + history.mean(f"startup/{stage}")
+    return min(switch, history.mean(f"gap/{stage}", switch))
 
 
 def plan_generation(
@@ -143,35 +157,61 @@ def plan_generation(
     limits = Limits(actors.least, actors.most, kv_tokens, max_batch)
     start_seconds, loading_seconds = history.mean("startup/generation"), history.mean(WEIGHTS)
     groups, together = None, None
+    preparation = spec.preparation.instances
+    preparers, why = preparation.max, ""
     cost_weight = contention.cost_weight(spec.planning.cost_weight)
     accumulation = history.mean("learning/token") if follows else 0.0
     surprise = sum(estimate.runaways for estimate in estimates.values()) > 0
     if spec.planning.policy == "cost":
         can_work = actors if contention.actors is None else actors.at_most(contention.actors)
         limits = replace(limits, max_instances=can_work.most)
-        step = plan_step(
-            loads,
-            InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, loading_seconds),
-            limits,
-            Training(
-                gpus=1,
-                token_gpu_seconds=history.mean("preparation/token"),
-                start_seconds=0.0,
-                update_seconds=0.0,
-                preparation_price=_price_ratio(spec, "preparation"),
-                learning_price=_price_ratio(spec, "learning"),
-                own_gpus=1,
-                afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
-                accumulation_token_seconds=accumulation,
-                learners=tuple(learners),
-                follows=accumulation > 0,
-            ),
-            cost_weight=cost_weight,
-            # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
-            ready_seconds=loading_seconds,
-            tail_tokens=longest if surprise else 0.0,
-            runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
+        profile = InstanceProfile(latency, 1, limits.kv_tokens or 2**53, start_seconds, loading_seconds)
+        training = Training(
+            gpus=1,
+            token_gpu_seconds=history.mean("preparation/token"),
+            start_seconds=0.0,
+            update_seconds=0.0,
+            preparation_price=_price_ratio(spec, "preparation"),
+            learning_price=_price_ratio(spec, "learning"),
+            preparers=tuple(sizes(preparation.min, preparation.max)),
+            preparer_idle_seconds=_idle_seconds(history, "preparation"),
+            afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
+            accumulation_token_seconds=accumulation,
+            learners=tuple(learners),
+            follows=accumulation > 0,
         )
+
+        def plan_with(training: Training) -> StepPlan:
+            return plan_step(
+                loads,
+                profile,
+                limits,
+                training,
+                cost_weight=cost_weight,
+                # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
+                ready_seconds=loading_seconds,
+                tail_tokens=longest if surprise else 0.0,
+                runaways={prompt: estimate.runaways for prompt, estimate in estimates.items()},
+            )
+
+        tokens = math.fsum(load.prompt_tokens + load.expected_tokens for load in loads)
+        if spec.asynchronous is not None:
+            ahead = plan_asynchronous_step(
+                plan_with,
+                training,
+                tokens=tokens,
+                startup_seconds=start_seconds,
+                learning_seconds=history.mean("learning"),
+                max_staleness=spec.asynchronous.max_staleness,
+            )
+            step, why = ahead.step, ahead.preparers.reason
+        else:
+            step = plan_with(training)
+            why = (
+                f"preparation takes {training.token_gpu_seconds * tokens:.3g} instance-seconds a step, and the step"
+                f" {step.expected_seconds:.3g} s with {step.preparers} (λ {cost_weight:g})"
+            )
+        preparers = step.preparers
         made, seconds, price = step.generation, step.expected_seconds, step.time_price
         if learners:
             chosen = next(each for each in learners if each.instances == step.trainer.gpus)
@@ -199,5 +239,15 @@ def plan_generation(
     tasks = [[SampleTask(prompt=sample.prompt, index=sample.index) for sample in share.samples] for share in shares]
     generation_seconds = made.expected_seconds - start_seconds
     return GenerationPlan(
-        made, tasks, estimates, price, generation_seconds, seconds, groups, contention.wanted, together
+        made,
+        tasks,
+        estimates,
+        price,
+        generation_seconds,
+        seconds,
+        groups,
+        contention.wanted,
+        together,
+        preparers,
+        why if spec.chooses_preparers else "",
     )

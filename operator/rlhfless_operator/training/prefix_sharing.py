@@ -1,18 +1,42 @@
 """Which beginnings of prompts are computed by one of a step's actors for all."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import SampleTask, SharedPrefix, SharedPrefixes
-from rlhfless_operator.planner.prefixes import PromptBlocks, plan_prefixes
-
-UNKNOWN_TRANSFER_SHARE = 0.1
-"""Of the time that computing a token takes: what its keys and values are thought to take on their way, at first."""
-TRANSFER_SECONDS = 0.001
-"""What it takes to send anything at all, thought to be."""
+from rlhfless_operator.planner.prefixes import PrefixPlan, PromptBlocks, expected_gain, plan_prefixes
 
 PATIENCE, PATIENCE_SECONDS = 2.0, 5.0
 """An actor waits so many times as long as all of the busiest actor's prompts should take, and so much longer."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How keys and values come from one actor to another, and what that is thought to take before it is measured."""
+
+    unknown_share: float
+    """Of the time that computing a token takes: what sending it takes, and what fetching it takes."""
+    transfer_seconds: float
+    """To fetch anything at all."""
+
+
+FOLDER = Way(unknown_share=0.1, transfer_seconds=0.001)
+"""A folder that the instances share."""
+STORE = Way(unknown_share=0.5, transfer_seconds=0.1)
+"""An object store. A reader looks for a prefix ten times a second."""
+
+
+@dataclass(frozen=True)
+class TokenSeconds:
+    """What a token of a prompt takes."""
+
+    prefill: float
+    """To compute it."""
+    send: float
+    """Until an instance has sent its keys and values."""
+    fetch: float
+    """Until another instance has fetched them."""
 
 
 class PrefixSharing:
@@ -22,8 +46,9 @@ class PrefixSharing:
         tree: a dataset's, as its index has it (`rlhfless_functions.data.prefix_tree`).
         shares: of the plan, the actors' in the order of their numbers.
         prompt_tokens: of every prompt of the dataset, by row.
-        prefill_token_seconds: that an instance takes to compute a token.
-        transfer_token_seconds: that sending its keys and values takes.
+        seconds: that a token takes.
+        transfer_seconds: that it takes to fetch anything at all.
+        always: whether to share a prefix even if sending it takes longer than computing it.
     """
 
     def __init__(
@@ -31,20 +56,42 @@ class PrefixSharing:
         tree: Mapping[str, Any],
         shares: Sequence[Sequence[SampleTask]],
         prompt_tokens: Sequence[int],
-        prefill_token_seconds: float,
-        transfer_token_seconds: float,
+        seconds: TokenSeconds,
+        transfer_seconds: float = FOLDER.transfer_seconds,
+        *,
+        always: bool = False,
     ) -> None:
         block_tokens = int(tree["block_tokens"])
         prompts = {sample.prompt for share in shares for sample in share}
         blocks = {row: _blocks(tree, row, prompt_tokens[row]) for row in prompts}
         rows = {_name(number): {sample.prompt for sample in share} for number, share in enumerate(shares)}
-        plan = plan_prefixes(
-            {name: [blocks[row] for row in sorted(held)] for name, held in rows.items()},
-            block_tokens=block_tokens,
-            prefill_token_seconds=prefill_token_seconds,
-            transfer_token_seconds=transfer_token_seconds,
-            transfer_seconds=TRANSFER_SECONDS,
-        )
+        held = {name: [blocks[row] for row in sorted(of)] for name, of in rows.items()}
+
+        def gain(plan: PrefixPlan) -> float:
+            return expected_gain(
+                plan,
+                prefill_token_seconds=seconds.prefill,
+                send_token_seconds=seconds.send,
+                transfer_token_seconds=seconds.fetch,
+                transfer_seconds=transfer_seconds,
+            )
+
+        plans = [
+            plan_prefixes(
+                held,
+                block_tokens=block_tokens,
+                prefill_token_seconds=seconds.prefill,
+                transfer_token_seconds=0.0 if always else seconds.fetch,
+                transfer_seconds=0.0 if always else transfer_seconds,
+                split=split,
+            )
+            for split in (False, True)
+        ]
+        plan = max(plans, key=gain)
+        self.alone_seconds = sum(plan.alone_tokens.values()) * seconds.prefill
+        """Instance-seconds that the prompts take if nothing is shared."""
+        self.gain_seconds = gain(plan)
+        """Instance-seconds by which the actors are expected to end their prompts earlier."""
         sources = {fetch.block: fetch.source for fetches in plan.fetches.values() for fetch in fetches}
         units = {row: _deepest(blocks[row], sources) for row in prompts}
         # One beginning of a prompt is sent. What no prompt of its source ends with is not sent at all.
@@ -56,7 +103,7 @@ class PrefixSharing:
         }
 
         # By then the actor that computes most has computed it, if its instance began with the others.
-        busiest = max(plan.prefill_tokens.values()) * prefill_token_seconds
+        busiest = max(plan.prefill_tokens.values()) * (seconds.prefill + seconds.send + seconds.fetch)
         self._wait_seconds = PATIENCE_SECONDS + PATIENCE * busiest
 
     def of(self, actor: str, samples: Sequence[SampleTask], folder: str) -> SharedPrefixes | None:

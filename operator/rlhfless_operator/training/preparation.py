@@ -1,6 +1,7 @@
 """The preparation stage: complete groups are prepared while the tail still decodes."""
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -33,7 +34,7 @@ class PreparationOutcome:
     examples: list[ExampleSample] = field(default_factory=list)
     """Samples for people to read."""
     seconds: float = 0.0
-    """How long requests were under way."""
+    """How long requests were under way, over all instances."""
 
     def add(self, result: PrepareResult) -> None:
         """Take in a chunk."""
@@ -60,7 +61,7 @@ async def prepare(
     make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
     outcome: PreparationOutcome,
     *,
-    instance: Part,
+    instances: Part,
     driver: int,
     retries: int,
     on_prepared: Callable[[PrepareResult], Awaitable[None]] | None = None,
@@ -72,20 +73,24 @@ async def prepare(
         expected: number of groups to come, which sets the size of a chunk.
         make_request: (part, attempt, groups) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
-        instance: of preparation, whose turn is awaited for each chunk.
-        on_prepared: where a learner takes groups as they come, told of every chunk. Chunks then become smaller, each a
-            sixth of the groups that are left, because few should wait for others at the end.
+        instances: of preparation; each prepares one chunk at a time.
+        on_prepared: where a learner takes groups as they come, told of every chunk, one after the other. Chunks then
+            become smaller, each a sixth of the groups that are left, because few should wait for others at the end.
 
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.
     """
+    at_once = instances.actors
     waiting: list[CompleteGroup] = []
+    # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
+    numbers = itertools.count(len(outcome.chunks))
+    telling = asyncio.Lock()
     arrived = asyncio.Event()
     ended = False
 
     def least() -> int:
         left = expected - len(outcome.groups) if on_prepared is not None else expected
-        return max(1, left // _CHUNKS_PER_STEP)
+        return max(1, left // (_CHUNKS_PER_STEP * at_once))
 
     async def collect() -> None:
         nonlocal ended
@@ -106,25 +111,28 @@ async def prepare(
                 continue
             # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
             # group through the models by itself.
-            chunk, waiting[:] = sorted(waiting, key=lambda group: group.prompt), []
-            # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
-            part = f"{_CHUNK}{driver}-{len(outcome.chunks):04d}"
-            await instance.turn()
+            size = max(least(), -(-len(waiting) // at_once))
+            chunk = sorted(waiting[:size], key=lambda group: group.prompt)
+            del waiting[:size]
+            part = f"{_CHUNK}{driver}-{next(numbers):04d}"
+            await instances.turn()
             began = time.monotonic()
             try:
                 result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
             finally:
-                instance.give()
+                instances.give()
             outcome.seconds += time.monotonic() - began
             prepared = PrepareResult.model_validate(result)
             outcome.add(prepared)
             if on_prepared is not None:
-                await on_prepared(prepared)
+                async with telling:
+                    await on_prepared(prepared)
 
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(collect())
-            tasks.create_task(work())
+            for _ in range(at_once):
+                tasks.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 

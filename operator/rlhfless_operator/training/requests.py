@@ -59,13 +59,23 @@ class RequestBuilder:
         folder: where its artifacts are.
         uid: unique id of the job's incarnation.
         sleeps: whether instances that are kept give their devices' memory back between their tasks.
+        shares_prefixes: whether instances are started with what it takes to share prefixes, asked for each request.
     """
 
-    def __init__(self, job: RLHFJob, folder: JobFolder, uid: str, *, sleeps: bool = False) -> None:
+    def __init__(
+        self,
+        job: RLHFJob,
+        folder: JobFolder,
+        uid: str,
+        *,
+        sleeps: bool = False,
+        shares_prefixes: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._spec = job.spec
         self._folder = folder
         self._uid = uid
         self._sleeps = sleeps
+        self._shares_prefixes = shares_prefixes
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
         # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
@@ -80,7 +90,7 @@ class RequestBuilder:
             vllm=generation.vllm,
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
-            share_prefixes=generation.share_prefixes,
+            share_prefixes=self._shares_prefixes(),
             drafting=generation.drafting,
             sleeps=self._sleeps,
         )

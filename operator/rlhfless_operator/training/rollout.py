@@ -24,6 +24,8 @@ from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcom
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.piece_journal import PieceJournal, cut
 from rlhfless_operator.training.planning import GenerationPlan
+from rlhfless_operator.training.prefix_plans import consider_prefixes, could_share
+from rlhfless_operator.training.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
 from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.run import TrainingRun
@@ -152,11 +154,13 @@ async def generate_and_prepare(
         examples: those of the samples that are to be had as text.
         journal: where the batch is learnt from in pieces, told of what is prepared.
     """
+    if task.purpose == "training":
+        consider_prefixes(run, task.step, plan)
     preload = Preload(run.spec.model, task.policy.now, run.requests.engine)
     all_at_once = run.generators.has_room_for(len(plan.shares))
     async with (
         run.generators.part(task.step, len(plan.shares), preload) as generators,
-        run.preparers.part(task.step, 1) as preparer,
+        run.preparers.part(task.step, plan.preparers) as preparers,
     ):
         if task.purpose == "training":
             run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
@@ -164,7 +168,9 @@ async def generate_and_prepare(
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
         reads = ReadsOfVersion(run.weights_traffic)
-        settings = _generation_settings(run, task, plan, reads, all_at_once=all_at_once)
+        sharing = _sharing(run, task, plan) if all_at_once else None
+        generated.shares_prefixes |= sharing is not None
+        settings = _generation_settings(run, task, plan, reads, sharing)
         migration = run.cost_model.open_migration(plan)
 
         def on_event(actor: str, event: Event) -> None:
@@ -217,7 +223,7 @@ async def generate_and_prepare(
             len(plan.estimates),
             make_request,
             prepared,
-            instance=preparer,
+            instances=preparers,
             driver=run.driver,
             retries=run.spec.limits.retries,
             on_prepared=note if journal is not None else None,
@@ -234,13 +240,22 @@ def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
     return sorted(prompts, key=lambda prompt: (plan.estimates[prompt].mean, prompt))
 
 
+def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
+    """What a rollout's actors share. Nothing where an actor has no instance yet: the others would wait for it."""
+    if not run.prefixes.able or len(plan.shares) == 1:
+        return None
+    sharing = could_share(run, task.purpose, plan)
+    return sharing if sharing is not None and run.prefixes.used(sharing) else None
+
+
 def _generation_settings(
-    run: TrainingRun, task: RolloutTask, plan: GenerationPlan, reads: ReadsOfVersion, *, all_at_once: bool
+    run: TrainingRun,
+    task: RolloutTask,
+    plan: GenerationPlan,
+    reads: ReadsOfVersion,
+    sharing: PrefixSharing | None,
 ) -> GenerationSettings:
-    tree, tokens = run.prompts.prefix_tree(task.purpose), run.prompts.tokens(task.purpose)
-    # Nothing is computed for others where they would wait for an actor that has no instance yet.
-    shares = tree is not None and run.spec.generation.share_prefixes and len(plan.shares) > 1 and all_at_once
-    sharing = run.cost_model.share_prefixes(tree, plan.shares, tokens) if shares and tree is not None else None
+    tokens = run.prompts.tokens(task.purpose)
     weights, draft_steps = task.policy, run.draft_history.steps_for
 
     def make_request(attempt: ActorAttempt) -> GenerationRequest:

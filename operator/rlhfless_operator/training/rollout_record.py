@@ -41,7 +41,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         cursor=rollout.cursor,
         lengths=lengths,
         metrics=prepared | _metrics(rollout, bound) | predicted,
-        plan=_plan_record(plan, report),
+        plan=_plan_record(plan, report, run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
     )
@@ -79,6 +79,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "weights/seconds": generated.weights_seconds,
         **{f"weights/{_FETCHED[name]}": float(count) for name, count in generated.weights_fetched.items() if count},
         "generation/seconds": rollout.seconds["generation"],
+        "preparation/instances": float(rollout.plan.preparers),
         "planning/expected_seconds": rollout.plan.expected_generation_seconds,
         "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
         "planning/contention": rollout.plan.wanted_by_others,
@@ -102,7 +103,7 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
+def _plan_record(plan: GenerationPlan, report: PredictionReport, prefixes: str) -> PlanRecord:
     return PlanRecord(
         policy=plan.plan.policy,
         actors=len(plan.shares),
@@ -112,4 +113,7 @@ def _plan_record(plan: GenerationPlan, report: PredictionReport) -> PlanRecord:
         lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
         rank_correlation=report.rank_correlation,
         relative_error=report.relative_error,
+        preparers=plan.preparers,
+        preparers_reason=plan.preparers_reason,
+        prefixes=prefixes,
     )

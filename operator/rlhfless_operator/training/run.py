@@ -19,6 +19,7 @@ from rlhfless_operator.training.gang import GangSize
 from rlhfless_operator.training.instance_queue import InstanceQueue
 from rlhfless_operator.training.lease import Lease
 from rlhfless_operator.training.plans import StepPlans
+from rlhfless_operator.training.prefix_choice import PrefixChoice
 from rlhfless_operator.training.prompts import Prompts
 from rlhfless_operator.training.relays import Relays
 from rlhfless_operator.training.requests import RequestBuilder
@@ -49,6 +50,8 @@ class TrainingRun:
     cost_model: CostModel
     """What the job has learnt of its lengths, its instances and its stages."""
     plans: StepPlans
+    prefixes: PrefixChoice
+    """Whether actors share prefixes of prompts."""
     learners: GangSize
     """How many instances learn together."""
     progress: LiveProgress
@@ -78,6 +81,7 @@ class TrainingRun:
             "cursor": self.prompts.cursor.state(),
             **self.cost_model.state(),
             "drafts": self.draft_history.state(),
+            "prefixes": self.prefixes.state(),
         }
 
     def restore(self, position: dict[str, Any]) -> None:
@@ -85,6 +89,7 @@ class TrainingRun:
         self.prompts.go_to(position["cursor"])
         self.cost_model.restore(position)
         self.draft_history.restore(position.get("drafts", {}))
+        self.prefixes.restore(position.get("prefixes", {}))
 
 
 def open_run(
@@ -123,7 +128,8 @@ def open_run(
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
     capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=takes_turns, draining_seconds=draining_seconds)
-    requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns)
+    prefixes = PrefixChoice(job.spec, actors, cost_model.history)
+    requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns, shares_prefixes=lambda: prefixes.able)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
     plans = StepPlans(cost_model, prompts, follows=requests.overlap != "never" and not takes_turns)
@@ -132,7 +138,7 @@ def open_run(
         learners.choose(status.learners.instances)
     generators, preparers = InstanceQueue("generation", capacity), InstanceQueue("preparation", capacity)
     run = TrainingRun(
-        *(job, folder, requests, platform, capacity, generators, preparers, prompts, cost_model, plans),
+        *(job, folder, requests, platform, capacity, generators, preparers, prompts, cost_model, plans, prefixes),
         learners=learners,
         progress=progress,
         driver=lease.number,

@@ -45,14 +45,14 @@ ROLLOUTS = st.builds(
     name=st.just("any"),
     stands_for=st.just("any"),
     max_staleness=st.integers(1, 3),
-    own_preparer=st.booleans(),
 )
 
 
-def split_of(scenario: Scenario, instances: int, sequences: int) -> Split:
+def split_of(scenario: Scenario, instances: int, sequences: int, preparers: int = 0) -> Split:
     """As many instances as there is room for beside a preparer and a learner of one GPU at least."""
     count = min(instances, scenario.gpus - 2)
-    return Split(count, scenario.gpus - 1 - count, sequences)
+    own = min(preparers, scenario.gpus - 1 - count)
+    return Split(count, scenario.gpus - own - count, sequences, own)
 
 
 def run(scenario: Scenario, system: System, split: Split, seed: int, steps: int = 4) -> Outcome:

@@ -12,24 +12,25 @@ from rlhfless_operator.simulator.asynchronous.bound import (
     stale_seconds,
     whole_cluster_seconds,
 )
-from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split, System
+from rlhfless_operator.simulator.asynchronous.systems import Split, Streaming, System
 from rlhfless_operator.simulator.asynchronous.work import Group
 from rlhfless_operator.simulator.scenarios import Scenario
 from tests.simulator.asynchronous.small_runs import ROLLOUTS, SCENARIOS, STREAMING, run, split_of
 from tests.simulator.small_scenario import SMALL
 
-SPLITS = st.tuples(st.integers(1, 6), st.sampled_from((4, 16, 256)))
+SPLITS = st.tuples(st.integers(1, 6), st.sampled_from((4, 16, 256)), st.integers(0, 3))
 
 
 @given(SCENARIOS, st.one_of(STREAMING, ROLLOUTS), SPLITS, st.integers(0, 50))
 @settings(max_examples=150, deadline=None)
-def test_no_system_beats_the_bounds(scenario: Scenario, system: System, split: tuple[int, int], seed: int) -> None:
+def test_no_system_beats_the_bounds(scenario: Scenario, system: System, split: tuple[int, int, int], seed: int) -> None:
     gpus = split_of(scenario, *split)
-    own = isinstance(system, Rollouts) and system.own_preparer
+    if isinstance(system, Streaming):
+        gpus = dataclasses.replace(gpus, preparers=0)
     outcome = run(scenario, system, gpus, seed)
     steps, most = [step.groups for step in outcome.steps], max(outcome.staleness)
     for regroups in (False, True):
-        bound = least_seconds(scenario, gpus, steps, most, own_preparer=own, regroups=regroups)
+        bound = least_seconds(scenario, gpus, steps, most, regroups=regroups)
         anyone = whole_cluster_seconds(scenario, steps, most, regroups=regroups)
         assert anyone <= bound * (1 + 1e-9)
         assert bound <= outcome.seconds * (1 + 1e-6)
@@ -70,7 +71,8 @@ def test_each_part_of_the_split_bounds_what_it_does() -> None:
     assert least_seconds(quick, Split(1, 1, 1), steps, 9) == pytest.approx(decoding)
     lone = dataclasses.replace(quick, preparation_utilisation=1e-4)
     preparing = lone.preparation_gpu_seconds(tokens)
-    assert least_seconds(lone, Split(3, 4, 256), steps, 5, own_preparer=True) == pytest.approx(preparing)
+    assert least_seconds(lone, Split(3, 4, 256, preparers=1), steps, 5) == pytest.approx(preparing)
+    assert least_seconds(lone, Split(3, 4, 256, preparers=3), steps, 5) == pytest.approx(preparing / 3)
 
 
 def test_full_batches_are_what_decoding_needs_least() -> None:

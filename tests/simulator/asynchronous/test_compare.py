@@ -72,11 +72,11 @@ def test_no_neighbour_is_better_than_the_tuned_split(name: str) -> None:
         assert badness(tuned) <= badness(split) * (1 + 1e-9)
 
 
-def test_splits_use_all_gpus_and_leave_a_preparer_its_own() -> None:
+def test_splits_use_all_gpus_and_leave_preparers_their_own() -> None:
     for system in SYSTEMS.values():
-        own = isinstance(system, Rollouts) and system.own_preparer
         for split in splits(SMALL, system):
-            assert split.instances + split.learner_gpus + own == SMALL.gpus
+            assert split.instances + split.learner_gpus + split.preparers == SMALL.gpus
+            assert (split.preparers > 0) == (isinstance(system, Rollouts) and system.preparers > 0)
 
 
 def test_a_cluster_without_room_for_all_stages_is_refused() -> None:

@@ -16,20 +16,20 @@ from overlapped_rollouts import EmulatedClock, Job
 
 from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, draw_steps
+from rlhfless_operator.simulator.asynchronous.work import Group, StepShares, draw_steps
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.scenarios import Scenario
 from tests.simulator.asynchronous.small_runs import ROLLOUTS, SCENARIOS, run, split_of
 from tests.simulator.small_scenario import SMALL
 
-SPLITS = st.tuples(st.integers(1, 6), st.sampled_from((4, 16, 256)))
+SPLITS = st.tuples(st.integers(1, 6), st.sampled_from((4, 16, 256)), st.integers(0, 3))
 SEEDS = st.integers(0, 50)
 
 
 @given(SCENARIOS, ROLLOUTS, SPLITS, SEEDS)
 @settings(max_examples=60, deadline=None)
 def test_each_step_learns_from_its_own_groups_with_one_version_of_the_weights(
-    scenario: Scenario, system: Rollouts, split: tuple[int, int], seed: int
+    scenario: Scenario, system: Rollouts, split: tuple[int, int, int], seed: int
 ) -> None:
     outcome = run(scenario, system, split_of(scenario, *split), seed)
     drawn = list(itertools.islice(draw_steps(scenario, scenario.draw_trace(seed), seed), 4))
@@ -43,7 +43,7 @@ def test_each_step_learns_from_its_own_groups_with_one_version_of_the_weights(
 @given(SCENARIOS, ROLLOUTS, SPLITS, SEEDS)
 @settings(max_examples=60, deadline=None)
 def test_work_is_conserved_and_no_gpu_is_held_twice(
-    scenario: Scenario, system: Rollouts, split: tuple[int, int], seed: int
+    scenario: Scenario, system: Rollouts, split: tuple[int, int, int], seed: int
 ) -> None:
     gpus = split_of(scenario, *split)
     outcome = run(scenario, system, gpus, seed)
@@ -51,9 +51,9 @@ def test_work_is_conserved_and_no_gpu_is_held_twice(
     learning = scenario.learning_gpu_seconds(tokens)
     preparation = scenario.preparation_gpu_seconds(tokens)
     updates = len(outcome.steps) * scenario.update_seconds * gpus.learner_gpus
-    assert outcome.learner_busy == pytest.approx(learning + updates + (0 if system.own_preparer else preparation))
+    assert outcome.learner_busy == pytest.approx(learning + updates + (0 if gpus.preparers else preparation))
     assert outcome.learner_busy <= outcome.learner_held * (1 + 1e-9)
-    assert outcome.preparer_held >= (preparation if system.own_preparer else 0)
+    assert outcome.preparer_held >= (preparation if gpus.preparers else 0)
     assert 0 < outcome.generation_busy <= outcome.generation_held * (1 + 1e-9)
     # Starts are charged, and delay nothing: what is held at most is the split for the whole run, and starts.
     starts = scenario.startup_seconds * gpus.instances
@@ -63,9 +63,9 @@ def test_work_is_conserved_and_no_gpu_is_held_twice(
 class OneEach:
     """An actor for each response, the longest first."""
 
-    def shares(self, groups: Sequence[Group]) -> list[list[Response]]:
+    def plan(self, groups: Sequence[Group]) -> StepShares:
         responses = [response for group in groups for response in group.responses()]
-        return [[response] for response in sorted(responses, key=lambda each: -each.length)]
+        return StepShares([[response] for response in sorted(responses, key=lambda each: -each.length)])
 
     def observe(self, groups: Sequence[Group]) -> None:
         pass
@@ -96,12 +96,12 @@ def test_steps_end_when_those_of_the_queue_that_jobs_use_do(
     batches = [[Group(next(numbers), 0, 1, (length,)) for length in step] for step in lengths]
     batches += batches[:1] * 4
     plans = OneEach()
-    shares = [[alone(scenario, *share) for share in plans.shares(step)] for step in batches[: len(lengths)]]
+    shares = [[alone(scenario, *share) for share in plans.plan(step).shares] for step in batches[: len(lengths)]]
     job = Job(shares, learning, most, overlaps=True)
     with asyncio.Runner(loop_factory=EmulatedClock) as runner:
         runner.run(job.run())
         seconds = runner.get_loop().time()
-    system = Rollouts("any", "any", most, own_preparer=False)
+    system = Rollouts("any", "any", most)
     outcome = run_rollouts(scenario, system, Split(3, 1, 256), iter(batches), len(lengths), plans=plans)
     assert outcome.seconds == pytest.approx(seconds, rel=1e-6)
     assert outcome.staleness[::3] == job.stale[: len(lengths)]
@@ -109,7 +109,7 @@ def test_steps_end_when_those_of_the_queue_that_jobs_use_do(
 
 def test_steps_of_a_synchronous_length_wait_for_the_one_preparer() -> None:
     slow = dataclasses.replace(SMALL, preparation_utilisation=1e-3)
-    split = Split(2, 1, 256)
+    split = Split(2, 1, 256, preparers=1)
     own = run(slow, SYSTEMS["rlhfless-async-2"], split, seed=0, steps=6)
     tokens = sum(group.tokens for step in own.steps for group in step.groups)
     assert own.seconds >= slow.preparation_gpu_seconds(tokens)

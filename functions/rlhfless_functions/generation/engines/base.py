@@ -39,7 +39,7 @@ class SharedPrefix:
     tokens: int
     """Length of the beginning; less than that of the prompt."""
     folder: str
-    """Folder for the files, which all of these instances can reach."""
+    """URI of the folder for the files, which all of these instances can reach."""
     source: bool
     """Whether this instance computes it."""
     wait_seconds: float
@@ -177,8 +177,12 @@ class EngineRun(ABC):
 
     def prefix_traffic(self) -> dict[str, float]:
         """How much of shared prefixes all workers have sent to other instances (`tokens_sent`, `bytes_sent`,
-        `seconds_sent`) and fetched from them (the same with `_fetched`); empty if no prefixes are shared."""
+        `seconds_sent`) and fetched from them (the same with `_fetched`), and how long it had nothing to do but wait
+        (`seconds_waited`); empty if no prefixes are shared."""
         return {}
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to finish
+        """Finish what goes on beside the steps. No step follows; `prefix_traffic` then has everything."""
 
 
 class Engine(Protocol):

@@ -33,7 +33,6 @@ def least_seconds(
     steps: Sequence[Sequence[Group]],
     most_stale: int,
     *,
-    own_preparer: bool = False,
     regroups: bool = False,
 ) -> float:
     """Seconds from the beginning to the last version below which no system takes these steps.
@@ -41,21 +40,20 @@ def least_seconds(
     Args:
         steps: the groups of each.
         most_stale: greatest staleness of a group, by its oldest token.
-        own_preparer: whether an instance besides the split's prepares; else the learner's GPUs do.
         regroups: whether steps may have had the groups of others.
     """
     groups = [group for step in steps for group in step]
     tokens = sum(group.tokens for group in groups)
     preparation, learning = scenario.preparation_gpu_seconds(1.0), scenario.learning_gpu_seconds(1.0)
     update = scenario.update_seconds
-    on_learner = learning if own_preparer else preparation + learning
+    on_learner = learning if split.preparers else preparation + learning
     least = [
         decode_instance_seconds(scenario, groups, split.sequences) / split.instances,
         tokens * on_learner / split.learner_gpus + update * len(steps),
-        stale_seconds(scenario, split, steps, most_stale, own_preparer=own_preparer, regroups=regroups),
+        stale_seconds(scenario, split, steps, most_stale, regroups=regroups),
     ]
-    if own_preparer:
-        least.append(tokens * preparation / scenario.gpus_per_instance)
+    if split.preparers:
+        least.append(tokens * preparation / (split.preparers * scenario.gpus_per_instance))
     return max(least)
 
 
@@ -65,7 +63,6 @@ def stale_seconds(
     steps: Sequence[Sequence[Group]],
     most_stale: int,
     *,
-    own_preparer: bool = False,
     regroups: bool = False,
 ) -> float:
     """What staleness alone asks for: that of `least_seconds`'s bounds which more GPUs hardly lower."""
@@ -75,7 +72,8 @@ def stale_seconds(
     contexts = np.array([group.prompt_tokens for group in groups], dtype=np.float64)
     tokens = np.array([group.tokens for group in groups], dtype=np.float64)
     learning = tokens * scenario.learning_gpu_seconds(1.0) / split.learner_gpus
-    preparer = scenario.gpus_per_instance if own_preparer else split.learner_gpus
+    # No group is divided between instances.
+    preparer = scenario.gpus_per_instance if split.preparers else split.learner_gpus
     preparation = tokens * scenario.preparation_gpu_seconds(1.0) / preparer
     least: Floats = alone_seconds(longest, contexts, latency) + preparation + learning
     if regroups:

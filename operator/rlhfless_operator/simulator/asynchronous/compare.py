@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rlhfless_operator.planner.preparers import matching_preparers
 from rlhfless_operator.simulator.asynchronous.bound import least_seconds, whole_cluster_seconds
 from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
 from rlhfless_operator.simulator.asynchronous.streaming import run_streaming
@@ -47,19 +48,38 @@ def splits(scenario: Scenario, system: System) -> list[Split]:
     Raises:
         ValueError: for a cluster without room for all of the system's stages.
     """
-    own = scenario.gpus_per_instance if isinstance(system, Rollouts) and system.own_preparer else 0
+    own = scenario.gpus_per_instance if isinstance(system, Rollouts) and system.preparers else 0
     instances = {max(1, round(share * scenario.instances)) for share in SHARES}
-    found = [
-        Split(count, learner, scenario.max_batch)
-        for count in sorted(instances)
-        if (learner := scenario.gpus - own - count * scenario.gpus_per_instance) > 0
-    ]
+    found = []
+    for count in sorted(instances):
+        left = scenario.gpus - count * scenario.gpus_per_instance
+        if left > own:
+            preparers = _preparers(scenario, system, left)
+            found.append(Split(count, left - preparers * scenario.gpus_per_instance, scenario.max_batch, preparers))
     if not found:
         raise ValueError(
             f"gpus is {scenario.gpus}: {system.name} generates, prepares and learns on different ones;"
             f" the least is {own + scenario.gpus_per_instance + 1}"
         )
     return found
+
+
+def _preparers(scenario: Scenario, system: System, gpus: int) -> int:
+    """The fewest preparation instances that don't hold up a learner on the rest of these GPUs.
+
+    Args:
+        gpus: at least one more than an instance has.
+    """
+    if not isinstance(system, Rollouts) or not system.preparers:
+        return 0
+    each = scenario.gpus_per_instance
+    most = min(system.preparers, (gpus - 1) // each)
+    for count in range(1, most):
+        learning = scenario.learning_gpu_seconds(1.0) / (gpus - count * each)
+        work = scenario.preparation_gpu_seconds(1.0) / each
+        if matching_preparers(work, generation=0.0, learning=learning, least=1, most=most).instances <= count:
+            return count
+    return most
 
 
 def tune(
@@ -153,6 +173,7 @@ def compare(
             "instances": split.instances,
             "learner_gpus": split.learner_gpus,
             "sequences": split.sequences,
+            "preparers": split.preparers,
         }
         rows.append({"policy": name, **_means(found), "split": tuned})
         progress(name)
@@ -165,8 +186,7 @@ def _row(
     outcome = run_system(scenario, system, split, trace, seed, steps)
     taken = [step.groups for step in outcome.steps]
     most, regroups = max(outcome.staleness), isinstance(system, Streaming)
-    own = isinstance(system, Rollouts) and system.own_preparer
-    bound = least_seconds(scenario, split, taken, most, own_preparer=own, regroups=regroups)
+    bound = least_seconds(scenario, split, taken, most, regroups=regroups)
     anyone = whole_cluster_seconds(scenario, taken, most, regroups=regroups)
     return {
         "seconds": outcome.seconds / steps,
@@ -222,7 +242,7 @@ HEADINGS = (
     "staleness, most",
     "idle: generation, learner",
     "of its bound, of anyone's",
-    "instances, learner's GPUs, batch",
+    "instances, learner's GPUs, batch, preparers",
 )
 """Of the columns after the name."""
 
@@ -239,5 +259,5 @@ def cells(row: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
         f"{row['staleness']:.2f}, {row['most_stale']}",
         idle,
         f"{row['of_bound']:.0%}, {row['of_cluster_bound']:.0%}",
-        f"{split['instances']}, {split['learner_gpus']}, {split['sequences']}" if split else "",
+        ", ".join(str(each) for each in split.values() if each) if split else "",
     ]

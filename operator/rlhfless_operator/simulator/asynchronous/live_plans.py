@@ -1,16 +1,17 @@
 """Plans of the steps of an asynchronous job, made as `training/planning.py` makes them."""
 
+import math
 from collections.abc import Sequence
 
+from rlhfless_operator.planner.async_planning import plan_asynchronous_step
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.step_forecast import Training
-from rlhfless_operator.planner.step_planning import plan_step
-from rlhfless_operator.simulator.asynchronous.systems import Split
-from rlhfless_operator.simulator.asynchronous.work import Group
-from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.planner.step_planning import StepPlan, plan_step
+from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
+from rlhfless_operator.simulator.asynchronous.work import Group, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario
 
 
@@ -18,18 +19,19 @@ class LivePlans:
     """The `cost` policy, on lengths that earlier steps had.
 
     Args:
+        system: its staleness bounds how far rollouts go ahead.
         split: its instances are the most that a plan has.
         history: what learning took.
     """
 
-    def __init__(self, scenario: Scenario, split: Split, history: History) -> None:
+    def __init__(self, scenario: Scenario, system: Rollouts, split: Split, history: History) -> None:
         longest = scenario.lengths.longest
-        self._scenario, self._split, self._history = scenario, split, history
+        self._scenario, self._system, self._split, self._history = scenario, system, split, history
         self._profile = scenario.profile()
         self._predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
 
-    def shares(self, groups: Sequence[Group]) -> list[list[Response]]:
-        """Of each actor, those with the longest expected time first."""
+    def plan(self, groups: Sequence[Group]) -> StepShares:
+        """The plan of the next step."""
         scenario, profile, history = self._scenario, self._profile, self._history
         longest = scenario.lengths.longest
         estimates = {group.number: self._predictor.predict(group.prompt) for group in groups}
@@ -41,27 +43,41 @@ class LivePlans:
         runaways = {number: estimate.runaways for number, estimate in estimates.items()}
         # What preparing a token takes is known once a step has been prepared.
         known = bool(history.recent("rollout"))
-        plan = plan_step(
-            loads,
-            profile,
-            Limits(1, self._split.instances, profile.kv_tokens, self._split.sequences),
+
+        def plan_with(training: Training) -> StepPlan:
+            return plan_step(
+                loads,
+                profile,
+                Limits(1, self._split.instances, profile.kv_tokens, self._split.sequences),
+                training,
+                cost_weight=scenario.cost_weight,
+                ready_seconds=profile.weight_load_seconds,
+                tail_tokens=longest if sum(runaways.values()) > 0 else 0.0,
+                runaways=runaways,
+            )
+
+        ahead = plan_asynchronous_step(
+            plan_with,
             Training(
                 gpus=1,
                 token_gpu_seconds=scenario.preparation_gpu_seconds(1.0) / profile.gpus if known else 0.0,
                 start_seconds=0.0,
                 update_seconds=0.0,
                 learning_price=self._split.learner_gpus / profile.gpus,
-                own_gpus=1,
+                preparers=(1, self._split.preparers) if self._split.preparers > 1 else (1,),
                 afterwards_seconds=history.mean("learning"),
             ),
-            cost_weight=scenario.cost_weight,
-            ready_seconds=profile.weight_load_seconds,
-            tail_tokens=longest if sum(runaways.values()) > 0 else 0.0,
-            runaways=runaways,
+            tokens=math.fsum(load.prompt_tokens + load.expected_tokens for load in loads),
+            startup_seconds=profile.startup_seconds,
+            learning_seconds=history.mean("learning"),
+            max_staleness=self._system.max_staleness,
         )
         responses = {response.key: response for group in groups for response in group.responses()}
-        shares = sorted(plan.generation.shares, key=lambda share: -share.expected_seconds)
-        return [[responses[sample.prompt, sample.index] for sample in share.samples] for share in shares]
+        shares = sorted(ahead.step.generation.shares, key=lambda share: -share.expected_seconds)
+        return StepShares(
+            [[responses[sample.prompt, sample.index] for sample in share.samples] for share in shares],
+            ahead.preparers.instances,
+        )
 
     def observe(self, groups: Sequence[Group]) -> None:
         """A step's groups are complete."""

@@ -15,7 +15,7 @@ from rlhfless_operator.planner.bounds import least_held
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, Outcome, Step
+from rlhfless_operator.simulator.asynchronous.work import Group, Outcome, Step, StepShares
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
@@ -24,8 +24,8 @@ from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 class Plans(Protocol):
     """How steps are divided."""
 
-    def shares(self, groups: Sequence[Group]) -> list[list[Response]]:
-        """Of each actor, those with the longest expected time first."""
+    def plan(self, groups: Sequence[Group]) -> StepShares:
+        """The plan of the next step."""
         ...
 
     def observe(self, groups: Sequence[Group]) -> None:
@@ -49,7 +49,9 @@ def run_rollouts(
         plans: how a step is divided; as the live loop's `cost` policy does if left out.
     """
     history = History()
-    return _Run(scenario, system, split, batches, plans or LivePlans(scenario, split, history), history).until(steps)
+    return _Run(scenario, system, split, batches, plans or LivePlans(scenario, system, split, history), history).until(
+        steps
+    )
 
 
 @dataclass
@@ -63,6 +65,9 @@ class _Rollout:
     shares: list[list[Response]]
     """Of actors that have no instance yet, those that begin first at the end."""
     actors: int
+    preparers: int
+    """Most groups that are prepared at a time."""
+    preparing: int = 0
     left: int = field(init=False)
     """Actors that have anything left."""
     ends: dict[int, float] = field(default_factory=dict)
@@ -103,7 +108,6 @@ class _Run:
         """Versions that idle instances have."""
         self._unprepared: list[tuple[int, int]] = []
         """(step, group) of complete groups, those to be prepared first in front."""
-        self._preparing = False
         self._learning = False
         self._uses: list[tuple[float, float]] = []
         self._preparer_uses: list[tuple[float, float]] = []
@@ -125,7 +129,7 @@ class _Run:
             elif kind == "complete":
                 self._completes(step, which, now)
             elif kind == "prepared":
-                self._preparing = False
+                self._rollouts[step].preparing -= 1
                 self._prepared(step, now)
             elif kind == "learnt":
                 self._learnt(step, now)
@@ -138,9 +142,9 @@ class _Run:
         while self._begun < self._admitted and (self._has_room() or self._earlier_is_made()):
             self._begun += 1
             groups = next(self._batches)
-            shares = self._plans.shares(groups)
+            plan = self._plans.plan(groups)
             self._rollouts[self._begun] = _Rollout(
-                self._begun, groups, len(self._steps), now, shares[::-1], len(shares)
+                self._begun, groups, len(self._steps), now, plan.shares[::-1], len(plan.shares), plan.preparers
             )
             self._deal(now)
 
@@ -194,22 +198,32 @@ class _Run:
     # --- preparation and learning ---
 
     def _completes(self, step: int, number: int, now: float) -> None:
-        if self._system.own_preparer:
+        if self._split.preparers:
             heapq.heappush(self._unprepared, (step, number))
         else:
             self._prepared(step, now)
 
     def _prepare(self, now: float) -> None:
-        """One instance prepares a group at a time, those of an earlier step first."""
-        if self._preparing or not self._unprepared:
-            return
-        step, number = heapq.heappop(self._unprepared)
-        rollout = self._rollouts[step]
-        tokens = rollout.groups[number - rollout.groups[0].number].tokens
-        self._preparing = True
-        end = now + self._scenario.preparation_gpu_seconds(tokens) / self._scenario.gpus_per_instance
-        self._preparer_uses.append((now, end))
-        self._announce(end, "prepared", step)
+        """An instance prepares a group at a time, those of an earlier step first: as many as each step's plan says, and
+        as many instances as the largest of them."""
+        under_way = [rollout for rollout in self._rollouts.values() if rollout.unprepared]
+        free = max((rollout.preparers for rollout in under_way), default=0)
+        free -= sum(rollout.preparing for rollout in under_way)
+        waiting: list[tuple[int, int]] = []
+        while free > 0 and self._unprepared:
+            step, number = heapq.heappop(self._unprepared)
+            rollout = self._rollouts[step]
+            if rollout.preparing == rollout.preparers:
+                waiting.append((step, number))
+                continue
+            tokens = rollout.groups[number - rollout.groups[0].number].tokens
+            free -= 1
+            rollout.preparing += 1
+            end = now + self._scenario.preparation_gpu_seconds(tokens) / self._scenario.gpus_per_instance
+            self._preparer_uses.append((now, end))
+            self._announce(end, "prepared", step)
+        for each in waiting:
+            heapq.heappush(self._unprepared, each)
 
     def _prepared(self, step: int, now: float) -> None:
         rollout = self._rollouts[step]
@@ -226,7 +240,7 @@ class _Run:
             return
         tokens = sum(group.tokens for group in rollout.groups)
         work = self._scenario.learning_gpu_seconds(tokens)
-        if not self._system.own_preparer:
+        if not self._split.preparers:
             work += self._scenario.preparation_gpu_seconds(tokens)
         end = now + work / self._split.learner_gpus + self._scenario.update_seconds
         self._learning = True

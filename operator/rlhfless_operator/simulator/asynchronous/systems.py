@@ -38,8 +38,8 @@ class Rollouts:
     name: str
     stands_for: str
     max_staleness: int
-    own_preparer: bool = True
-    """One instance prepares for all rollouts, as in the live loop. Else the learner's GPUs do, before they learn."""
+    preparers: int = 64
+    """Most instances that do nothing but prepare. With 0 the learner's GPUs do, before they learn."""
 
 
 System = Streaming | Rollouts
@@ -92,10 +92,16 @@ SYSTEMS: dict[str, System] = {
         Rollouts("rlhfless-async-1", "ours with maxStaleness 1, as the live loop has it", max_staleness=1),
         Rollouts("rlhfless-async-2", "ours with maxStaleness 2, as the live loop has it", max_staleness=2),
         Rollouts(
+            "rlhfless-async-2-one-preparer",
+            "the same with preparation.instances left out: one instance prepares for all rollouts",
+            max_staleness=2,
+            preparers=1,
+        ),
+        Rollouts(
             "rlhfless-async-2-learner-prepares",
             "not in the live loop: the same, with preparation on the learner's GPUs",
             max_staleness=2,
-            own_preparer=False,
+            preparers=0,
         ),
     )
 }
@@ -111,3 +117,5 @@ class Split:
     learner_gpus: int
     sequences: int
     """Most that an instance decodes at a time."""
+    preparers: int = 0
+    """Most instances that do nothing but prepare."""

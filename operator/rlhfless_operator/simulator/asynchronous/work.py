@@ -33,6 +33,16 @@ class Group:
         return [Response(self.number, index, self.prompt_tokens, length) for index, length in enumerate(self.lengths)]
 
 
+@dataclass(frozen=True)
+class StepShares:
+    """How a step is divided."""
+
+    shares: list[list[Response]]
+    """Of each actor, those with the longest expected time first."""
+    preparers: int = 1
+    """Most instances that prepare its groups at a time, where any does nothing else."""
+
+
 def draw_steps(scenario: Scenario, trace: Trace | RecordedTrace, seed: int) -> Iterator[list[Group]]:
     """The groups of each step, without end: after its last step the trace begins anew."""
     random = np.random.default_rng(seed)

@@ -1,8 +1,11 @@
 """Shared prefixes whose keys and values one instance of vLLM computes and others read."""
 
+import asyncio
 import json
 import random
+import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     GenerationRequest,
     GenerationResult,
@@ -25,6 +29,8 @@ from rlhfless_functions.generation.engines.transformers import TransformersEngin
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
+from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.local.local_run import RunOptions, run_locally
 from tests.command_line import run_to_its_end
 from tests.generation.engines.shares import (
     SAMPLING,
@@ -105,6 +111,49 @@ def test_a_prefix_that_another_instance_computed_is_read_and_nothing_changes(
     assert wanted[True] - wanted[False] == 480
 
 
+def test_a_prefix_goes_through_a_store_that_instances_do_not_see_as_a_folder(sharing: VllmEngine, folder: Path) -> None:
+    """480 tokens are sent in one object. What waits for it does other work, and no thread of the engine."""
+    sharing.load(settings_of(folder), version(folder))
+    alone = generate(sharing, sharing_tasks(None))
+    uri = f"memory://{uuid.uuid4().hex}/prefixes"
+    forget(sharing)
+    reader = sharing.start(sharing_tasks(SharedPrefix(500, uri, False, 3600.0)), SAMPLING, None)
+    for _ in range(20):
+        assert reader.step() == []
+    reader.abort()
+    forget(sharing)
+    source = sharing.start(sharing_tasks(SharedPrefix(500, uri, True, 0.0)), SAMPLING, None)
+    results = {(result.prompt, result.index): result for result in finish(source)}
+    source.close()
+    sent = source.prefix_traffic()
+    assert_same(results, alone)
+    assert len(artifacts.list_files(uri)) == 1
+    forget(sharing)
+    reader = sharing.start(sharing_tasks(SharedPrefix(500, uri, False, 3600.0)), SAMPLING, None)
+    assert_same({(result.prompt, result.index): result for result in finish(reader)}, alone)
+    reader.close()
+    assert source.prompt_tokens - reader.prompt_tokens == 480
+    fetched = reader.prefix_traffic()
+    assert (sent["tokens_sent"], fetched["tokens_fetched"]) == (480, 480)
+    assert sent["seconds_sent"] > 0 == sent["seconds_fetched"]
+    assert fetched["seconds_fetched"] > 0 == fetched["seconds_sent"]
+
+
+def test_a_model_whose_layers_see_a_window_shares_nothing(folder: Path, tmp_path: Path) -> None:
+    """vLLM drops blocks that the window has left behind. They can't be sent."""
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    windowed = save_model(tmp_path / "windowed", folder, max_position_embeddings=1024, **window)
+    engine = VllmEngine(EngineSettings(kv_budget_tokens=8192, sequence_tokens=1024, share_prefixes=True))
+    engine.load(settings_of(windowed), version(windowed))
+    alone = generate(engine, sharing_tasks(None))
+    forget(engine)
+    run = engine.start(sharing_tasks(SharedPrefix(500, str(tmp_path / "prefixes"), True, 0.0)), SAMPLING, None)
+    assert_same({(result.prompt, result.index): result for result in finish(run)}, alone)
+    assert run.prefix_traffic() == {}
+    assert not (tmp_path / "prefixes").exists()
+    engine.close()
+
+
 def test_a_prefix_is_waited_for_but_not_for_ever(sharing: VllmEngine, folder: Path, tmp_path: Path) -> None:
     sharing.load(settings_of(folder), version(folder))
     alone = generate(sharing, sharing_tasks(None))
@@ -120,6 +169,7 @@ def test_a_prefix_is_waited_for_but_not_for_ever(sharing: VllmEngine, folder: Pa
     for _ in range(20):
         assert run.step() == []
     assert (run.prompt_tokens, run.response_tokens) == (0, 0)
+    assert run.prefix_traffic()["seconds_waited"] > 0
     (tmp_path / "later").rename(file)
     assert_same({(result.prompt, result.index): result for result in finish(run)}, alone)
     assert run.prompt_tokens == everything - 480
@@ -212,23 +262,57 @@ def test_actors_of_a_step_share_what_their_requests_say(folder: Path, tmp_path: 
     engine.close()
 
 
-def test_the_actors_of_a_job_compute_what_its_prompts_have_in_common_once(
+def write_prompts_with(file: Path, prefixes: int, count: int = 16) -> None:
+    """Prompts that begin in turns with each prefix: each half of them, an actor's share, has all."""
+    beginnings = [110 * f"{number}+2=" for number in range(prefixes)]
+    prompts = [
+        {"prompt": f"{beginnings[number % prefixes]}{number}=", "ground_truth": number} for number in range(count)
+    ]
+    file.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+
+
+TWO_ACTORS = {
+    "sampling": {"maxPromptTokens": 480, "maxResponseTokens": 4},
+    "data": {"source": "train.jsonl", "shuffle": False},
+    "batch": {"promptsPerStep": 16, "samplesPerPrompt": 2},
+    "steps": 2,
+}
+
+
+def generation(**settings: Any) -> dict[str, Any]:
+    return {"engine": "vllm", "instances": {"min": 2, "max": 2}, "keepAlive": "10m", **settings}
+
+
+def records_of(uri: str) -> list[dict[str, Any]]:
+    lines = artifacts.read_bytes(artifacts.join(uri, "metrics.jsonl")).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_actors_of_a_job_compute_prefixes_once_where_that_pays(
     tiny_job: Callable[..., Path], tmp_path: Path
 ) -> None:
-    job = tiny_job(
-        generation={"engine": "vllm", "sharePrefixes": True, "instances": {"min": 2, "max": 2}},
-        sampling={"maxPromptTokens": 480},
-        steps=2,
-    )
-    prompts = [{"prompt": 110 * "1+2=" + f"{number}=", "ground_truth": number} for number in range(8)]
-    (job.parent / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    """Nobody has to ask for it."""
+    job = tiny_job(**TWO_ACTORS, generation=generation())
+    write_prompts_with(job.parent / "train.jsonl", prefixes=8)
     run_to_its_end(job)
     folder = tmp_path / "runs" / "tiny"
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == [1, 2]
-    first = records[0]["metrics"]
-    assert first["generation/prefixes/tokens_sent"] == 384
+    first, second = records_of(str(folder))
+    assert first["plan"]["prefixes"].startswith("yes: step 1 can save ")
+    assert first["metrics"]["generation/prefixes/tokens_sent"] == 8 * 384
     # On a busy machine the other instance may be there so much earlier that it has not waited.
-    assert first["generation/prefixes/tokens_fetched"] in (0, 384)
-    assert first["mismatch/mean_exp_abs"] < 1.01
+    assert 0 <= first["metrics"]["generation/prefixes/tokens_fetched"] <= 8 * 384
+    assert first["metrics"]["mismatch/mean_exp_abs"] < 1.01
+    assert "step 2 can save " in second["plan"]["prefixes"]
     assert not (folder / "prefixes" / "step-000001").exists()
+
+
+@pytest.mark.skipif(find_spec("moto") is None, reason="make test-vllm sets the environment up with moto")
+def test_the_actors_of_a_job_with_an_object_store_share_prefixes(tiny_job: Callable[..., Path], s3: str) -> None:
+    job = tiny_job(**{**TWO_ACTORS, "steps": 1}, generation=generation(sharePrefixes="always"))
+    write_prompts_with(job.parent / "train.jsonl", prefixes=2)
+    asyncio.run(run_locally(load_job(job).resolve_paths(job.parent), f"{s3}/runs", RunOptions(threads=1)))
+    (record,) = records_of(f"{s3}/runs")
+    assert record["plan"]["prefixes"] == "always, by generation.sharePrefixes"
+    assert record["metrics"]["generation/prefixes/tokens_sent"] == 2 * 384
+    assert record["metrics"]["mismatch/mean_exp_abs"] < 1.01
+    assert not any("/prefixes/step-000001/" in uri for uri in artifacts.list_files(f"{s3}/runs"))

@@ -258,7 +258,10 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM's engine and give its memory back."""
-        held, self._loaded, self._usable, self._run = self._loaded, None, False, None
+        held, self._loaded, self._usable = self._loaded, None, False
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
         if VllmEngine._resident is self:
             VllmEngine._resident = None
         if held is not None:

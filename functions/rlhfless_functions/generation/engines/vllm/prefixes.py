@@ -3,7 +3,11 @@
 A request may say that the beginning of its prompt is shared, and whether this instance is the one that computes it. The
 computing instance writes the blocks of the prefix to a file once they are there; the others wait for the file, read it
 into their own blocks and continue from its end. Files are in a folder that the instances share, and are named after the
-weights, the tokens and the format of this kind of machine, so they can't be mistaken for each other.
+weights, the tokens and the format of this kind of machine, so they can't be mistaken for each other. If the instances
+share only a store, a `PrefixExchange` carries the files between the folders of instances.
+
+Models whose layers do not all attend to everything (sliding windows, Mamba) share nothing: vLLM keeps their blocks in
+several groups, or drops some.
 
 vLLM makes two of these objects: one in its scheduler, which decides, and one in each worker, which copies.
 """
@@ -20,7 +24,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+from rlhfless_functions.generation.prefix_exchange import PrefixExchange
 
 logger = logging.getLogger(__name__)
 
@@ -102,20 +114,28 @@ class PrefixTraffic:
     seconds_fetched: float = 0.0
 
 
-class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """See the module. vLLM's documentation explains each method."""
+class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """See the module. vLLM's documentation explains each method. Without `SupportsHMA`, vLLM would keep all tokens of
+    layers with a sliding window."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._block_size = int(vllm_config.cache_config.block_size)
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._form = _form(vllm_config)
+        groups = kv_cache_config.kv_cache_groups
+        self.shares = len(groups) == 1 and type(groups[0].kv_cache_spec) in (FullAttentionSpec, MLAAttentionSpec)
+        """Whether this model's prefixes can be shared."""
         # The scheduler's.
         self._asked: dict[str, _Prefix | None] = {}
         self._loads: dict[str, tuple[_Prefix, int]] = {}
         self._sources: dict[str, _Prefix] = {}
         self._give_up: dict[str, float] = {}
         self._waiting = False
+        self.seconds_waited = 0.0
+        """For prefixes, with nothing else to do."""
+        self.exchange: PrefixExchange | None = None
+        """What carries the files of the present run, if a shared folder does not have them."""
         # A worker's.
         self._caches: dict[str, torch.Tensor] = {}
         self._failed: set[int] = set()
@@ -134,6 +154,9 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             return 0, False
         now = time.monotonic()
         if now < self._give_up.setdefault(request.request_id, now + prefix.wait_seconds):
+            if self.exchange is not None:
+                for part in self._parts(prefix.file):
+                    self.exchange.want(part.name)
             self._waiting = True
             return None, False
         return 0, False
@@ -163,6 +186,9 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 if source.file not in saved:
                     blocks = state.get_block_ids(name)[0][: source.tokens // self._block_size]
                     work.saves.append(_Copy(source.file, 0, blocks))
+                    if self.exchange is not None:
+                        for part in self._parts(source.file):
+                            self.exchange.send(part.name)
                 saved.add(source.file)
         self._sources = {name: each for name, each in self._sources.items() if each.file not in saved}
         for name in scheduler_output.finished_req_ids:
@@ -171,12 +197,13 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._give_up.pop(name, None)
         if self._waiting and not scheduler_output.num_scheduled_tokens:
             time.sleep(_PAUSE_SECONDS)
+            self.seconds_waited += _PAUSE_SECONDS
         self._waiting = False
         return work
 
     def _prefix_of(self, request: Any) -> _Prefix | None:
         if request.request_id not in self._asked:
-            given = (request.kv_transfer_params or {}).get(PREFIX)
+            given = (request.kv_transfer_params or {}).get(PREFIX) if self.shares else None
             self._asked[request.request_id] = self._whole_blocks(given) if given else None
         return self._asked[request.request_id]
 
@@ -190,7 +217,14 @@ class SharedPrefixConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return _Prefix(file, tokens, given["source"], given["wait_seconds"])
 
     def _complete(self, file: Path) -> bool:
-        return all(_part(file, rank, self._ranks).exists() for rank in range(self._ranks))
+        return all(part.exists() for part in self._parts(file))
+
+    def _parts(self, file: Path) -> list[Path]:
+        return [_part(file, rank, self._ranks) for rank in range(self._ranks)]
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """Do nothing: blocks are copied before a request ends."""
+        return False, None
 
     # --- workers -------------------------------------------------------------------------------------------------
 

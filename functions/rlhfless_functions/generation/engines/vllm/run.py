@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -17,6 +18,7 @@ from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.drafting import DraftedRequests
 from rlhfless_functions.generation.engines.vllm.worker import END, GREEDY, KEY
+from rlhfless_functions.generation.prefix_exchange import PrefixExchange
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
@@ -93,6 +95,7 @@ class VllmRun(EngineRun):
         if drafted is not None:
             engine.collective_rpc("draft_for", args=(drafted,))
         self._running: dict[str, _Running] = {}
+        self._exchange = self._open_exchange(tasks)
         self._traffic_before = self._traffic()
 
     @property
@@ -119,6 +122,12 @@ class VllmRun(EngineRun):
     def prefix_traffic(self) -> dict[str, float]:
         """How much of shared prefixes has been sent and fetched; see `EngineRun`."""
         return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
+
+    def close(self) -> None:
+        """Send the rest of the shared prefixes."""
+        if self._exchange is not None:
+            connector_of(self._engine).exchange = None
+            self._exchange.close()
 
     def partials(self) -> list[SequenceResult]:
         """Every running sequence as it is now."""
@@ -164,6 +173,7 @@ class VllmRun(EngineRun):
             self._engine.collective_rpc("draft_for", args=(None,))
         self._running.clear()
         self._waiting.clear()
+        self.close()
 
     def _hand_over(self, task: SequenceTask) -> None:
         from vllm import SamplingParams
@@ -198,7 +208,19 @@ class VllmRun(EngineRun):
         if self._shared_as is None:
             return {}
         parts = self._engine.collective_rpc("prefix_traffic")
-        return {name: sum(part[name] for part in parts) for name in parts[0]}
+        if not parts[0]:
+            return {}
+        in_store = self._exchange.seconds() if self._exchange is not None else {}
+        copied = {name: sum(part[name] for part in parts) + in_store.get(name, 0.0) for name in parts[0]}
+        return {**copied, "seconds_waited": connector_of(self._engine).seconds_waited}
+
+    def _open_exchange(self, tasks: Sequence[SequenceTask]) -> PrefixExchange | None:
+        """What carries shared prefixes through a store; None if they need none, or there are none."""
+        folder = next((task.prefix.folder for task in tasks if task.prefix is not None), None)
+        if self._shared_as is None or folder is None or artifacts.local_path(folder) is not None:
+            return None
+        exchange = connector_of(self._engine).exchange = PrefixExchange(folder)
+        return exchange
 
     def _transfer(self, task: SequenceTask) -> dict[str, Any]:
         prefix = task.prefix
@@ -207,9 +229,10 @@ class VllmRun(EngineRun):
         from rlhfless_functions.generation.engines.vllm.prefixes import request_parameters
 
         tokens = task.prompt_tokens[: min(prefix.tokens, len(task.prompt_tokens) - 1)]
+        folder = artifacts.local_path(prefix.folder) if self._exchange is None else self._exchange.folder
         return {
             "kv_transfer_params": request_parameters(
-                prefix.folder, self._shared_as, tokens, source=prefix.source, wait_seconds=prefix.wait_seconds
+                str(folder), self._shared_as, tokens, source=prefix.source, wait_seconds=prefix.wait_seconds
             )
         }
 
@@ -273,6 +296,11 @@ def _newest(each: _Running, tokens: int, length: int) -> list[int]:
     new = each.new_tokens[max(0, length - tokens) : length]
     old = each.task.response_tokens[-(tokens - len(new)) :] if len(new) < tokens else ()
     return [*old, *new]
+
+
+def connector_of(engine: Any) -> Any:
+    """The part of the prefix connector that decides. vLLM's scheduler runs in this process."""
+    return engine.engine_core.engine_core.scheduler.connector
 
 
 def _result(each: _Running, reason: FinishReason, length: int | None = None) -> SequenceResult:

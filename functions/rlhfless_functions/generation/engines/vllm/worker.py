@@ -105,10 +105,11 @@ class WorkerExtension:
         self.model_runner.drafter.requests = requests
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What this worker has sent and fetched of shared prefixes."""
+        """What this worker has sent and fetched of shared prefixes; empty if the model's can't be shared."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return asdict(get_kv_transfer_group().traffic)
+        connector = get_kv_transfer_group()
+        return asdict(connector.traffic) if connector.shares else {}
 
     def replace_weights(self, files: list[str], tied: bool) -> None:
         """Replace all weights in place by those of a checkpoint. The caller has checked that it is complete.

@@ -1,0 +1,62 @@
+"""Held-out accuracy of the quickstart after every few steps: synchronous, and asynchronous with two staleness bounds.
+
+    python benchmarks/accuracy_over_time.py --json benchmarks/results/accuracy_over_time.json [--seeds 0 1 2]
+        [--every 4] [--threads 1]
+
+`python docs/pictures.py asynchronous` draws the mean over the seeds against time. A step takes as long there as in
+`async_against_sync.json`, on emulated GPUs with the lengths of that benchmark: two cores have no time to win, as
+generation and learning share them.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+from quickstart_seeds import PACKAGES, train
+
+ARMS = {
+    "static": [],
+    "async-1": ["spec.async.maxStaleness=1"],
+    "async-2": ["spec.async.maxStaleness=2"],
+}
+"""The changes to the quickstart's document, by the names that `async_against_sync.py` has for the same jobs."""
+
+
+def main() -> None:
+    """Train, and write what came out after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--every", type=int, default=4, help="steps between evaluations")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    jobs: dict[str, dict[str, float]] = {}
+    runs: list[dict[str, Any]] = []
+    for arm, settings in ARMS.items():
+        for seed in given.seeds:
+            with tempfile.TemporaryDirectory() as artifacts:
+                options = argparse.Namespace(
+                    settings=[*settings, f"spec.evaluation.everySteps={given.every}"],
+                    artifacts=Path(artifacts),
+                    engine="auto",
+                    steps=None,
+                    keep_alive=None,
+                    kills=0,
+                    threads=given.threads,
+                )
+                run = train("grpo", seed, options)
+            found[arm].append({str(step): accuracy for step, accuracy in run["accuracy"].items()})
+            runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[arm][-1]})
+            print(f"{arm}, seed {seed}: {run['accuracy_after']:.3f}, staleness {run['staleness']:.2f}", flush=True)
+        jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found[arm]) for step in found[arm][0]}
+        measured = {**describe_machine(PACKAGES), "every": given.every, "threads": given.threads}
+        given.json.write_text(json.dumps({**measured, "jobs": jobs, "runs": runs}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
