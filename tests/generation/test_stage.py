@@ -100,9 +100,9 @@ def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., Genera
     now = 0.0
 
     class SlowToLoad(TransformersEngine):
-        def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+        def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
             nonlocal now
-            super().load(model, weights)
+            super().load(model, weights, prefetched)
             now += 3.0
 
     generator = Generator(SlowToLoad(), clock=lambda: now)

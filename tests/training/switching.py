@@ -15,7 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from rlhfless_functions.api import Event, GenerationRequest, Heartbeat, Partial, RunRequest, Samples, Started
+from rlhfless_functions.api import Event, GenerationRequest, Partial, Progress, RunRequest, Samples, Started
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import cost_model
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
@@ -52,20 +52,22 @@ def switch_midway(points: Collection[str] = (), deaths: Deaths | None = None) ->
         newer = generates and request.oldest_version is not None and request.weights.version > request.oldest_version
         if newer and request.resume_from:
             reached("asked")
-        pid = None
+        pid, progress = None, Progress(finished=0, running=0, waiting=0, tokens=0)
         async with aclosing(run(platform, request)) as events:
             async for event in events:
                 if isinstance(event, Started):
                     pid = platform._processes[event.instance].pid
+                if isinstance(event, Progress):
+                    progress = event
                 if stale and isinstance(event, Partial) and pid is not None:
                     os.kill(pid, signal.SIGSTOP)
                     try:
                         while journals[-1].published.step <= request.weights.version:
                             await asyncio.sleep(0.01)
                         yield event
-                        # The driver looks around whenever it hears of an actor.
+                        # It can't prefetch them. The driver looks around whenever it hears of an actor.
                         while True:
-                            yield Heartbeat()
+                            yield progress.model_copy(update={"prefetched_version": request.key.step - 1})
                             await asyncio.sleep(0.05)
                     finally:
                         os.kill(pid, signal.SIGCONT)

@@ -67,6 +67,9 @@ class Progress(Message):
     """What fits into the engine, independently of this request; only in a request's first progress."""
     decoding: DecodeCounts = DecodeCounts()
     """How its tokens were decoded."""
+    prefetched_version: int | None = None
+    """Newest weights version that a request need not be held back for: it is in the instance's memory, or could not be
+    put there. The request's own while there is no newer one. None if the instance looks for none."""
     weights_bytes: int | None = None
     """Bytes fetched from an object store for its weights; None if the store is a file system, and in all but the first
     progress of a request."""

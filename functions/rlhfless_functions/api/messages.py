@@ -67,6 +67,8 @@ class WeightsFetched(Message):
     """Fetched from other instances; not among `bytes`."""
     refused_sources: int = 0
     """Instances that did not send what they were asked for; the store was read instead."""
+    prefetched: int = 0
+    """1 if the weights were in the instance's memory already when the request asked for them."""
 
 
 class DecodeCounts(Message):

@@ -79,6 +79,14 @@ class SharedPrefixes(Message):
     """Longest wait for another actor, after which this actor computes the prefix itself."""
 
 
+class NextWeights(Message):
+    """Weights that may be published while a request decodes with older ones."""
+
+    weights: WeightsReference
+    weights_from: list[str] | None = None
+    """The chain for them; see `GenerationRequest.weights_from`."""
+
+
 class GenerationRequest(BaseRequest):
     """Generation: sample responses at one weights version, or continue those that an older one began."""
 
@@ -93,6 +101,9 @@ class GenerationRequest(BaseRequest):
     weights_from: list[str] | None = None
     """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
     store. If omitted, each fetches from the store, and none passes them on."""
+    next_weights: list[NextWeights] = Field(default=[])
+    """Newer versions that may be published meanwhile, the oldest first. The instance may fetch them into its memory
+    while it decodes. The samples do not depend on it."""
     prompts: str
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)

@@ -7,13 +7,14 @@ weights, which compute the keys and values of all tokens before it anew.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     DecodeCounts,
     GenerationRequest,
     GenerationResult,
+    NextWeights,
     Progress,
     Samples,
     WeightsFetched,
@@ -31,6 +32,7 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.engines.seeds import sample_seed
+from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher, announced
 from rlhfless_functions.generation.resumption import EarlierSamples, find_earlier, rollout_parts
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -60,9 +62,10 @@ class Generator:
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
         self._told = artifacts.fetched()
-        """What this process has fetched, as far as requests have told of it."""
+        """What requests have told of. An instance of generation fetches nothing but weights."""
         self._loaded = False
         """Whether an engine has had weights: it takes only the first ones as they come."""
+        self._prefetcher = WeightsPrefetcher()
         self._relayed: WeightsReference | None = None
         """The version that this instance has passed on last."""
 
@@ -101,12 +104,19 @@ class Generator:
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
-                    self._load(engine, request.model, request.weights, _sources(request, context))
+                    sources = _sources(request.weights, request.weights_from, context)
+                    prefetched = self._load(engine, request.model, request.weights, sources)
                     run = share.open(engine)
                     run.await_weights()
                     share.weights_seconds = self._clock() - asked
-                    share.weights_fetched, self._told = _fetched_since(self._told), artifacts.fetched()
-                    share.generate(run)
+                    share.weights_fetched = self._fetched(prefetched)
+                    self._watch(engine, request, context)
+                    try:
+                        share.generate(run, self._prefetcher)
+                    finally:
+                        self._prefetcher.pause()
+                        if context.stop_reason == "drain":
+                            self._prefetcher.stop()
         return share.result()
 
     def sleep(self) -> None:
@@ -115,21 +125,52 @@ class Generator:
         Raises:
             TaskError: `engine_lost`, where that takes the end of the process.
         """
+        self._prefetcher.stop()
         engine = self._given or (self._made[2] if self._made else None)
         if engine is not None:
             engine.sleep()
 
     def _load(
         self, engine: Engine, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None
-    ) -> None:
+    ) -> bool:
+        """Returns whether the weights had been prefetched."""
+        prefetched = self._prefetcher.take(weights)
+        self._relay(weights, sources)
+        engine.load(model, weights, prefetched)
+        self._loaded = True
+        return prefetched is not None
+
+    def _watch(self, engine: Engine, request: GenerationRequest, context: TaskContext) -> None:
+        """Prefetch newer weights while this request decodes."""
+
+        def fetch(upcoming: NextWeights) -> object:
+            with store_errors():
+                self._relay(upcoming.weights, _sources(upcoming.weights, upcoming.weights_from, context))
+            return engine.prefetch(request.model, upcoming.weights)
+
+        self._prefetcher.watch(request.weights.version, request.next_weights, fetch)
+
+    def _relay(self, weights: WeightsReference, sources: artifacts.Sources | None) -> None:
+        """Fetch weights from other instances, and pass them on."""
         if sources is not None and self._relayed != weights:
             # The engine finds the copy, and never asks where it is from.
             arriving = artifacts.arrive(weights.uri, sources=sources)
             if self._loaded:
                 arriving.result()
             self._relayed = weights
-        engine.load(model, weights)
-        self._loaded = True
+
+    def _fetched(self, prefetched: bool) -> WeightsFetched:
+        """What was fetched since the last request."""
+        before, now = self._told, artifacts.fetched()
+        self._told = now
+        return WeightsFetched(
+            bytes=now.bytes - before.bytes,
+            deltas=now.deltas - before.deltas,
+            refused_deltas=now.refused_deltas - before.refused_deltas,
+            relayed_bytes=now.relayed_bytes - before.relayed_bytes,
+            refused_sources=now.refused_sources - before.refused_sources,
+            prefetched=int(prefetched),
+        )
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
         """The present engine, if it is the wanted one."""
@@ -186,13 +227,14 @@ class _Share:
         self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
         return self._run
 
-    def generate(self, run: EngineRun) -> None:
+    def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:
         """Step until the share is done or the task is told to stop, and publish along the way."""
         request = self._request
         # Measure from here: the time before says nothing about the instance's speed.
         remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
+        settled = prefetcher.settled
         told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
-        self._context.emit(self._progress(run).model_copy(update=told_once))
+        self._context.emit(self._progress(run, settled).model_copy(update=told_once))
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
@@ -211,8 +253,9 @@ class _Share:
             if due != "nothing" and self._publisher.idle:
                 self._publish(partials=due == "everything")
                 schedule.flushed(now)
-            if now - told >= self._request.progress_seconds:
-                self._context.emit(self._progress(run))
+            if now - told >= self._request.progress_seconds or prefetcher.settled != settled:
+                settled = prefetcher.settled
+                self._context.emit(self._progress(run, settled))
                 told = now
         self._publish(partials=True)
         run.close()
@@ -272,8 +315,9 @@ class _Share:
             versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
         )
 
-    def _progress(self, run: EngineRun) -> Progress:
+    def _progress(self, run: EngineRun, settled: int | None) -> Progress:
         return Progress(
+            prefetched_version=settled,
             finished=self._finished,
             running=run.running,
             waiting=run.waiting,
@@ -283,28 +327,15 @@ class _Share:
         )
 
 
-def _fetched_since(before: artifacts.Fetched) -> WeightsFetched:
-    now = artifacts.fetched()
-    return WeightsFetched(
-        bytes=now.bytes - before.bytes,
-        deltas=now.deltas - before.deltas,
-        refused_deltas=now.refused_deltas - before.refused_deltas,
-        relayed_bytes=now.relayed_bytes - before.relayed_bytes,
-        refused_sources=now.refused_sources - before.refused_sources,
-    )
-
-
 def _versions(request: GenerationRequest) -> range:
     """The weights versions whose tokens are kept."""
     newest = request.weights.version
     return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
 
 
-def _sources(request: GenerationRequest, context: TaskContext) -> artifacts.Sources | None:
-    """Where to fetch the weights from; None if that is the engine's own affair: they are no version that a learner
+def _sources(weights: WeightsReference, chain: Sequence[str] | None, context: TaskContext) -> artifacts.Sources | None:
+    """Where to fetch weights from; None if that is the engine's own affair: they are no version that a learner
     published whole, or are in a file system of this machine."""
-    weights = request.weights
-    chain = request.weights_from
     if chain is None or weights.version == 0 or weights.adapter or artifacts.local_path(weights.uri) is not None:
         return None
     return artifacts.Sources.of_chain(chain, context.address, context.token)

@@ -4,6 +4,7 @@ from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, p
 from rlhfless_functions.weights.arriving import ArrivingPolicy, NotArrivedError, load_arriving
 from rlhfless_functions.weights.critic import CriticModel, load_critic, publish_critic, swap_critic
 from rlhfless_functions.weights.policy import load_policy, publish_weights, swap_policy, torch_dtype
+from rlhfless_functions.weights.prefetched import PrefetchedWeights, prefetch_policy, swappable_bytes, take_over
 from rlhfless_functions.weights.sharded import (
     check_sharded_publishing,
     publish_adapter_together,
@@ -18,6 +19,7 @@ __all__ = [
     "ArrivingPolicy",
     "CriticModel",
     "NotArrivedError",
+    "PrefetchedWeights",
     "attach_adapter",
     "check_sharded_publishing",
     "check_vocabulary",
@@ -28,6 +30,7 @@ __all__ = [
     "load_tokenizer",
     "longest_sequence",
     "merge_adapter",
+    "prefetch_policy",
     "publish_adapter",
     "publish_adapter_together",
     "publish_critic",
@@ -36,6 +39,8 @@ __all__ = [
     "publish_weights_together",
     "swap_critic",
     "swap_policy",
+    "swappable_bytes",
+    "take_over",
     "torch_dtype",
     "weights_folder",
 ]

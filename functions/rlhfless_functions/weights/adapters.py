@@ -72,6 +72,17 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
     if uri is None:
         _reset(policy)
         return
+    with torch.no_grad():
+        for own, tensor in adapter_pairs(policy, uri):
+            own.copy_(tensor)
+
+
+def adapter_pairs(policy: PeftModel, uri: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each tensor of a model's adapter with that of a published one, all of which are checked.
+
+    Raises:
+        TaskError: if it cannot be had or does not fit.
+    """
     folder = weights_folder(uri)
     with unloadable(uri, "give an adapter of the job's own model, rank and target modules"):
         check_backbone(folder, uri, _backbones.get(policy))
@@ -80,9 +91,7 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
         for name in sorted(own.keys() | tensors.keys()):
             if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
                 raise ValueError(f"{name} is missing, unknown or of another shape")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+        return [(own[name], tensor) for name, tensor in tensors.items()]
 
 
 def publish_adapter(

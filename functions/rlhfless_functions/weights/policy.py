@@ -1,5 +1,6 @@
 """The policy's weights: load them, swap them in place, publish them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -26,7 +27,14 @@ from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
 from rlhfless_functions.weights.source import checked_beside, model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel, check_weights_format
-from rlhfless_functions.weights.tensors import MismatchError, copy_into, load_into, map_into, safetensors_files
+from rlhfless_functions.weights.tensors import (
+    MismatchError,
+    load_into,
+    map_into,
+    pairs_in_memory,
+    pairs_of_files,
+    safetensors_files,
+)
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
 """The job's model that a policy was loaded for, and what its weights, or its backbone's, were first loaded from."""
@@ -85,7 +93,7 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> N
     Raises:
         TaskError: if the weights cannot be had or do not fit; the policy has the weights that it had.
     """
-    model, uri = _origins.get(policy, (None, ref.uri))
+    _, uri = _origins.get(policy, (None, ref.uri))
     if isinstance(policy, PeftModel):
         if uri != ref.uri:
             raise TaskError(
@@ -93,13 +101,25 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> N
             )
         load_adapter_into(policy, ref.adapter)
         return
+    with torch.no_grad():
+        for target, tensor in policy_pairs(policy, ref):
+            target.copy_(tensor)
+
+
+def policy_pairs(policy: PreTrainedModel, ref: WeightsReference) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each distinct tensor of a policy with its source in other weights, which may be of another float format.
+
+    Raises:
+        TaskError: if the weights cannot be had or do not fit, before the first pair.
+    """
+    model, _ = _origins.get(policy, (None, None))
     folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri) if model else None)
     with unloadable(ref.uri, "give weights of the job's own model"):
         try:
-            load_into(policy, safetensors_files(folder))
+            yield from pairs_of_files(policy, safetensors_files(folder))
         except MismatchError:
             other = _load_converted(folder, ref.uri, policy.dtype, None)
-            copy_into(policy, other.state_dict())
+            yield from pairs_in_memory(policy, other.state_dict())
 
 
 def publish_weights(

@@ -74,8 +74,8 @@ def load_into(module: nn.Module, files: Sequence[Path]) -> None:
         MismatchError: if names or shapes differ; the module is as it was.
         ValueError: if there are integers for real numbers; the module is as it was.
     """
-    with ExitStack() as stack, torch.no_grad():
-        for target, tensor in _pairs(module, files, stack):
+    with torch.no_grad():
+        for target, tensor in pairs_of_files(module, files):
             target.copy_(tensor)
 
 
@@ -99,17 +99,22 @@ def map_into(module: nn.Module, files: Sequence[Path]) -> None:
                 target.copy_(tensor)
 
 
-def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The same from tensors in memory.
+def pairs_of_files(module: nn.Module, files: Sequence[Path]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each distinct tensor of a module with its source in safetensors files, which may be of another float format.
 
     Raises:
-        MismatchError: if names or shapes differ; the module is as it was.
-        ValueError: if there are integers for real numbers; the module is as it was.
+        MismatchError: if names or shapes differ, before the first pair.
+        ValueError: if there are integers for real numbers, before the first pair.
     """
+    with ExitStack() as stack:
+        yield from _pairs(module, files, stack)
+
+
+def pairs_in_memory(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same for sources in memory."""
     shapes = {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
-    with torch.no_grad():
-        for target, name in plan_of(module, shapes):
-            target.copy_(tensors[name])
+    for target, name in plan_of(module, shapes):
+        yield target, tensors[name]
 
 
 def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterator[tuple[Tensor, Tensor]]:

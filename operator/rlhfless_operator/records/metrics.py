@@ -83,6 +83,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "weights/relays_refused": Metric(
         "instances", "Instances that did not send weights, or sent damaged ones. The next source was read instead."
     ),
+    "weights/prefetched": Metric(
+        "requests", "Requests whose new weights were in the instance's memory when they asked for them."
+    ),
     "weights/deltas": Metric("number", "Files that generation instances made of the previous version and its changes."),
     "weights/deltas_refused": Metric(
         "number", "Files that were fetched whole because their changes were missing or damaged."

@@ -30,6 +30,8 @@ class Actor:
     """What its newest request samples with; None before its first one."""
     has_switched: bool = False
     """Whether the request before that one sampled with older weights."""
+    prefetched_version: int | None = None
+    """The newest version that its instance is ready for, as it says itself; see `Progress.prefetched_version`."""
 
     @property
     def name(self) -> str:
@@ -40,6 +42,11 @@ class Actor:
         """Its next request samples with these weights."""
         self.has_switched = self.weights is not None and self.weights != weights
         self.weights = weights
+        self.prefetched_version = None
+
+    def is_ready_for(self, weights: WeightsReference) -> bool:
+        """Whether its instance does not fetch these weights while it decodes: it has, cannot, or fetches none."""
+        return self.prefetched_version is None or self.prefetched_version >= weights.version
 
     def keep_unfinished(self, finished: Collection[Key]) -> None:
         """Forget the samples that are finished."""

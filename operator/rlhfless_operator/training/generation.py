@@ -215,6 +215,7 @@ class _Stage:
             heard.now(lengths)
             if event.room is not None:
                 self._outcome.has_room(event.room)
+            actor.prefetched_version = event.prefetched_version
             heard.decoding = event.decoding
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
@@ -254,13 +255,14 @@ class _Stage:
             self._outcome.cuts += _cut(self._pool[name], now)
 
     def _switch(self, now: float) -> None:
-        """Cut actors that have enough left for newer weights; they go on by themselves."""
+        """Cut actors that have enough left for newer weights and need not wait for them; they go on by themselves."""
         weights = self._settings.weights.now
         behind = [
             (actor, view)
             for actor in self._pool
             if actor.weights not in (None, weights)
             and actor.cut_at is None
+            and actor.is_ready_for(weights)
             and (view := self._migration.actors.get(actor.name)) is not None
         ]
         if behind:

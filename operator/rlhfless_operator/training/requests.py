@@ -11,6 +11,7 @@ from rlhfless_functions.api import (
     GenerationRequest,
     LearnRequest,
     MaterializeRequest,
+    NextWeights,
     PrepareRequest,
     Purpose,
     SampleTask,
@@ -183,6 +184,7 @@ class RequestBuilder:
         attempt: ActorAttempt,
         *,
         weights_from: Sequence[str] = (),
+        next_weights: Sequence[NextWeights] = (),
     ) -> GenerationRequest:
         """Generate what an actor has left.
 
@@ -193,6 +195,7 @@ class RequestBuilder:
             draft_steps: says which steps' responses may be like those to these training prompts.
             attempt: what is asked for.
             weights_from: the chain of instances that may pass the attempt's weights on.
+            next_weights: newer versions that may be published meanwhile.
         """
         if attempt.weights != begun:
             sharing = None
@@ -207,6 +210,7 @@ class RequestBuilder:
             weights=attempt.weights,
             oldest_version=oldest_version,
             weights_from=list(weights_from) if self.relays_weights else None,
+            next_weights=list(next_weights),
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
             sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,
@@ -220,6 +224,31 @@ class RequestBuilder:
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
             drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
         )
+
+    def next_weights(
+        self, present: WeightsReference, last_version: int, chain: Callable[[int], Sequence[str]]
+    ) -> list[NextWeights]:
+        """The versions after the present one that may be published while a request decodes; none in a rehearsal.
+
+        Args:
+            last_version: the newest of them.
+            chain: says which instances may pass a version on.
+        """
+        if self._spec.rehearsal is not None:
+            return []
+        lora = self._spec.model.lora is not None
+        versions = range(present.version + 1, last_version + 1)
+        return [
+            NextWeights(
+                weights=WeightsReference(
+                    version=version,
+                    uri=self.initial.uri if lora else self._folder.weights(version),
+                    adapter=self._folder.weights(version) if lora else None,
+                ),
+                weights_from=list(chain(version)) if self.relays_weights else None,
+            )
+            for version in versions
+        ]
 
     def prepare(
         self,

@@ -27,6 +27,7 @@ _FETCHED = {
     "refused_deltas": "deltas_refused",
     "relayed_bytes": "bytes_relayed",
     "refused_sources": "relays_refused",
+    "prefetched": "prefetched",
 }
 
 

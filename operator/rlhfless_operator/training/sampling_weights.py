@@ -17,6 +17,8 @@ class SamplingWeights:
     """What the rollout began with, as it is written down."""
     newest: Callable[[], WeightsReference] | None = None
     """The newest weights that are written down, if requests take those; otherwise all of them take `begun`."""
+    last_version: int = 0
+    """The newest version that may be published while the rollout goes on."""
 
     @property
     def now(self) -> WeightsReference:

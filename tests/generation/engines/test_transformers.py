@@ -3,6 +3,7 @@
 import gc
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import BloomConfig, BloomForCausalLM
 
-from rlhfless_functions.api import EngineRoom
+from rlhfless_functions import weights as stored
+from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.engines.base import Engine, SequenceResult
 from rlhfless_functions.generation.engines.kv_cache import padded
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.weights import PrefetchedWeights, load_policy, load_tokenizer, publish_weights, take_over
 from tests.generation.engines.shares import (
     SAMPLING,
     continued,
@@ -192,3 +195,68 @@ def test_what_sleep_gives_back_the_machine_has_again_each_time(tmp_path: Path, t
         held = process.memory_info().rss
         engine.sleep()
         assert held - process.memory_info().rss > 0.9 * size
+
+
+def published(folder: Path, to: Path, seed: int) -> WeightsReference:
+    """A version of the model that a learner might have published."""
+    model = save_model(to / str(seed), folder, seed=seed)
+    policy = load_policy(settings_of(model), version(model))
+    publish_weights(str(to / f"step-{seed}"), policy, load_tokenizer(settings_of(model), version(model)))
+    return version(to / f"step-{seed}", seed)
+
+
+def test_a_swap_that_breaks_off_in_the_middle_leaves_no_mixture(
+    engine: TransformersEngine, folder: Path, tmp_path: Path
+) -> None:
+    first = published(folder, tmp_path, 1)
+    prefetched = engine.prefetch(settings_of(folder), first)
+    assert len(prefetched.pairs) > 4
+    prefetched.pairs.insert(4, (prefetched.pairs[4][0], None))  # type: ignore[arg-type]
+    engine.load(settings_of(folder), first, prefetched)
+    fresh = TransformersEngine()
+    fresh.load(settings_of(folder), first)
+    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+
+
+def test_a_swap_that_breaks_off_with_weights_that_are_gone_leaves_the_engine_empty(
+    engine: TransformersEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = published(folder, tmp_path, 1)
+    prefetched = engine.prefetch(settings_of(folder), first)
+
+    def breaks_off(prefetched: PrefetchedWeights) -> None:
+        take_over(replace(prefetched, pairs=prefetched.pairs[:3]))
+        shutil.rmtree(first.uri)
+        raise MemoryError
+
+    monkeypatch.setattr(stored, "take_over", breaks_off)
+    with pytest.raises(TaskError, match="does not exist"):
+        engine.load(settings_of(folder), first, prefetched)
+    with pytest.raises(TaskError, match="no weights are loaded"):
+        engine.start(share(1, 1), SAMPLING, None)
+    engine.load(settings_of(folder), version(folder))
+    fresh = TransformersEngine()
+    fresh.load(settings_of(folder), version(folder))
+    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+
+
+def test_prefetched_weights_of_another_version_are_not_taken(
+    engine: TransformersEngine, folder: Path, tmp_path: Path
+) -> None:
+    first, second = published(folder, tmp_path, 1), published(folder, tmp_path, 2)
+    engine.load(settings_of(folder), second, engine.prefetch(settings_of(folder), first))
+    fresh = TransformersEngine()
+    fresh.load(settings_of(folder), second)
+    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+
+
+def test_nothing_is_prefetched_where_host_memory_is_short(
+    engine: TransformersEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = published(folder, tmp_path, 1)
+    policy = engine.prefetch(settings_of(folder), first).policy
+    size = sum(parameter.nbytes for parameter in policy.parameters())
+    monkeypatch.setattr("rlhfless_functions.generation.engines.transformers.free_host_bytes", lambda: 2 * size - 1)
+    with pytest.raises(TaskError, match=f"they take {size} bytes") as refused:
+        engine.prefetch(settings_of(folder), first)
+    assert refused.value.reason == "out_of_memory"

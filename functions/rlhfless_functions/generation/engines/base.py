@@ -196,13 +196,26 @@ class EngineRun(ABC):
 class Engine(Protocol):
     """A model in memory that can generate."""
 
-    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+    def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Hold exactly these weights: replace weights in place, load a model, or do nothing if they are there already.
 
         An engine may go on loading a model after this; see `EngineRun.await_weights`.
 
+        Args:
+            model: the job's model.
+            weights: the version.
+            prefetched: what `prefetch` returned for the version, if it was called.
+
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
+        """
+
+    def prefetch(self, model: ModelSettings, weights: WeightsReference) -> object:
+        """Bring weights as near as host memory, for a later `load`. It is called in another thread, while a run goes
+        on, and changes nothing that the run reads.
+
+        Raises:
+            TaskError: if they cannot be had, or there is too little memory.
         """
 
     def sleep(self) -> None:

@@ -1,5 +1,6 @@
 """How many tokens of keys and values fit into the free memory."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,16 @@ def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.d
     else:
         share, free = _CPU_SHARE, min(psutil.virtual_memory().available, container_free_bytes(_CGROUP))
     return max(1, int(share * (free + held_bytes)) // kv_bytes_per_token(config, dtype))
+
+
+def free_host_bytes() -> float:
+    """Bytes of host memory that this process may still take. Pages of files that the kernel would drop count as
+    free."""
+    cached = 0
+    with suppress(OSError, ValueError):
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(statistics.get("inactive_file", 0))
+    return min(psutil.virtual_memory().available, container_free_bytes(_CGROUP) + cached)
 
 
 def container_free_bytes(cgroup: Path) -> float:

@@ -67,7 +67,7 @@ class ReplayEngine:
         self._cached_prompts: set[int] = set()
         self._run: EmulatedBatch | None = None
 
-    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+    def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Take as long as loading these weights does, if others are held.
 
         Raises:
@@ -83,6 +83,9 @@ class ReplayEngine:
         self._cached, self._cached_prompts = {}, set()
         until = started + self._emulation.weight_load_seconds * self._emulation.time_scale
         self._sleep(max(0.0, until - self._clock()))
+
+    def prefetch(self, model: ModelSettings, weights: WeightsReference) -> None:
+        """There are no weights to fetch."""
 
     def sleep(self) -> None:
         """Hold no weights and no keys and values: the next load takes its time."""

@@ -1,5 +1,6 @@
 """The engine on plain transformers models: any decoder with scaled dot-product attention, on a CPU or a GPU."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,12 +18,14 @@ from rlhfless_functions.generation.engines.attention import Masks, use_grouped_a
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
-from rlhfless_functions.generation.engines.memory import free_kv_tokens
+from rlhfless_functions.generation.engines.memory import free_host_bytes, free_kv_tokens
 from rlhfless_functions.generation.engines.passes import padded_rows
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.device_memory import empty, give_back
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
+
+logger = logging.getLogger(__name__)
 
 MAX_LOGITS = 2**26
 """Most numbers in the logits of one step. With a large vocabulary, logits take more memory than keys and values."""
@@ -55,7 +58,7 @@ class TransformersEngine:
         self._experience = DraftExperience(self._device.type)
         self._history = HistoryCache()
 
-    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+    def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
 
         A model that is loaded may still get its weights afterwards, while the first prompts are computed.
@@ -70,7 +73,9 @@ class TransformersEngine:
                 held = None
             elif held.weights != weights or held.settings != model:
                 held.arriving.settle()
-        if held is None or held.settings != model or (model.lora is not None and held.weights.uri != weights.uri):
+        if held is not None and held.weights != weights and isinstance(prefetched, stored.PrefetchedWeights):
+            held = self._take_over(held, model, weights, prefetched)
+        if held is None or not _takes(held, model, weights):
             self._cache = held = None
             held = self._load(model, weights)
             self._experience = DraftExperience(self._device.type)
@@ -78,6 +83,37 @@ class TransformersEngine:
             stored.swap_policy(held.policy, weights)
             held.weights = weights
         self._loaded = held
+
+    def _take_over(
+        self, held: _Loaded, model: ModelSettings, weights: WeightsReference, prefetched: stored.PrefetchedWeights
+    ) -> _Loaded | None:
+        """The model with prefetched weights; as it was if they are not of use; None if that broke off."""
+        if not _takes(held, model, weights) or not prefetched.is_of(held.policy, weights):
+            return held
+        try:
+            stored.take_over(prefetched)
+        except Exception:
+            logger.exception("prefetched weights could not be taken over whole, and the model is loaded anew")
+            empty(held.policy)
+            return None
+        held.weights = weights
+        return held
+
+    def prefetch(self, model: ModelSettings, weights: WeightsReference) -> stored.PrefetchedWeights:
+        """Read weights into host memory, in the model's number format, for a later `load`.
+
+        As much memory as they take has to stay free beside them.
+
+        Raises:
+            TaskError: if they cannot be had or do not fit the model, or there is too little memory.
+        """
+        held = self._loaded
+        if held is None or not _takes(held, model, weights):
+            raise TaskError("model_unloadable", "another model is loaded")
+        size = stored.swappable_bytes(held.policy)
+        if (free := free_host_bytes()) < 2 * size:
+            raise TaskError("out_of_memory", f"they take {size} bytes, and {free:.0f} bytes of host memory are free")
+        return stored.prefetch_policy(held.policy, weights)
 
     def _load(self, model: ModelSettings, weights: WeightsReference) -> _Loaded:
         arriving = stored.load_arriving(model, weights, self._device)
@@ -175,6 +211,11 @@ class TransformersEngine:
             self._cache = held = None
             held = self._cache = SlotCache(slots, capacity)
         return held
+
+
+def _takes(held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
+    """Whether the model in memory can take these weights in place. With an adapter its backbone stays."""
+    return held.settings == model and (model.lora is None or held.weights.uri == weights.uri)
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

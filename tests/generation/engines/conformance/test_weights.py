@@ -1,6 +1,7 @@
 """A response is of one version's weights, and an engine whose weights cannot be used stays usable."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rlhfless_functions.generation.engines.base import Engine, NonFiniteLogitsEr
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
-from rlhfless_functions.weights import attach_adapter, load_policy, publish_adapter
+from rlhfless_functions.weights import attach_adapter, load_policy, load_tokenizer, publish_adapter, publish_weights
 from tests.generation.engines.shares import (
     SAMPLING,
     NewEngine,
@@ -52,6 +53,32 @@ def test_a_prefix_that_was_computed_with_other_weights_is_not_used_again(
     engine.load(settings_of(folder), version(other, 1))
     result = generate(engine, [task])[0, 0]
     assert result.log_probs == pytest.approx(reference_log_probs(other, task, result.response_tokens, 1.0), abs=2e-4)
+
+
+def test_weights_that_were_prefetched_while_it_generated_are_swapped_whole(
+    new_engine: NewEngine, engine: Engine, folder: Path, tmp_path: Path
+) -> None:
+    other = save_model(tmp_path / "other", folder, seed=7)
+    policy = load_policy(settings_of(other), version(other))
+    publish_weights(str(tmp_path / "1"), policy, load_tokenizer(settings_of(folder), version(folder)))
+    first = version(tmp_path / "1", 1)
+    tasks = share(8, 2)
+    before = generate(engine, tasks)
+    run = engine.start(tasks, SAMPLING, None)
+    results = run.step()
+    with ThreadPoolExecutor(1) as thread:
+        prefetching = thread.submit(engine.prefetch, settings_of(folder), first)
+        while run.running or run.waiting:
+            results += run.step()
+    assert_same({(result.prompt, result.index): result for result in results}, before)
+    engine.load(settings_of(folder), first, prefetching.result())
+    swapped = generate(engine, tasks)
+    fresh = new_engine()
+    fresh.load(settings_of(folder), first)
+    assert_same(swapped, generate(fresh, tasks))
+    assert {key: result.response_tokens for key, result in swapped.items()} != {
+        key: result.response_tokens for key, result in before.items()
+    }
 
 
 @pytest.mark.parametrize("cut", [1, 9])

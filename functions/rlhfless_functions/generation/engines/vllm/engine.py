@@ -78,7 +78,7 @@ class VllmEngine:
 
     # --- weights -------------------------------------------------------------------------------------------------
 
-    def load(self, model: ModelSettings, weights: WeightsReference) -> None:
+    def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
 
         Before a replacement in place, names and shapes are compared with those in vLLM. Checksums are compared with the
@@ -106,6 +106,16 @@ class VllmEngine:
                 self._replace(held, weights)
             held.settings, held.weights = model, weights
         self._usable = True
+
+    def prefetch(self, model: ModelSettings, weights: WeightsReference) -> Path:
+        """Fetch weights to this machine and check them. Their pages then are in the kernel's cache of files, from where
+        `load` reads them.
+
+        Raises:
+            TaskError: if they cannot be had.
+        """
+        uri = weights.adapter or weights.uri
+        return weights_folder(uri, revision=model_revision(model, uri))
 
     def _takes(self, held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
         """Whether vLLM can take these weights without a restart."""

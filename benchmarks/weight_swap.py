@@ -1,0 +1,359 @@
+"""How long decoding pauses for a new version of the weights, prefetched and not, in turns.
+
+    python benchmarks/weight_swap.py [--switches 10] [--threads 2] [--store local|s3] [--json FILE]
+
+One instance with a model of 126 MB decodes a share of samples, and the driver's own code (`training/generation.py`)
+cuts its request for each new version and makes the next one (`newWeights: switch`). Every second request is told which
+version comes next, and prefetches it. The pause is the time from the end of the last decode step with the old weights
+to the beginning of the first one with the new weights, without the prefill and the replay in between, which are listed
+beside it. `--store s3` puts all artifacts into an S3 server on this machine (moto).
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+
+TOKEN = "a-benchmarks-token"
+ROWS, PROMPTS, PROMPT, RESPONSE = 16, 64, 40, 200
+INSTANCE = """
+import json, sys, time
+
+from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
+from rlhfless_functions.generation.engines.transformers import TransformersEngine
+from rlhfless_functions.serving.instance import InstanceOptions, run_instance
+
+log = open(sys.argv[2], "w", buffering=1)
+spans = []
+
+def timed(cls, name, label):
+    plain = getattr(cls, name)
+
+    def measured(self, *args, **kwargs):
+        began = time.monotonic()
+        try:
+            return plain(self, *args, **kwargs)
+        finally:
+            spans.append((label, began, time.monotonic()))
+            if label != "decode" and label != "admit":
+                print(json.dumps(spans.copy()), file=log)
+                spans.clear()
+
+    setattr(cls, name, measured)
+
+timed(ContinuousBatch, "_decode", "decode")
+timed(ContinuousBatch, "_admit", "admit")
+timed(TransformersEngine, "load", "load")
+timed(TransformersEngine, "prefetch", "prefetch")
+timed(TransformersEngine, "start", "start")
+run_instance(InstanceOptions.model_validate_json(sys.argv[1]), lambda port: print(port, flush=True))
+"""
+
+
+def make_versions(folder: Path, count: int) -> list[Path]:
+    """A model of 126 MB and as many later versions."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from rlhfless_functions.weights import publish_weights
+
+    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "examples" / "quickstart" / "model")
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))
+    made = []
+    for number in range(count + 1):
+        made.append(folder / f"made-{number}")
+        publish_weights(str(made[-1]), model, tokenizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.view(-1)[::7] *= 1.001
+    return made
+
+
+class Run:
+    """One job's generation on one instance."""
+
+    def __init__(self, made: list[Path], root: str, url: str, threads: int) -> None:
+        from rlhfless_functions.api import WeightsReference
+
+        self._made, self._root, self._url = made, root, url
+        self.threads = threads
+        self.versions = [WeightsReference(version=0, uri=str(made[0]))]
+        self.driver_pauses: list[float] = []
+        self.ready: asyncio.Event | None = None
+
+    def publish(self) -> None:
+        """The next version is there, and written down."""
+        from rlhfless_functions import artifacts
+
+        reference = self.reference(len(self.versions))
+        with artifacts.publish(reference.uri) as folder:
+            for file in self._made[reference.version].iterdir():
+                if file.name != artifacts.MANIFEST:
+                    (folder / file.name).write_bytes(file.read_bytes())
+        self.versions.append(reference)
+
+    def reference(self, version: int) -> Any:
+        """The version's reference, before it is there, too."""
+        from rlhfless_functions.api import WeightsReference
+
+        return WeightsReference(version=version, uri=f"{self._root}/weights/step-{version:06d}")
+
+    async def generate(self, switches: int, every: float) -> None:
+        """Decode until so many versions have been switched to."""
+        from rlhfless_functions.api import (
+            Event,
+            GenerationRequest,
+            NextWeights,
+            SampleTask,
+            TaskKey,
+        )
+        from rlhfless_functions.settings import ModelSettings, SamplingSettings
+        from rlhfless_operator.planner.migration import Migration
+        from rlhfless_operator.platforms.stream import open_session, run_task
+        from rlhfless_operator.training.generated import GenerationOutcome
+        from rlhfless_operator.training.generation import GenerationSettings, generate
+        from rlhfless_operator.training.instance_queue import InstanceQueue
+        from rlhfless_operator.training.requests import ActorAttempt
+        from rlhfless_operator.training.sampling_weights import SamplingWeights
+
+        model = ModelSettings(source=str(self._made[0]), dtype="float32")
+
+        def make_request(attempt: ActorAttempt) -> GenerationRequest:
+            version = attempt.weights.version
+            upcoming = [NextWeights(weights=self.reference(version + 1))] if version % 2 == 0 else []
+            return GenerationRequest(
+                key=TaskKey(job_uid="u", step=99, stage="generation", part=attempt.actor, attempt=attempt.number),
+                result=f"{attempt.sink}/result.json",
+                model=model,
+                weights=attempt.weights,
+                oldest_version=0,
+                next_weights=upcoming,
+                prompts=f"{self._root}/prompts.parquet",
+                samples=attempt.samples,
+                sampling=SamplingSettings(max_prompt_tokens=PROMPT, max_response_tokens=RESPONSE),
+                seed=0,
+                sink=attempt.sink,
+                resume_from=attempt.resume_from,
+                known_until=attempt.known_until,
+                kv_budget_tokens=ROWS * 256,
+            )
+
+        outcome = GenerationOutcome(sinks=[])
+        url = self._url
+
+        class Platform:
+            async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+                try:
+                    async with aclosing(run_task(session, url, TOKEN, request, stall_seconds=60)) as events:
+                        async for event in events:
+                            yield event
+                finally:
+                    # As the platforms do: the instance is free once it has published what it had.
+                    await asyncio.shield(published())
+
+        async def published() -> None:
+            while True:
+                async with session.get(f"{url}/readyz") as answer:
+                    if not (await answer.json(content_type=None))["busy"]:
+                        return
+                await asyncio.sleep(0.005)
+
+        class Capacity:
+            async def use(self, *_: object) -> None:
+                pass
+
+        async def consume() -> None:
+            queue = InstanceQueue("generation", Capacity())  # type: ignore[arg-type]
+            share = [SampleTask(prompt=prompt, index=index) for index in range(6) for prompt in range(PROMPTS)]
+            settings = GenerationSettings(
+                sink_root=f"{self._root}/rollouts",
+                driver=1,
+                retries=0,
+                prompt_tokens=lambda prompt: PROMPT,
+                make_request=make_request,
+                weights=SamplingWeights(self.versions[0], lambda: self.versions[-1], switches),
+                is_worth_switching=lambda actor: True,
+                look_seconds=0.0,
+            )
+            async with queue.part(1, 1) as instances:
+                async for _ in generate(
+                    Platform(),  # type: ignore[arg-type]
+                    [share],
+                    outcome,
+                    settings,
+                    migration=Migration(None, lambda key, tokens: (1000.0, 0.0), max_moves=0),
+                    instances=instances,
+                    on_event=lambda actor, event: None,
+                ):
+                    pass
+
+        async with open_session() as session:
+            consuming = asyncio.create_task(consume())
+            await asyncio.sleep(every)
+            for _ in range(switches):
+                await asyncio.to_thread(self.publish)
+                await asyncio.sleep(every)
+                if consuming.done():
+                    break
+            if consuming.done():
+                await consuming
+                raise RuntimeError("the share was complete before the last version")
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+        self.driver_pauses = outcome.switch_pauses
+
+
+def read_spans(log: Path) -> list[tuple[str, float, float]]:
+    """What the instance did when, in order of its ends."""
+    return [tuple(span) for line in log.read_text().splitlines() for span in json.loads(line)]
+
+
+def pauses(spans: list[tuple[str, float, float]]) -> list[dict[str, float]]:
+    """Of each switch: the pause, what of it is loading, and the recomputing beside it."""
+    found = []
+    ordered = sorted((span for span in spans if span[0] != "prefetch"), key=lambda span: span[1])
+    last = None
+    loading = admitting = 0.0
+    loaded = False
+    for label, began, ended in ordered:
+        if label == "decode":
+            if loaded and last is not None:
+                whole = began - last
+                found.append({"pause": whole - admitting, "load": loading, "recompute": admitting})
+            last, loaded, loading, admitting = ended, False, 0.0, 0.0
+        elif label == "load":
+            loading += ended - began
+            loaded = True
+        elif label == "admit":
+            # A step without prompts to prefill asks, too, in no time; the first one of a request does the work.
+            admitting = admitting + ended - began if loaded else 0.0
+    return found
+
+
+def decode_pace(spans: list[tuple[str, float, float]]) -> dict[str, float]:
+    """Decode steps while a version is prefetched, against those in the two seconds before."""
+    decodes = [(began, ended) for label, began, ended in spans if label == "decode"]
+    ratios = []
+    for label, began, ended in spans:
+        if label == "prefetch":
+            during = [end - start for start, end in decodes if start < ended and end > began]
+            before = [end - start for start, end in decodes if began - 2 < start and end < began]
+            if during and before:
+                ratios.append(sum(during) / len(during) / statistics.mean(before))
+    seconds = [ended - began for label, began, ended in spans if label == "prefetch"]
+    return {
+        "prefetch_seconds_median": round(statistics.median(seconds), 4),
+        "decode_step_ratio_while_prefetching_median": round(statistics.median(ratios), 3),
+        "decode_step_seconds_median": round(statistics.median(end - start for start, end in decodes), 4),
+    }
+
+
+def summary(found: list[dict[str, float]]) -> dict[str, Any]:
+    return {
+        name: {
+            "median_ms": round(1000 * statistics.median(each[name] for each in found), 1),
+            "max_ms": round(1000 * max(each[name] for each in found), 1),
+            "all_ms": [round(1000 * each[name], 1) for each in found],
+        }
+        for name in ("pause", "load", "recompute")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--switches", type=int, default=20)
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two versions")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--store", choices=("local", "s3"), default="local")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+
+    from rlhfless_functions.data.prompts import Prompt, write_prompts
+    from rlhfless_functions.serving.instance import InstanceOptions
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        root = str(folder / "run")
+        if given.store == "s3":
+            root = start_s3()
+        os.environ["RLHFLESS_CACHE"] = str(folder / "cache")
+        numbers = random.Random(0)
+        rows = [
+            Prompt(row=row, tokens=[numbers.randrange(3, 60) for _ in range(PROMPT)], text="") for row in range(PROMPTS)
+        ]
+        write_prompts(f"{root}/prompts.parquet", rows)
+        made = make_versions(folder, given.switches)
+        options = InstanceOptions(
+            stage="generation", name="one", token=TOKEN, threads=given.threads, started_at=time.time()
+        )
+        log = folder / "spans"
+        process = subprocess.Popen(
+            [sys.executable, "-c", INSTANCE, options.model_dump_json(), str(log)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            run = Run(made, root, f"http://127.0.0.1:{int(process.stdout.readline())}", given.threads)
+            asyncio.run(run.generate(given.switches, given.every))
+        finally:
+            process.kill()
+            process.wait()
+        spans = read_spans(log)
+    found = pauses(spans)
+    # The first version is not prefetched by anything: the request that asks for it is the first one.
+    arms = {"prefetched": found[0::2], "not prefetched": found[1::2]}
+    driver = {"prefetched": run.driver_pauses[0::2], "not prefetched": run.driver_pauses[1::2]}
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/weight_swap.py --switches {given.switches} --threads {given.threads}"
+        f" --store {given.store}",
+        "version_bytes": sum(file.stat().st_size for file in made[0].glob("*.safetensors"))
+        if made[0].exists()
+        else 126e6,
+        **{name: summary(values) for name, values in arms.items()},
+        "driver_pause_median_ms": {
+            name: round(1000 * statistics.median(values), 1) for name, values in driver.items() if values
+        },
+        "decoding": decode_pace(spans),
+        **describe_machine(["torch", "transformers"]),
+    }
+    print(json.dumps(record, indent=1))
+    if given.json is not None:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def start_s3() -> str:
+    """URI of a bucket on an S3 server in this process."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return f"s3://{bucket}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Fetches the next version of the weights into host memory while the engine decodes.
+
+It is a cache. A request waits for nothing but a version that is just being fetched, and loads its weights as it always
+does where they are not ready. A fault is logged once a version and has no other effect.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import NextWeights, WeightsReference
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.2
+"""Time between two looks for the next version on a file system of this machine."""
+STORE_LOOK_SECONDS = 1.0
+"""The same in an object store, which charges for each look."""
+
+Fetch = Callable[[NextWeights], Any]
+"""Reads a version into host memory, and returns what the engine's `load` takes."""
+
+
+class WeightsPrefetcher:
+    """Watches for the next versions in a thread of its own while a request decodes. Holds at most one version."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._watch: _Watch | None = None
+        self._fetching: WeightsReference | None = None
+        self._ready: tuple[WeightsReference, Any] | None = None
+        self._settled: int | None = None
+        self._present = -1
+
+    @property
+    def settled(self) -> int | None:
+        """The newest version that a request need not be held back for: it is in host memory, or could not be put there;
+        at first the version that the running request decodes with. None while nothing is watched for."""
+        return self._settled
+
+    def watch(self, present: int, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
+        """Look for newer versions from now on, and fetch the newest one.
+
+        Args:
+            present: the version that the engine holds.
+            upcoming: versions in the order in which they will appear.
+            fetch: is called in the thread.
+        """
+        self.pause()
+        with self._changed:
+            self._present = present
+            ready = self._ready[0] if self._ready is not None else None
+            if ready is not None and ready.version <= present:
+                self._ready = ready = None
+            self._settled = max(present, ready.version if ready is not None else 0) if upcoming else None
+            left = [each for each in upcoming if self._settled is not None and each.weights.version > self._settled]
+            if left:
+                self._watch = _Watch(left, fetch)
+                threading.Thread(target=self._run, args=(self._watch,), name="prefetch", daemon=True).start()
+
+    def pause(self) -> None:
+        """Look no further. A version that is being fetched is still fetched to its end."""
+        with self._changed:
+            self._settled = None
+            if self._watch is not None:
+                self._watch.ended.set()
+
+    def stop(self) -> None:
+        """Look no further, and forget what is ready and what is being fetched."""
+        self.pause()
+        with self._changed:
+            if self._watch is not None:
+                self._watch.forgotten = True
+            self._watch = self._ready = None
+            self._changed.notify_all()
+
+    def take(self, weights: WeightsReference) -> Any | None:
+        """What a fetch of this version returned, once; None if it is not here. Waits while it is being fetched."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fetching != weights or self._watch is None)
+            if self._ready is None or self._ready[0] != weights:
+                return None
+            _, prefetched = self._ready
+            self._ready = None
+            return prefetched
+
+    def _run(self, watch: "_Watch") -> None:
+        left = watch.upcoming
+        while left and not watch.ended.is_set():
+            began = time.monotonic()
+            found = self._published(left, watch)
+            if found:
+                newest, left = left[found - 1], left[found:]
+                self._fetch(newest, watch)
+            else:
+                pace = STORE_LOOK_SECONDS if artifacts.local_path(_folder(left[0])) is None else LOOK_SECONDS
+                watch.ended.wait(max(0.0, began + pace - time.monotonic()))
+
+    def _published(self, upcoming: Sequence[NextWeights], watch: "_Watch") -> int:
+        """How many of the versions are there."""
+        try:
+            found = 0
+            while found < len(upcoming) and _is_published(upcoming[found]):
+                found += 1
+        except artifacts.ArtifactError as error:
+            if not watch.has_warned:
+                watch.has_warned = True
+                logger.warning("it can't be seen whether new weights are there, and they are loaded later: %s", error)
+        return found
+
+    def _fetch(self, upcoming: NextWeights, watch: "_Watch") -> None:
+        weights, began = upcoming.weights, time.monotonic()
+        with self._changed:
+            # Of an earlier request there may be a fetch that has not ended.
+            self._changed.wait_for(lambda: self._fetching is None)
+            if watch.ended.is_set():
+                return
+            if self._ready is not None and self._ready[0] == weights:
+                self._settled = weights.version
+                return
+            self._fetching = weights
+            # There is memory for one version.
+            self._ready = None
+        prefetched = None
+        try:
+            prefetched = watch.fetch(upcoming)
+        except Exception as error:
+            logger.warning("weights version %s could not be fetched ahead: %s", weights.version, error)
+        fields = {"version": weights.version, "seconds": round(time.monotonic() - began, 4)}
+        with self._changed:
+            if prefetched is not None and not watch.forgotten and weights.version > self._present:
+                self._ready = weights, prefetched
+                logger.info("weights fetched ahead", extra={"fields": fields})
+            if self._watch is watch and not watch.ended.is_set():
+                self._settled = weights.version
+            self._fetching = None
+            self._changed.notify_all()
+
+
+class _Watch:
+    """What one request watches for."""
+
+    def __init__(self, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
+        self.upcoming = upcoming
+        self.fetch = fetch
+        self.ended = threading.Event()
+        self.forgotten = False
+        """Whether the outcome of a fetch is of no use any more."""
+        self.has_warned = False
+
+
+def _folder(upcoming: NextWeights) -> str:
+    return upcoming.weights.adapter or upcoming.weights.uri
+
+
+def _is_published(upcoming: NextWeights) -> bool:
+    """Whether the manifest can be read: one GET, where to ask an object store for a file that is not there lists, too.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+    """
+    try:
+        artifacts.read_bytes(artifacts.join(_folder(upcoming), artifacts.MANIFEST))
+    except artifacts.ArtifactMissingError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    return True
