@@ -25,9 +25,10 @@ from rlhfless_functions.artifacts.files import (
 )
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
-from rlhfless_functions.artifacts.publication import complete, publish, upload
+from rlhfless_functions.artifacts.publication import publish
 from rlhfless_functions.artifacts.retrieval import Fetched, fetched, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
+from rlhfless_functions.artifacts.uploads import combine, complete, uploading
 
 __all__ = [
     "MANIFEST",
@@ -39,6 +40,7 @@ __all__ = [
     "Manifest",
     "ManifestEntry",
     "Sources",
+    "combine",
     "complete",
     "create_exclusive",
     "exists",
@@ -55,7 +57,7 @@ __all__ = [
     "read_json",
     "remove",
     "sweep",
-    "upload",
+    "uploading",
     "write_bytes",
     "write_json",
 ]
