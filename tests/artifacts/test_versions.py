@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts.copies import find_copy
+from rlhfless_functions.artifacts.manifest import Delta
 from tests.artifacts.folders import content
 
 FIRST = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4096}
@@ -138,6 +139,90 @@ def test_a_folder_of_this_machine_needs_no_deltas(tmp_path: Path, machine: Calla
     assert not (tmp_path / "learner").exists()
 
 
+# --- several publishers of one folder ----------------------------------------------------------------------------
+
+PARTS = ({"part-1": FIRST["model.safetensors"]}, {"part-2": FIRST["model.safetensors"][::-1], "index": b"{}"})
+LATER_PARTS = ({"part-1": SECOND["model.safetensors"]}, {"part-2": THIRD["model.safetensors"][::-1], "index": b"{}"})
+
+
+def publish_parts(
+    uri: str, parts: tuple[dict[str, bytes], ...], machines: list[Machine], since: str, *, complete: bool = True
+) -> None:
+    """Have each machine upload a part; they are published together unless that is broken off before."""
+    with ExitStack() as opened:
+        uploads = []
+        for number, (files, machine) in enumerate(zip(parts, machines, strict=True)):
+            with machine.at_work():
+                uploads.append(opened.enter_context(artifacts.uploading(uri, since=since, part=str(number))))
+            for name, data in files.items():
+                (uploads[-1].folder / name).write_bytes(data)
+        sent = []
+        for upload, machine in zip(uploads, machines, strict=True):
+            with machine.at_work():
+                sent.append(upload.send())
+        if not complete:
+            return
+        published = artifacts.combine(sent)
+        assert artifacts.complete(uri, published)
+        for upload, machine in zip(uploads, machines, strict=True):
+            with machine.at_work():
+                upload.keep(published)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["machines of their own", "one machine"])
+def test_each_of_several_publishers_says_what_changed_in_its_part(
+    together: bool, remote_store: str, machine: Callable[[str], Machine]
+) -> None:
+    first, second = artifacts.join(remote_store, "1"), artifacts.join(remote_store, "2")
+    learners = [machine("one"), machine("one" if together else "two")]
+    actor = machine("actor")
+    publish_parts(first, PARTS, learners, since="memory://none")
+    assert deltas_of(first) == {}
+    assert actor.read(first)[0] == PARTS[0] | PARTS[1]
+    publish_parts(second, LATER_PARTS, learners, since=first)
+    assert deltas_of(second).keys() == {"part-1", "part-2"}
+    found, fetched = actor.read(second)
+    assert found == LATER_PARTS[0] | LATER_PARTS[1]
+    assert fetched == artifacts.Fetched(bytes=sum(deltas_of(second).values()), deltas=2)
+    # A publisher's part is never taken for the folder.
+    assert learners[0].read(second)[0] == LATER_PARTS[0] | LATER_PARTS[1]
+
+
+def test_a_publisher_that_is_new_leaves_its_part_without_changes(
+    remote_store: str, machine: Callable[[str], Machine]
+) -> None:
+    first, second, actor = artifacts.join(remote_store, "1"), artifacts.join(remote_store, "2"), machine("actor")
+    publish_parts(first, PARTS, [machine("one"), machine("two")], since="memory://none")
+    actor.read(first)
+    publish_parts(second, LATER_PARTS, [machine("one"), machine("new")], since=first)
+    assert deltas_of(second).keys() == {"part-1"}
+    found, fetched = actor.read(second)
+    assert found == LATER_PARTS[0] | LATER_PARTS[1]
+    assert (fetched.deltas, fetched.refused_deltas) == (1, 0)
+
+
+def test_parts_that_were_broken_off_are_never_mixed_with_those_of_the_next_publishers(
+    remote_store: str, machine: Callable[[str], Machine]
+) -> None:
+    first, second, actor = artifacts.join(remote_store, "1"), artifacts.join(remote_store, "2"), machine("actor")
+    learners = [machine("one"), machine("two")]
+    publish_parts(first, PARTS, learners, since="memory://none")
+    actor.read(first)
+    damaged = ({"part-1": b"x" * 1000}, {"part-2": b"y" * 1000, "index": b"{}"})
+    publish_parts(second, damaged, learners, since=first, complete=False)
+    assert not artifacts.is_published(second)
+    publish_parts(second, LATER_PARTS, learners, since=first)
+    found, fetched = actor.read(second)
+    assert found == LATER_PARTS[0] | LATER_PARTS[1]
+    assert (fetched.deltas, fetched.refused_deltas) == (2, 0)
+
+
+def test_parts_made_against_different_versions_are_refused() -> None:
+    parts = [artifacts.Manifest({}, Delta(base * 64, {})) for base in "ab"]
+    with pytest.raises(ValueError, match="different versions"):
+        artifacts.combine(parts)
+
+
 # --- what can go wrong -------------------------------------------------------------------------------------------
 
 
@@ -232,12 +317,12 @@ def test_a_version_whose_changes_can_not_be_published_is_published(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from rlhfless_functions.artifacts import publication
+    from rlhfless_functions.artifacts import uploads
 
     def full(base: Path, new: Path, delta: Path) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publication, "write_delta", full)
+    monkeypatch.setattr(uploads, "write_delta", full)
     third = artifacts.join(remote_store, "3")
     machine("learner").publish(third, THIRD, since=versions[1])
     assert deltas_of(third) == {}
@@ -262,12 +347,12 @@ def test_a_version_whose_copy_is_refused_is_published(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from rlhfless_functions.artifacts import publication
+    from rlhfless_functions.artifacts import uploads
 
-    def full(folder: Path, uri: str, published: artifacts.Manifest) -> None:
+    def full(folder: Path, uri: str, published: artifacts.Manifest, part: str) -> None:
         raise artifacts.ArtifactUnwritableError("no space is left on the device")
 
-    monkeypatch.setattr(publication, "keep_copy", full)
+    monkeypatch.setattr(uploads, "keep_copy", full)
     third = artifacts.join(remote_store, "3")
     machine("learner").publish(third, THIRD, since=versions[1])
     assert machine("actor").read(third)[0] == THIRD

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import Gang, LearnRequest, Waiting
+from rlhfless_functions.api import Gang, LearnRequest, Waiting, WeightsReference
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import LoraSettings, OptimizerSettings
@@ -89,24 +89,32 @@ def test_instances_take_the_steps_that_one_takes_whatever_their_number(
             assert said[0][1]["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
-def test_instances_without_a_file_system_in_common_publish_together(
-    tmp_path: Path, tiny_model: Path, s3: str, artifact_cache: Path
+def test_instances_without_a_file_system_in_common_publish_together_what_changed_too(
+    tmp_path: Path, tiny_model: Path, s3: str, artifact_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(tmp_path, tiny_model, algorithm=PPO, optimizer=OPTIMIZER)
     job.undisturbed(2)
-    given = with_processes_alone(job)
+    given = {"learning": with_processes_alone(job)["learning"].model_copy(update={"weight_deltas": "auto"})}
     checkpoint = f"{s3}/checkpoint"
     to = {"publish": f"{s3}/weights", "publish_critic": f"{s3}/critic", "save_checkpoint": checkpoint}
     first = members(job.request(1, **given, **to), gang_of(tmp_path))
     to = {"publish": f"{s3}/weights-2", "publish_critic": f"{s3}/critic-2", "checkpoint": checkpoint, "replay": []}
     # A fresh pair of instances goes on from what this one has uploaded.
-    second = members(job.request(2, checkpoint_step=1, **given, **to), gang_of(tmp_path))
+    base = WeightsReference(version=1, uri=f"{s3}/weights")
+    second = members(job.request(2, checkpoint_step=1, base=base, **given, **to), gang_of(tmp_path))
     for requests in (first, second):
         said = run_instances(tmp_path, [[request] for request in requests])
         assert all("metrics" in lines[0] for lines in said), said
     for name, step in (("weights", 1), ("critic", 1), ("weights-2", 2), ("critic-2", 2)):
         kind = name.partition("-")[0]
         assert_close(f"{s3}/{name}", str(tmp_path / "undisturbed" / f"{kind}-{step}"))
+    monkeypatch.setenv("RLHFLESS_CACHE", str(tmp_path / "copies-of-an-actor"))
+    tensors(f"{s3}/weights")
+    before = artifacts.fetched()
+    assert_close(f"{s3}/weights-2", str(tmp_path / "undisturbed" / "weights-2"))
+    # Each instance has published what changed in the half that it holds.
+    assert artifacts.fetched().deltas - before.deltas == 2
+    assert artifacts.fetched().refused_deltas == before.refused_deltas
 
 
 def with_processes_alone(job: Job) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def run_in_store(file: Path, uri: str) -> list[dict[str, Any]]:
 
 def weights_in_store(uri: str) -> dict[str, torch.Tensor]:
     status = artifacts.read_json(artifacts.join(uri, "status.json"))
-    return load(artifacts.read_bytes(artifacts.join(status["weights"]["uri"], "model.safetensors")))
+    files = [uri for uri in artifacts.list_files(status["weights"]["uri"]) if uri.endswith(".safetensors")]
+    found = [load(artifacts.read_bytes(uri)) for uri in files if ".delta" not in uri]
+    return {name: tensor for tensors in found for name, tensor in tensors.items()}
 
 
 @pytest.mark.slow
@@ -80,6 +82,21 @@ def test_instances_of_the_learner_s_machine_fetch_nothing(tiny_job: MakeJob, s3:
     steps = run_in_store(tiny_job("near", **KEPT), f"{s3}/near")[-STEPS:]
     assert all(step.get("weights/bytes_fetched", 0) == 0 for step in steps)
     assert "weights/delta_bytes" in steps[-1]
+
+
+@pytest.mark.parametrize("several", [{"processes": 2}, {"instances": {"min": 2, "max": 2}}], ids=str)
+@pytest.mark.usefixtures("artifact_cache", "warm_start", "nothing_is_left_behind")
+def test_learners_of_several_processes_publish_what_changed(
+    several: dict[str, Any], tiny_job: MakeJob, s3: str
+) -> None:
+    settings = {**KEPT, "learning": {**KEPT["learning"], **several}, "steps": 2}
+    first, *later = run_in_store(tiny_job("several", **settings), f"{s3}/several")[-2:]
+    assert "weights/delta_bytes" not in first
+    assert all(step["weights/delta_bytes"] < 0.5 * step["weights/bytes"] for step in later)
+    assert not any("weights/deltas_refused" in step for step in later)
+    local = tiny_job("local", **settings)
+    run_job(local)
+    assert_equal_weights(weights_in_store(f"{s3}/several"), final_weights(local))
 
 
 @pytest.mark.usefixtures("artifact_cache", "warm_start")

@@ -26,9 +26,10 @@ from rlhfless_functions.artifacts.files import (
 )
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
-from rlhfless_functions.artifacts.publication import complete, publish, upload
+from rlhfless_functions.artifacts.publication import publish
 from rlhfless_functions.artifacts.retrieval import Fetched, arrive, fetched, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
+from rlhfless_functions.artifacts.uploads import combine, complete, uploading
 
 __all__ = [
     "MANIFEST",
@@ -43,6 +44,7 @@ __all__ = [
     "ManifestEntry",
     "Sources",
     "arrive",
+    "combine",
     "complete",
     "create_exclusive",
     "exists",
@@ -59,7 +61,7 @@ __all__ = [
     "read_json",
     "remove",
     "sweep",
-    "upload",
+    "uploading",
     "write_bytes",
     "write_json",
 ]

@@ -17,6 +17,7 @@ from rlhfless_functions.artifacts.manifest import Manifest, manifest
 
 _CACHED_FOLDERS = 4
 _IN_USE_SECONDS = 600.0
+_PART = ".part-"
 
 
 def cache_folder() -> Path:
@@ -44,33 +45,47 @@ def copy_place(uri: str, identity: bytes) -> Path:
     return cache_folder() / hashlib.sha256(uri.encode() + b"\0" + identity).hexdigest()
 
 
-def find_copy(uri: str) -> Path | None:
+def find_copy(uri: str, part: str = "") -> Path | None:
     """The copy of a published folder; None if there is none here, nothing is published, or it needs no copy.
+
+    Args:
+        uri: the folder.
+        part: asks for the copy of a part that was kept under this name.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
         ArtifactCorruptError: if the manifest is unreadable.
     """
     found = manifest(uri) if local_path(uri) is None else None
-    place = copy_place(uri, found.dump()) if found is not None else None
+    place = _part_of(copy_place(uri, found.dump()), part) if found is not None else None
     return place if place is not None and place.is_dir() else None
 
 
-def keep_copy(folder: Path, uri: str, published: Manifest) -> None:
+def copied_digest(copy: Path) -> str:
+    """The digest of the published folder that something is a copy of, or of a part of."""
+    return copy.name.partition(_PART)[0]
+
+
+def keep_copy(folder: Path, uri: str, published: Manifest, part: str = "") -> None:
     """Make a folder that was published the copy of what it was published as.
 
     Args:
         folder: on the file system of the copies; it is gone afterwards.
         uri: where it is published.
         published: its manifest.
+        part: a name for the copy, where the folder has only a part of the files. Readers never take it for the whole.
 
     Raises:
         ArtifactUnwritableError: if that cannot be done.
     """
-    place = copy_place(uri, published.dump())
+    place = _part_of(copy_place(uri, published.dump()), part)
     with writing(str(place)):
         forget_old_copies()
         settle(folder, place)
+
+
+def _part_of(place: Path, part: str) -> Path:
+    return place.with_name(f"{place.name}{_PART}{part}") if part else place
 
 
 def settle(folder: Path, place: Path) -> None:

@@ -37,6 +37,11 @@ class Ranks:
         return self.rank % (self.of_instance or self.size)
 
     @property
+    def instance(self) -> int:
+        """Number of this rank's instance."""
+        return self.rank // (self.of_instance or self.size)
+
+    @property
     def instances(self) -> int:
         """Number of instances of the ranks."""
         return self.size // (self.of_instance or self.size)

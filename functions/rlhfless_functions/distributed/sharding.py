@@ -1,6 +1,5 @@
 """A model over several ranks: each holds a part of every tensor, and gathers a layer to compute with it (FSDP2)."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -79,20 +78,20 @@ def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[s
 
 
 @contextmanager
-def publish_together(uri: str, ranks: Ranks) -> Iterator[Path]:
+def publish_together(uri: str, ranks: Ranks, *, since: str | None = None) -> Iterator[Path]:
     """`artifacts.publish` for all ranks: each writes its files, and the folder is published when all have.
 
     The ranks of several instances write to the file system that the store is on, or else each instance uploads what
-    its ranks have written.
+    its ranks have written, and what changed in that.
 
     Raises:
         ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
     """
     if ranks.instances > 1 and artifacts.local_path(uri) is None:
-        with _uploaded_together(uri, ranks) as folder:
+        with _uploaded_together(uri, ranks, since) as folder:
             yield folder
     elif ranks.rank == 0:
-        with artifacts.publish(uri) as folder:
+        with artifacts.publish(uri, since=since) as folder:
             ranks.all(str(folder))
             yield folder
             ranks.all("written")
@@ -102,14 +101,15 @@ def publish_together(uri: str, ranks: Ranks) -> Iterator[Path]:
 
 
 @contextmanager
-def _uploaded_together(uri: str, ranks: Ranks) -> Iterator[Path]:
+def _uploaded_together(uri: str, ranks: Ranks, since: str | None) -> Iterator[Path]:
+    part = f"{ranks.instance + 1}-of-{ranks.instances}"
     with ExitStack() as cleaning:
-        own = cleaning.enter_context(tempfile.TemporaryDirectory(prefix="rlhfless-publish-")) if not ranks.place else ""
-        folder = Path(ranks.all(own)[ranks.rank - ranks.place])
+        own = None if ranks.place else cleaning.enter_context(artifacts.uploading(uri, since=since, part=part))
+        folder = Path(ranks.all(str(own.folder) if own is not None else "")[ranks.rank - ranks.place])
         yield folder
         ranks.all("written")
-        uploaded = artifacts.upload(folder, uri) if not ranks.place else {}
-        everything = {name: entry for files in ranks.all(uploaded) for name, entry in files.items()}
-        if ranks.rank == 0:
-            artifacts.complete(uri, everything)
-        ranks.all("published")
+        sent = ranks.all(own.send() if own is not None else artifacts.Manifest({}))
+        published = artifacts.combine(sent)
+        completed = ranks.all(ranks.rank == 0 and artifacts.complete(uri, published))[0]
+        if own is not None and completed:
+            own.keep(published)

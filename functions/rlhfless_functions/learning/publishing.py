@@ -36,7 +36,7 @@ def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
         if ranks.size == 1:
             publish_weights(request.publish, state.policy, state.tokenizer, dtype, since=since)
         else:
-            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks)
+            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks, since=since)
         weights = WeightsReference(version=state.version, uri=request.publish)
     critic = None
     if state.critic is not None and request.publish_critic is not None:

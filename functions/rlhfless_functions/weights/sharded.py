@@ -39,14 +39,20 @@ def check_sharded_publishing(policy: nn.Module) -> None:
 
 
 def publish_weights_together(
-    uri: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, ranks: Ranks
+    uri: str,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    ranks: Ranks,
+    *,
+    since: str | None = None,
 ) -> None:
     """`publish_weights` by all ranks.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), publish_together(uri, ranks) as folder:
+    with store_errors(), publish_together(uri, ranks, since=since) as folder:
         _write(policy, {}, dtype, folder, ranks)
         if ranks.rank == 0:
             write_settings(policy, folder, dtype)

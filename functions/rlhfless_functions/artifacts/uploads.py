@@ -1,0 +1,185 @@
+"""Publishing to a store that is no file system of this machine: upload the files, then create the manifest.
+
+Several publishers may each upload a part of one folder. One of them creates the manifest of all parts.
+"""
+
+import filecmp
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlhfless_functions.artifacts.copies import cache_folder, copied_digest, find_copy, keep_copy
+from rlhfless_functions.artifacts.deltas import write_delta
+from rlhfless_functions.artifacts.errors import writing
+from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, remote, walk
+from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, entries
+
+logger = logging.getLogger(__name__)
+
+_DELTAS = ".delta"
+"""Sub-folder with what changed."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A local folder whose files are uploaded, all of a published folder or a part of it."""
+
+    folder: Path
+    uri: str
+    """The published folder."""
+    since: str | None
+    """Another published folder. What changed since then is uploaded, too, where a copy of it is here."""
+    part: str
+    """Name of this part among the parts of a folder; empty for a whole folder."""
+
+    def send(self) -> Manifest:
+        """Upload the files; `complete` publishes them.
+
+        Returns:
+            What the manifest says of them.
+
+        Raises:
+            ArtifactUnwritableError: if they cannot be written.
+        """
+        if self.since is None:
+            return Manifest(_upload(self.folder, self.uri))
+        with ThreadPoolExecutor(1) as beside:
+            # Made while the files are on their way: the folder is read only once they are there.
+            changes = beside.submit(self._send_changes, self.since)
+            return Manifest(_upload(self.folder, self.uri), changes.result())
+
+    def keep(self, published: Manifest) -> None:
+        """Keep the folder as a copy, to make the next version's changes from. A log entry says if that fails.
+
+        Args:
+            published: the manifest that was created.
+        """
+        if self.since is None:
+            return
+        try:
+            keep_copy(self.folder, self.uri, published, self.part)
+        except OSError as error:
+            logger.warning("no copy of %s is kept, and the next version is published in full: %s", self.uri, error)
+
+    def _send_changes(self, since: str) -> Delta | None:
+        """Publishing continues without it if it can't be made."""
+        try:
+            base = find_copy(since, self.part)
+            if base is None:
+                return None
+            with tempfile.TemporaryDirectory(prefix="rlhfless-delta-") as scratch:
+                for name in walk(str(self.folder)):
+                    old, new, delta = base / name, self.folder / name, Path(scratch, _DELTAS, name)
+                    if not old.is_file() or filecmp.cmp(old, new, shallow=False):
+                        continue
+                    delta.parent.mkdir(parents=True, exist_ok=True)
+                    if not write_delta(old, new, delta):
+                        delta.unlink(missing_ok=True)
+                uploaded = _upload(Path(scratch), self.uri)
+        except OSError as error:
+            logger.warning("%s is published without what changed since %s: %s", self.uri, since, error)
+            return None
+        files = {
+            name.removeprefix(f"{_DELTAS}/"): replace(entry, stored=entry.stored or name)
+            for name, entry in uploaded.items()
+        }
+        return Delta(copied_digest(base), files) if files else None
+
+
+@contextmanager
+def uploading(uri: str, *, since: str | None = None, part: str = "") -> Iterator[Upload]:
+    """Give a local folder for files that are to be uploaded; it is removed on leaving, unless it is kept as a copy.
+
+    Args:
+        uri: the folder that is published, in a store that is no file system of this machine.
+        since: see `Upload.since`; without effect where no copies can be kept.
+        part: see `Upload.part`.
+
+    Raises:
+        ArtifactUnwritableError: if there is no room for the folder.
+    """
+    copies = _copies(uri) if since is not None else None
+    with ExitStack() as cleaning:
+        with writing(uri):
+            if copies is None:
+                folder = Path(tempfile.mkdtemp(prefix="rlhfless-publish-"))
+            else:
+                folder, holding = make_held_beside(copies / "publication")
+                cleaning.callback(os.close, holding)
+        cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield Upload(folder, uri, since if copies is not None else None, part)
+
+
+def complete(uri: str, files: Manifest) -> bool:
+    """Publish files that have been uploaded; where something has been published before, it stands and they are removed.
+
+    Returns:
+        Whether it is these files that are published.
+
+    Raises:
+        ArtifactUnwritableError: if the manifest cannot be written.
+    """
+    filesystem, base = remote(uri)
+    with writing(uri):
+        if create_exclusive(join(uri, MANIFEST), files.dump()):
+            return True
+        stored = [*files.files.items(), *(files.delta.files.items() if files.delta is not None else ())]
+        filesystem.rm([join(base, entry.stored or name) for name, entry in stored])
+        return False
+
+
+def combine(parts: Sequence[Manifest]) -> Manifest:
+    """The manifest of all parts of a folder. A part may lack changes; its files are then fetched whole.
+
+    Raises:
+        ValueError: if the changes of two parts were made against different folders.
+    """
+    deltas = [part.delta for part in parts if part.delta is not None]
+    if len({delta.base for delta in deltas}) > 1:
+        raise ValueError("the parts of one folder were made against different versions")
+    files = {name: entry for part in parts for name, entry in part.files.items()}
+    changes = {name: entry for delta in deltas for name, entry in delta.files.items()}
+    return Manifest(files, Delta(deltas[0].base, changes) if deltas else None)
+
+
+def _copies(uri: str) -> Path | None:
+    """Where copies are; None where they can't be written."""
+    try:
+        folder = cache_folder()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder}: user {os.geteuid()} may not write to it")
+    except OSError as error:
+        logger.warning("%s is published without what changed, as no copy of it can be kept: %s", uri, error)
+        return None
+    return folder
+
+
+def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
+    filesystem, base = remote(uri)
+    spare = f".{uuid.uuid4().hex}"
+
+    def put(name: str) -> str:
+        """Upload one file under its own name, or under a spare one if that is taken; return which."""
+        for stored in (name, f"{spare}/{name}"):
+            try:
+                filesystem.put_file(str(folder / name), join(base, stored), mode="create")
+            except FileExistsError:
+                continue
+            return stored
+        raise FileExistsError(f"{join(uri, spare)} exists")
+
+    names = walk(str(folder))
+    with writing(uri), ThreadPoolExecutor(WORKERS) as pool:
+        uploads = {name: pool.submit(put, name) for name in names}
+        content = entries(folder, names)
+        stored = {name: upload.result() for name, upload in uploads.items()}
+    return {
+        name: replace(entry, stored=stored[name] if stored[name] != name else None) for name, entry in content.items()
+    }
