@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rlhfless_functions import artifacts
@@ -27,6 +27,7 @@ from rlhfless_functions.weights.policy import build_empty, loaded_from, swap_pol
 from rlhfless_functions.weights.source import arriving_folder, read_config
 from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import MismatchError, plan_of
+from rlhfless_functions.weights.tokenizers import load_tokenizer
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LONGEST_HEADER = 100 * 2**20
@@ -91,7 +92,7 @@ class ArrivingPolicy:
     def __init__(
         self, model: ModelSettings, ref: WeightsReference, folder: artifacts.Arriving, device: torch.device
     ) -> None:
-        self._ref, self._folder = ref, folder
+        self._model, self._ref, self._folder = model, ref, folder
         self._changed = threading.Condition()
         self._arrived: set[int] = set()
         self._problem: BaseException | None = None
@@ -119,6 +120,18 @@ class ArrivingPolicy:
         self._hooks = [unit.register_forward_pre_hook(self._waiting(ids)) for unit, ids in self._awaited]
         self._thread = threading.Thread(target=self._fill, name="layers arrive", daemon=True)
         self._thread.start()
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Load the model's tokenizer, whose files come before the weights or beside them.
+
+        Raises:
+            TaskError: it cannot be had.
+        """
+        with store_errors():
+            for name in self._folder.names():
+                if not name.endswith(".safetensors"):
+                    self._folder.wait_for(name)
+            return self._folder.read(lambda path: load_tokenizer(self._model, self._ref, path))
 
     def settle(self, *, computed: bool = False) -> bool:
         """Wait until all weights are there and checked.

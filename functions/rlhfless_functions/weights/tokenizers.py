@@ -1,5 +1,7 @@
 """The tokenizer that belongs to a model."""
 
+from pathlib import Path
+
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhfless_functions import artifacts
@@ -7,27 +9,40 @@ from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights.source import load_config, model_revision, unloadable, weights_folder
+from rlhfless_functions.weights.source import load_config, model_revision, read_config, unloadable, weights_folder
 
 # Without one of these, transformers makes an empty tokenizer of the model's kind.
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
-def load_tokenizer(model: ModelSettings, ref: WeightsReference) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    model: ModelSettings, ref: WeightsReference, weights: Path | None = None
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer: `model.tokenizer`'s if given, else the one in the weights' folder, with the job's template.
+
+    Args:
+        model: the job's model.
+        ref: the weights that the tokenizer is for.
+        weights: a local folder that has all files of the weights' but their tensors, if it is known.
 
     Raises:
         TaskError: if it cannot be had, or has tokens that the model does not know.
     """
     uri = model.tokenizer or ref.uri
-    folder = weights_folder(uri, revision=model_revision(model, uri), verify=False)
+    if weights is not None and uri == ref.uri:
+        folder = weights
+    else:
+        folder = weights_folder(uri, revision=model_revision(model, uri), verify=False)
     with unloadable(uri, "give model.tokenizer: a folder with tokenizer.json and tokenizer_config.json"):
         if not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
             raise FileNotFoundError("there is no tokenizer in it")
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if model.chat_template is not None:
         tokenizer.chat_template = _template(model.chat_template)
-    check_vocabulary(tokenizer, load_config(ref.uri, revision=model_revision(model, ref.uri)))
+    if weights is not None:
+        check_vocabulary(tokenizer, read_config(weights, ref.uri))
+    else:
+        check_vocabulary(tokenizer, load_config(ref.uri, revision=model_revision(model, ref.uri)))
     return tokenizer
 
 

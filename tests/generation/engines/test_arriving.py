@@ -1,5 +1,6 @@
 """The transformers engine with weights that are still on their way: its tokens, and what fails."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from rlhfless_functions import artifacts
 from rlhfless_functions import weights as stored
+from rlhfless_functions.artifacts import retrieval
 from rlhfless_functions.generation.engines.base import SequenceResult
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.runtime.task import TaskError
@@ -129,6 +131,25 @@ def test_a_file_that_the_store_breaks_off_is_read_again(
     engine.load(settings_of(uri), version(uri))
     assert generate(engine, share(6, 2)) == whole
     assert broken
+
+
+def test_loading_does_not_wait_for_the_weights_themselves(
+    uri: str, whole: dict[tuple[int, int], SequenceResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = type(fsspec.filesystem("memory"))
+    cat_file, let_through = memory.cat_file, threading.Event()
+
+    def slow(self: fsspec.AbstractFileSystem, path: str, start: int = 0, end: int | None = None) -> bytes:
+        if path.endswith("model.safetensors") and start:
+            assert let_through.wait(60)
+        return cat_file(self, path, start=start, end=end)
+
+    monkeypatch.setattr(retrieval, "_RANGE", 16384)
+    monkeypatch.setattr(memory, "cat_file", slow)
+    engine = TransformersEngine()
+    engine.load(settings_of(uri), version(uri))
+    let_through.set()
+    assert generate(engine, share(6, 2)) == whole
 
 
 def test_a_fresh_instance_that_ends_leaves_no_part_of_a_copy(uri: str, artifact_cache: Path) -> None:

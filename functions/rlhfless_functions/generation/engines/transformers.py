@@ -121,7 +121,8 @@ class TransformersEngine:
         use_grouped_attention(_backbone(policy))
         masks = Masks(policy.config.get_text_config())
         if self._tokenizer is None or self._tokenizer[0] != model:
-            self._tokenizer = model, stored.load_tokenizer(model, weights)
+            load = arriving.load_tokenizer if arriving is not None else lambda: stored.load_tokenizer(model, weights)
+            self._tokenizer = model, load()
         if arriving is None:
             torch.nn.Module.to(policy, self._device)
         return _Loaded(model, weights, policy, self._tokenizer[1], masks, arriving)
