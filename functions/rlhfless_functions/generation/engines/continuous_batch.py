@@ -122,7 +122,9 @@ class ContinuousBatch(EngineRun):
 
     @torch.inference_mode()
     def await_weights(self) -> None:
-        """Prefill the first prompts while the weights arrive, layer by layer."""
+        """Prefill the first prompts while the weights arrive, layer by layer; do nothing if they are there."""
+        if not self._passes.awaits_weights:
+            return
         with self._memory_told():
             self._admit()
             self._passes.settle()

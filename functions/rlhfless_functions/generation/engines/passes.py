@@ -50,6 +50,11 @@ class ModelPasses:
         self._device = model.device
         self._dtype = model.dtype
 
+    @property
+    def awaits_weights(self) -> bool:
+        """Whether the model's weights may still be on their way."""
+        return self._arriving is not None
+
     def copy(self, admitted: dict[int, tuple[SequenceTask, int]]) -> None:
         """Copy each prompt from a row that holds it. All prompts are read before any row is overwritten."""
         if admitted:
