@@ -180,7 +180,9 @@ def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
     )
     file = tiny_job("steady", **{**AHEAD, "async": {"maxStaleness": 3}}, steps=5)
     run_job(file)
-    check_journal(file, 5, 1)
+    began = check_journal(file, 5, 3)
+    # A group that comes late may be learnt from a step later, when it is a version older.
+    assert all(rollout - 1 - version <= 1 for rollout, version in enumerate(began, start=1))
 
 
 @pytest.mark.usefixtures("warm_start")

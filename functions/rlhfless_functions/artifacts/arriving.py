@@ -141,8 +141,12 @@ class Arriving:
             try:
                 return function(folder)
             except Exception:
-                if folder == self._folder:
-                    raise
+                with self._changed:
+                    if folder == self._folder:
+                        if all((folder / name).exists() for name in self._complete):
+                            raise
+                        # Fetching has failed, and its files are being removed: its own error says more.
+                        self._wait(lambda: self._folder != folder)  # noqa: B023
 
     def result(self) -> Path:
         """The complete, checked folder.

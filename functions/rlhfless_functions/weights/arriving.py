@@ -121,6 +121,11 @@ class ArrivingPolicy:
         self._thread = threading.Thread(target=self._fill, name="layers arrive", daemon=True)
         self._thread.start()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is on its way any more."""
+        return self._settled
+
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the model's tokenizer, whose files come before the weights or beside them.
 

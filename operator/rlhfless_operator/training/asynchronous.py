@@ -84,7 +84,11 @@ def step_of_groups(
     assert plan is not None, "a group is complete, so a rollout was planned"
     switches = run.spec.asynchronous is not None and run.spec.asynchronous.new_weights == "switch"
     metrics = {
+        # Only groups that keep to their step are sampled in several rounds.
+        "dynamic_sampling/rounds": 1.0,
+        "dynamic_sampling/replaced_groups": 0.0,
         **metrics,
+        "preparation/instances": float(plan.preparers),
         **groups_metrics([each.result for each in found], taken.step, switches=switches),
         "generation/waits": float(held_up),
         "generation/dropped_groups": float(groups.count_dropped()),

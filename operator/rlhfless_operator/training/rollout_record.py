@@ -20,6 +20,8 @@ _COUNTS = {
     *(f"generation/drafts/{name}" for name in ("tried", "accepted", "seconds", "unreadable")),
     *(f"generation/prefixes/{name}_{way}" for name in ("tokens", "bytes", "seconds") for way in ("sent", "fetched")),
     *(f"weights/{name}" for name in ("bytes_fetched", "deltas", "deltas_refused", "bytes_relayed", "relays_refused")),
+    "weights/prefetched",
+    "generation/prefixes/seconds_waited",
 }
 _FETCHED = {
     "bytes": "bytes_fetched",

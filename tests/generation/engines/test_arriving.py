@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -12,6 +13,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions import weights as stored
 from rlhfless_functions.artifacts import retrieval
 from rlhfless_functions.generation.engines.base import SequenceResult
+from rlhfless_functions.generation.engines.passes import ModelPasses
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.runtime.task import TaskError
 from tests.artifacts.folders import publish
@@ -63,6 +65,25 @@ def test_tokens_are_those_of_a_whole_load(
     run.await_weights()
     assert {(result.prompt, result.index): result for result in finish(run)} == whole
     assert generate(stepped, share(6, 2)) == whole
+
+
+def test_a_later_run_computes_its_prompts_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    prefill = ModelPasses._prefill
+
+    def counted(self: ModelPasses, *arguments: Any) -> None:
+        passes.append(len(arguments[0]))
+        prefill(self, *arguments)
+
+    engine = TransformersEngine()
+    engine.load(settings_of(folder), version(folder))
+    generate(engine, share(6, 2))
+    monkeypatch.setattr(ModelPasses, "_prefill", counted)
+    run = engine.start(share(6, 2), SAMPLING, None)
+    run.await_weights()
+    assert passes == []
+    finish(run)
+    assert passes == [12]
 
 
 def test_prompts_with_nothing_to_prefill_wait_for_the_weights(uri: str, folder: Path) -> None:

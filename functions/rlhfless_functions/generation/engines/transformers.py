@@ -173,6 +173,10 @@ class TransformersEngine:
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
         cache = self._reserve(padded_rows(slots, self._device), capacity)
         eos = eos_token_ids(model, tokenizer)
+        arriving = self._loaded.arriving
+        if arriving is not None and arriving.is_settled:
+            # What a pass computes from now on is never computed again.
+            arriving = None
         drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
         return ContinuousBatch(
             model,
@@ -186,7 +190,7 @@ class TransformersEngine:
             room,
             drafter,
             most_rows,
-            self._loaded.arriving,
+            arriving,
         )
 
     def _drafter(
