@@ -160,9 +160,8 @@ def main() -> None:
             ratios = sorted(round(early[2] / late[2], 3) for early, late in pairs)
             record[name] = result | {"ratio": statistics.median(ratios), "ratios": ratios}
             print(name, record[name], flush=True)
-    record |= {
-        "command": f"python benchmarks/woken_instance.py --rate {given.rate:g} --tokens {given.tokens} --repeats {given.repeats}"
-    }
+    options = f"--rate {given.rate:g} --tokens {given.tokens} --repeats {given.repeats}"
+    record |= {"command": f"python benchmarks/woken_instance.py {options}"}
     record |= {"machine": describe_machine(["torch", "transformers", "fsspec", "aiohttp"])}
     if given.json is not None:
         given.json.write_text(f"{json.dumps(record, indent=1)}\n")

@@ -15,9 +15,7 @@ from rlhfless_functions.weights.source import load_config, model_revision, read_
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
-def load_tokenizer(
-    model: ModelSettings, ref: WeightsReference, weights: Path | None = None
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelSettings, ref: WeightsReference, weights: Path | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer: `model.tokenizer`'s if given, else the one in the weights' folder, with the job's template.
 
     Args:
