@@ -1,24 +1,24 @@
 """First token of a woken instance: layers used as they come, against loading everything first.
 
-    python benchmarks/woken_instance.py [--rate 50] [--repeats 5] [--json FILE]
+    python benchmarks/woken_instance.py [--rate 50] [--tokens 128] [--repeats 5] [--json FILE]
 
 The transformers engine in a fresh process, whose imports are done, loads a Qwen3 of 126 MB and samples one token for
 each of 8 prompts of `--tokens` tokens with one thread. The weights are in a folder of this machine, in its page cache,
-or in an S3 server behind a link of `--rate` MB/s. Both ways take turns within one run, each time in a process of its
-own with an empty folder of copies. The tokens and their log-probabilities must be the same.
+or in a store that is an HTTP server behind a link of `--rate` MB/s. Both ways take turns within one run, each time in a
+process of its own with an empty folder of copies. The tokens and their log-probabilities must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.server
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import uuid
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,48 @@ def first_token(way: str, uri: str, tokens: int) -> tuple[list[float], object]:
     return seconds, sampled
 
 
+def serve_files(place: Path) -> http.server.ThreadingHTTPServer:
+    """An HTTP server of a folder, which sends parts of files, too."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._send(body=False)
+
+        def do_GET(self) -> None:
+            self._send(body=True)
+
+        def _send(self, *, body: bool) -> None:
+            path = place / self.path.lstrip("/")
+            if not path.is_file():
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            size = path.stat().st_size
+            part = self.headers.get("Range", "").removeprefix("bytes=")
+            first, _, last = part.partition("-") if part else ("0", "", "")
+            start, end = int(first), min(int(last) + 1, size) if last else size
+            self.send_response(206 if part else 200)
+            self.send_header("Content-Length", str(end - start))
+            self.send_header("Accept-Ranges", "bytes")
+            if part:
+                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+            self.end_headers()
+            if body:
+                with path.open("rb") as file:
+                    self.connection.sendfile(file, start, end - start)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
 def tokenizer() -> Any:
     """One of single characters."""
     from tokenizers import Tokenizer, models
@@ -87,30 +129,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    import boto3
     import torch
-    from moto.server import ThreadedMotoServer
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from rlhfless_functions import artifacts
 
-    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
     with tempfile.TemporaryDirectory() as place:
         torch.manual_seed(0)
-        places = {"disk": f"{place}/step-1", "store": f"s3://{bucket}/weights/step-1"}
-        model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))
-        for uri in places.values():
-            with artifacts.publish(uri) as folder:
-                model.save_pretrained(folder)
-                tokenizer().save_pretrained(folder)
-        os.environ["AWS_ENDPOINT_URL"] = Link((host, port), given.rate * 1e6).address
+        server = serve_files(Path(place))
+        link = Link(("127.0.0.1", server.server_address[1]), given.rate * 1e6)
+        places = {"disk": f"{place}/step-1", "store": f"{link.address}/step-1"}
+        with artifacts.publish(places["disk"]) as folder:
+            Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(folder)
+            tokenizer().save_pretrained(folder)
         record: dict[str, object] = {"link_bytes_per_second": given.rate * 1e6, "prompt_tokens": given.tokens}
         for name, uri in places.items():
             found: dict[str, list[list[float]]] = {"whole": [], "as they come": []}
@@ -129,11 +160,12 @@ def main() -> None:
             ratios = sorted(round(early[2] / late[2], 3) for early, late in pairs)
             record[name] = result | {"ratio": statistics.median(ratios), "ratios": ratios}
             print(name, record[name], flush=True)
-    record |= {"command": f"python benchmarks/woken_instance.py --rate {given.rate:g} --tokens {given.tokens}"}
-    record |= {"machine": describe_machine(["torch", "transformers", "s3fs", "moto"])}
+    options = f"--rate {given.rate:g} --tokens {given.tokens} --repeats {given.repeats}"
+    record |= {"command": f"python benchmarks/woken_instance.py {options}"}
+    record |= {"machine": describe_machine(["torch", "transformers", "fsspec", "aiohttp"])}
     if given.json is not None:
         given.json.write_text(f"{json.dumps(record, indent=1)}\n")
-    server.stop()
+    server.shutdown()
 
 
 if __name__ == "__main__":

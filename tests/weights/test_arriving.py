@@ -273,10 +273,9 @@ def test_a_damaged_file_of_the_store_is_told_as_ever(tmp_path: Path, caplog: pyt
     content = bytearray(fsspec.filesystem("memory").cat_file(f"{uri}/model.safetensors"))
     content[-10:] = bytes(10)
     fsspec.filesystem("memory").pipe_file(f"{uri}/model.safetensors", bytes(content))
+    # A small file may be known to be damaged, and its copy be gone, before the model is built.
     with pytest.raises(TaskError, match="corrupt"):
-        arriving = load_arriving(settings_of(uri), version(uri), CPU)
-        if arriving is None:
-            # The file was known to be damaged before the model was built.
+        if (arriving := load_arriving(settings_of(uri), version(uri), CPU)) is None:
             load_policy(settings_of(uri), version(uri))
         else:
             arriving.settle()
