@@ -97,7 +97,7 @@ def stuck(entry, path):
 
 retrieval.ManifestEntry.describes = stuck
 request = GenerationRequest.model_validate_json(sys.argv[1])
-decodes = Ticks(at={20: lambda: time.sleep(1000)})
+decodes = Ticks(at={{20: lambda: time.sleep(1000)}})
 Generator(clock=decodes).run(request, TaskContext(emit=lambda event: None))
 """
     with subprocess.Popen(

@@ -1,6 +1,7 @@
 """The generation stage: every group comes out once and whole, also if instances are lost."""
 
 import random
+from collections.abc import AsyncGenerator
 from itertools import pairwise
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import (
+    Event,
     Failed,
     GenerationRequest,
+    Progress,
     SampleTask,
     WeightsReference,
 )
@@ -98,6 +101,29 @@ async def test_a_published_version_cuts_the_actors_that_are_behind_once() -> Non
     assert {tuple(versions) for versions in platform.asked.values()} == {(1,), (1, 2)}
     assert outcome.pauses == []
     assert len(outcome.switch_pauses) == 2
+
+
+@pytest.mark.parametrize(("says", "switches"), [([1, 1, 2], True), ([1, 1, 1], False), ([None], True)])
+async def test_an_actor_is_not_cut_before_its_instance_is_ready_for_newer_weights(
+    says: list[int | None], switches: bool
+) -> None:
+    first, second = (WeightsReference(version=version, uri="w") for version in (1, 2))
+    told: list[int | None] = []
+
+    class Prefetching(UnreliablePlatform):
+        async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+            async for event in super().run(request):
+                yield event
+                if request.weights == first and len(told) < len(says):
+                    told.append(says[len(told)])
+                    yield Progress(finished=0, running=1, waiting=0, tokens=1, prefetched_version=told[-1])
+
+    platform = Prefetching(random.Random(0))
+    weights = SamplingWeights(first, lambda: second if told else first, 2)
+    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 1), weights=weights)
+    assert told == says
+    assert outcome.switches == switches
+    assert any(2 in versions for versions in platform.asked.values()) == switches
 
 
 async def test_a_rollout_that_finishes_with_its_weights_is_not_cut() -> None:

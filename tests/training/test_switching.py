@@ -13,6 +13,7 @@ from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import read_batch
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import cost_model
+from rlhfless_operator.training.actors import Actor
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
 from tests.training.killing import start
 from tests.training.switching import POINTS, switch_midway
@@ -27,6 +28,44 @@ SWITCHING: dict[str, Any] = {
     "generation": {"flush": "1ms"},
     "limits": {"stall": "250s"},
 }
+
+
+HELD_BACK = """
+import os, sys, time
+
+def hold():
+    if (stage := sys.modules.get("rlhfless_functions.generation.stage")) is None:
+        return
+    generate, step = stage._Share.generate, stage._Share._step
+
+    def remembered(share, engine, prefetcher):
+        share.prefetcher = prefetcher
+        generate(share, engine, prefetcher)
+
+    def held(share, run):
+        results, upcoming = step(share, run), share._request.next_weights
+        if upcoming and run.response_tokens > 30:
+            while share._context.stop_reason is None:
+                share._context.emit(share._progress(run, share.prefetcher.settled))
+                time.sleep(0.05)
+        return results
+
+    stage._Share.generate, stage._Share._step = remembered, held
+
+os.register_at_fork(after_in_child=hold)
+"""
+
+
+@pytest.fixture
+def prefetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances decode no further with stale weights once newer ones may come, until they are cut for them."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(HELD_BACK)
+    monkeypatch.setenv("PYTHONPATH", str(hook), prepend=":")
+    monkeypatch.setattr(cost_model, "is_worth_switching", lambda *arguments: True)
+    # A request that has not begun to decode would be cut at once.
+    monkeypatch.setattr(Actor, "is_ready_for", lambda actor, new: (actor.prefetched_version or -1) >= new.version)
 
 
 @pytest.fixture
@@ -95,6 +134,19 @@ def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(
     assert sum(record["metrics"]["generation/switches"] for record in records) > 0
     assert all(record["metrics"]["generation/lost_instances"] == 0 for record in records)
     assert half_written(folder_of(file)) == []
+    assert "3 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.usefixtures("prefetches")
+def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_job: MakeJob) -> None:
+    kept = {"generation": {"flush": "1ms", "keepAlive": "10m"}}
+    file = tiny_job("prefetched", **{**SWITCHING, **kept}, steps=3)
+    assert run_job(file)["phase"] == "Succeeded"
+    assert check_switched(file, 3, 1) > 0
+    metrics = [record["metrics"] for record in records_of(file) if record["step"]]
+    assert sum(step["generation/switches"] for step in metrics) > 0
+    assert sum(step.get("weights/prefetched", 0) for step in metrics) > 0
+    assert all(step["generation/lost_instances"] == 0 for step in metrics)
     assert "3 steps taken again: the same weights bit for bit" in replayed(file)
 
 
