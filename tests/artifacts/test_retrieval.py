@@ -2,14 +2,17 @@
 
 import hashlib
 import os
+import random
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
+import fsspec
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError
+from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError, arrive, retrieval
 from tests.artifacts.folders import content, publish
 
 FOREIGN = b'{"files": {}, "delta": {"base": "../elsewhere", "files": {}}}'
@@ -92,6 +95,31 @@ def test_a_copy_is_fetched_once(remote_store: str) -> None:
     artifacts.remove(artifacts.join(uri, "x"))
     assert artifacts.local_folder(uri) == first
     assert (first / "x").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_file_that_is_used_as_it_arrives_is_fetched_in_parts_that_grow_on_a_fast_link(
+    quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "_RANGE", 1000)
+    monkeypatch.setattr(retrieval, "_MOST_RANGE", 4000)
+    monkeypatch.setattr(retrieval, "_QUICK_SECONDS", 60.0 if quick else 0.0)
+    memory, content = fsspec.filesystem("memory"), random.Random(0).randbytes(50_500)
+    parts: list[tuple[int, int]] = []
+    cat_file = type(memory).cat_file
+
+    def counted(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        if path.endswith("model.safetensors"):
+            parts.append((start or 0, end or 0))
+        return cast(bytes, cat_file(self, path, start=start, end=end, **more))
+
+    monkeypatch.setattr(type(memory), "cat_file", counted)
+    uri = f"memory://parts-{quick}"
+    publish(uri, {"model.safetensors": content})
+    assert (arrive(uri).result() / "model.safetensors").read_bytes() == content
+    parts.sort()
+    assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])]
+    assert max(end - start for start, end in parts) == (4000 if quick else 1000)
 
 
 def test_another_publication_at_the_same_uri_is_fetched_anew(remote_store: str) -> None:

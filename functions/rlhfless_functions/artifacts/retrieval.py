@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +39,13 @@ from rlhfless_functions.artifacts.peers import Peer, Sources
 from rlhfless_functions.artifacts.relaying import relay
 
 _RANGE = 4 * 2**20
+"""Bytes that are asked for at a time, at first: on a slow link the beginning of a file is soon there."""
+_MOST_RANGE = 32 * 2**20
 _RANGES_AHEAD = 4
+_MOST_RANGES_AHEAD = 8
+_QUICK_SECONDS = 0.25
+"""If a range takes no longer than this, larger ones are asked for, and more at a time: on a fast link most of the time
+would go into asking."""
 
 logger = logging.getLogger(__name__)
 
@@ -335,27 +342,25 @@ def _get_in_order(
     Returns:
         Whether that went well. What is wrong is for a plain fetch to say.
     """
-    starts = iter(range(0, entry.size, _RANGE))
-    under_way: deque[Future[bytes]] = deque()
-    written = 0
-    with ThreadPoolExecutor(_RANGES_AHEAD) as pool, copy.open("wb", buffering=0) as file:
-
-        def ask() -> None:
-            if (start := next(starts, None)) is not None:
-                end = min(start + _RANGE, entry.size)
-                under_way.append(pool.submit(filesystem.cat_file, path, start=start, end=end))
-
-        for _ in range(_RANGES_AHEAD):
-            ask()
-        while under_way:
+    under_way: deque[tuple[float, Future[bytes]]] = deque()
+    asked = written = 0
+    size, ahead = _RANGE, _RANGES_AHEAD
+    with ThreadPoolExecutor(_MOST_RANGES_AHEAD) as pool, copy.open("wb", buffering=0) as file:
+        while under_way or asked < entry.size:
+            while len(under_way) < ahead and asked < entry.size:
+                start, asked = asked, min(asked + size, entry.size)
+                part = pool.submit(filesystem.cat_file, path, start=start, end=asked)
+                under_way.append((time.monotonic(), part))
+            began, part = under_way.popleft()
             try:
-                data = under_way.popleft().result()
+                data = part.result()
             except OSError:
                 return False
+            if time.monotonic() - began < _QUICK_SECONDS:
+                size, ahead = min(2 * size, _MOST_RANGE), _MOST_RANGES_AHEAD
             written += file.write(data) or 0
             if grew is not None:
                 grew(name, written)
-            ask()
     return True
 
 
