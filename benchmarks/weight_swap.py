@@ -1,12 +1,13 @@
 """How long decoding pauses for a new version of the weights, prefetched and not, in turns.
 
-    python benchmarks/weight_swap.py [--switches 10] [--threads 2] [--store local|s3] [--json FILE]
+    python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 7] [--store local|s3] [--json FILE]
 
 One instance with a model of 126 MB decodes a share of samples, and the driver's own code (`training/generation.py`)
-cuts its request for each new version and makes the next one (`newWeights: switch`). Every second request is told which
-version comes next, and prefetches it. The pause is the time from the end of the last decode step with the old weights
-to the beginning of the first one with the new weights, without the prefill and the replay in between, which are listed
-beside it. `--store s3` puts all artifacts into an S3 server on this machine (moto).
+cuts its request for each new version and makes the next one (`newWeights: switch`). A rollout has two switches. Only
+its first request is told which version comes next, and prefetches it. The pause is the time from the end of the last
+decode step with the old weights to the beginning of the first one with the new weights, without the prefill and the
+replay in between, which are listed beside it. On a busy machine much of it is waiting for a core. The instance's
+processor time in the pause is beside it, too. `--store s3` puts all artifacts into an S3 server on this machine (moto).
 """
 
 import argparse
@@ -24,7 +25,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -48,11 +49,11 @@ def timed(cls, name, label):
     plain = getattr(cls, name)
 
     def measured(self, *args, **kwargs):
-        began = time.monotonic()
+        began, worked = time.monotonic(), time.process_time()
         try:
             return plain(self, *args, **kwargs)
         finally:
-            spans.append((label, began, time.monotonic()))
+            spans.append((label, began, time.monotonic(), worked, time.process_time()))
             if label != "decode" and label != "admit":
                 print(json.dumps(spans.copy()), file=log)
                 spans.clear()
@@ -125,6 +126,7 @@ class Run:
             NextWeights,
             SampleTask,
             TaskKey,
+            WeightsReference,
         )
         from rlhfless_functions.settings import ModelSettings, SamplingSettings
         from rlhfless_operator.planner.migration import Migration
@@ -181,16 +183,16 @@ class Run:
             async def use(self, *_: object) -> None:
                 pass
 
-        async def consume() -> None:
+        async def consume(rollout: int, begun: WeightsReference) -> None:
             queue = InstanceQueue("generation", Capacity())  # type: ignore[arg-type]
             share = [SampleTask(prompt=prompt, index=index) for index in range(6) for prompt in range(PROMPTS)]
             settings = GenerationSettings(
-                sink_root=f"{self._root}/rollouts",
+                sink_root=f"{self._root}/rollouts/{rollout}",
                 driver=1,
                 retries=0,
                 prompt_tokens=lambda prompt: PROMPT,
                 make_request=make_request,
-                weights=SamplingWeights(self.versions[0], lambda: self.versions[-1], switches),
+                weights=SamplingWeights(begun, lambda: self.versions[-1], switches),
                 is_worth_switching=lambda actor: True,
                 look_seconds=0.0,
             )
@@ -207,63 +209,82 @@ class Run:
                     pass
 
         async with open_session() as session:
-            consuming = asyncio.create_task(consume())
-            await asyncio.sleep(every)
-            for _ in range(switches):
-                await asyncio.to_thread(self.publish)
+            for rollout in range(switches // 2):
+                consuming = asyncio.create_task(consume(rollout, self.versions[-1]))
                 await asyncio.sleep(every)
+                for _ in range(2):
+                    await asyncio.to_thread(self.publish)
+                    await asyncio.sleep(every)
                 if consuming.done():
-                    break
-            if consuming.done():
-                await consuming
-                raise RuntimeError("the share was complete before the last version")
-            consuming.cancel()
-            await asyncio.gather(consuming, return_exceptions=True)
+                    await consuming
+                    raise RuntimeError("the share was complete before the last version")
+                consuming.cancel()
+                await asyncio.gather(consuming, return_exceptions=True)
         self.driver_pauses = outcome.switch_pauses
 
 
-def read_spans(log: Path) -> list[tuple[str, float, float]]:
-    """What the instance did when, in order of its ends."""
-    return [tuple(span) for line in log.read_text().splitlines() for span in json.loads(line)]
+class Span(NamedTuple):
+    """Something that the instance did."""
+
+    label: str
+    began: float
+    ended: float
+    worked_before: float
+    """Processor seconds of the process."""
+    worked: float
+    """The same at the end."""
 
 
-def pauses(spans: list[tuple[str, float, float]]) -> list[dict[str, float]]:
-    """Of each switch: the pause, what of it is loading, and the recomputing beside it."""
+def read_spans(log: Path) -> list[Span]:
+    """What the instance did when, by its beginnings."""
+    spans = [Span(*span) for line in log.read_text().splitlines() for span in json.loads(line)]
+    return sorted(spans, key=lambda span: span.began)
+
+
+def pauses(spans: list[Span]) -> list[dict[str, float]]:
+    """Of each switch: the pause, what of it is loading, and the recomputing beside it, in seconds of the clock; and the
+    instance's processor seconds in the pause."""
     found = []
-    ordered = sorted((span for span in spans if span[0] != "prefetch"), key=lambda span: span[1])
-    last = None
-    loading = admitting = 0.0
-    loaded = False
-    for label, began, ended in ordered:
-        if label == "decode":
-            if loaded and last is not None:
-                whole = began - last
-                found.append({"pause": whole - admitting, "load": loading, "recompute": admitting})
-            last, loaded, loading, admitting = ended, False, 0.0, 0.0
-        elif label == "load":
-            loading += ended - began
-            loaded = True
-        elif label == "admit":
-            # A step without prompts to prefill asks, too, in no time; the first one of a request does the work.
-            admitting = admitting + ended - began if loaded else 0.0
+    last: Span | None = None
+    load: Span | None = None
+    admitted = admitted_work = 0.0
+    for span in spans:
+        if span.label == "decode":
+            if load is not None and last is not None:
+                found.append(
+                    {
+                        "pause": span.began - last.ended - admitted,
+                        "processor": span.worked_before - last.worked - admitted_work,
+                        "load": load.ended - load.began,
+                        "recompute": admitted,
+                    }
+                )
+            last, load = span, None
+            admitted = admitted_work = 0.0
+        elif span.label == "load":
+            load = span
+        elif span.label == "admit" and load is not None:
+            admitted += span.ended - span.began
+            admitted_work += span.worked - span.worked_before
     return found
 
 
-def decode_pace(spans: list[tuple[str, float, float]]) -> dict[str, float]:
+def decode_pace(spans: list[Span]) -> dict[str, float]:
     """Decode steps while a version is prefetched, against those in the two seconds before."""
-    decodes = [(began, ended) for label, began, ended in spans if label == "decode"]
+    decodes = [span for span in spans if span.label == "decode"]
+    prefetches = [span for span in spans if span.label == "prefetch"]
     ratios = []
-    for label, began, ended in spans:
-        if label == "prefetch":
-            during = [end - start for start, end in decodes if start < ended and end > began]
-            before = [end - start for start, end in decodes if began - 2 < start and end < began]
-            if during and before:
-                ratios.append(sum(during) / len(during) / statistics.mean(before))
-    seconds = [ended - began for label, began, ended in spans if label == "prefetch"]
+    for each in prefetches:
+        during = [span.ended - span.began for span in decodes if span.began < each.ended and span.ended > each.began]
+        before = [
+            span.ended - span.began for span in decodes if each.began - 2 < span.began and span.ended < each.began
+        ]
+        if during and before:
+            ratios.append(statistics.mean(during) / statistics.mean(before))
     return {
-        "prefetch_seconds_median": round(statistics.median(seconds), 4),
+        "prefetch_seconds_median": round(statistics.median(span.ended - span.began for span in prefetches), 4),
         "decode_step_ratio_while_prefetching_median": round(statistics.median(ratios), 3),
-        "decode_step_seconds_median": round(statistics.median(end - start for start, end in decodes), 4),
+        "decode_step_seconds_median": round(statistics.median(span.ended - span.began for span in decodes), 4),
     }
 
 
@@ -274,7 +295,7 @@ def summary(found: list[dict[str, float]]) -> dict[str, Any]:
             "max_ms": round(1000 * max(each[name] for each in found), 1),
             "all_ms": [round(1000 * each[name], 1) for each in found],
         }
-        for name in ("pause", "load", "recompute")
+        for name in ("pause", "processor", "load", "recompute")
     }
 
 
@@ -282,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--switches", type=int, default=20)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two versions")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -302,6 +323,7 @@ def main() -> None:
         ]
         write_prompts(f"{root}/prompts.parquet", rows)
         made = make_versions(folder, given.switches)
+        version_bytes = sum(file.stat().st_size for file in made[0].glob("*.safetensors"))
         options = InstanceOptions(
             stage="generation", name="one", token=TOKEN, threads=given.threads, started_at=time.time()
         )
@@ -318,15 +340,12 @@ def main() -> None:
             process.wait()
         spans = read_spans(log)
     found = pauses(spans)
-    # The first version is not prefetched by anything: the request that asks for it is the first one.
-    arms = {"prefetched": found[0::2], "not prefetched": found[1::2]}
+    # Each third one is between two rollouts, with the same weights.
+    arms = {"prefetched": found[0::3], "not prefetched": found[1::3]}
     driver = {"prefetched": run.driver_pauses[0::2], "not prefetched": run.driver_pauses[1::2]}
     record: dict[str, Any] = {
-        "command": f"python benchmarks/weight_swap.py --switches {given.switches} --threads {given.threads}"
-        f" --store {given.store}",
-        "version_bytes": sum(file.stat().st_size for file in made[0].glob("*.safetensors"))
-        if made[0].exists()
-        else 126e6,
+        "command": " ".join(["python", "benchmarks/weight_swap.py", *sys.argv[1:]]),
+        "version_bytes": version_bytes,
         **{name: summary(values) for name, values in arms.items()},
         "driver_pause_median_ms": {
             name: round(1000 * statistics.median(values), 1) for name, values in driver.items() if values

@@ -94,10 +94,22 @@ def scalar(kind: Any, constraints: list[Any]) -> st.SearchStrategy[Any]:
     return {bool: st.booleans(), types.NoneType: st.none(), Any: JSON}[kind]
 
 
+def with_parts(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch whose samples are in its parts, or name none."""
+    count, parts = len(batch["samples"]), len(batch["parts"])
+    numbers = [number % parts for number in batch["part_of"]] if parts else []
+    batch["part_of"] = numbers[:count] if len(numbers) >= count else []
+    batch["factors"] = batch["factors"][:count] if len(batch["factors"]) >= count else []
+    return batch
+
+
 def whole(model: type[BaseModel]) -> st.SearchStrategy[Any]:
     """Any value of a model."""
     if model in WHOLE:
         return WHOLE[model]
+    if model is api.BatchReference:
+        fields = {name: anything(info.annotation, info.metadata) for name, info in model.model_fields.items()}
+        return st.fixed_dictionaries(fields).map(lambda values: model(**with_parts(values)))
     fields = {name: anything(info.annotation, info.metadata) for name, info in model.model_fields.items()}
     if "protocol" in fields:
         fields["protocol"] = st.sampled_from([api.PROTOCOL, "1.7"])

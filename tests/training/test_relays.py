@@ -41,3 +41,10 @@ def test_chains_of_two_versions_that_are_asked_for_in_turns_stay_as_they_are() -
     newer = relays.chain(2)
     hears(relays, 2, "d")
     assert (relays.chain(1), relays.chain(2)) == (older, newer)
+
+
+def test_a_version_that_is_asked_for_before_any_instance_has_said_anything_gets_its_chain_later() -> None:
+    relays = Relays()
+    assert relays.chain(1) == []
+    hears(relays, 0, "a", "b")
+    assert relays.chain(1) == ["a", "b"]

@@ -70,6 +70,29 @@ def test_only_requests_with_the_weights_that_the_step_began_with_share_prefixes(
         assert (made.shared_prefixes is not None) == (version == 0)
 
 
+@pytest.mark.parametrize("relays", ["auto", "never"])
+def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str) -> None:
+    requests = RequestBuilder(job(generation={"weightRelays": relays}), JobFolder("runs/job"), "uid")
+    first = WeightsReference(version=1, uri="runs/job/weights/step-000001")
+    named = requests.next_weights(first, 3, lambda version: [f"http://{version}"])
+    assert [each.weights for each in named] == [
+        WeightsReference(version=version, uri=f"runs/job/weights/step-00000{version}") for version in (2, 3)
+    ]
+    assert [each.weights_from for each in named] == ([["http://2"], ["http://3"]] if relays == "auto" else [None, None])
+    assert requests.next_weights(first, 1, lambda version: []) == []
+    made = requests.generate(
+        4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)]),
+        next_weights=named,
+    )  # fmt: skip
+    assert made.next_weights == named
+
+
+def test_versions_to_come_of_an_adapter_are_on_the_models_own_weights() -> None:
+    requests = RequestBuilder(job(model={"source": "m", "lora": {"rank": 4}}), JobFolder("runs/job"), "uid")
+    (named,) = requests.next_weights(requests.initial, 1, lambda version: [])
+    assert named.weights == WeightsReference(version=1, uri="m", adapter="runs/job/weights/step-000001")
+
+
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])
 def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall: str, heartbeat: float) -> None:
     requests = RequestBuilder(job(limits={"stall": stall}), JobFolder("runs/job"), "uid")

@@ -23,7 +23,8 @@ class Relays:
     def chain(self, version: int) -> list[str]:
         """Addresses in their order, the same for all requests of a version: those of the instances that generated with
         the last version that any of them generated with."""
-        if version not in self._chains:
+        # The first requests of a job ask for the versions to come before any instance has said anything.
+        if not self._chains.get(version):
             last = max((each for each in self._heard.values() if each < version), default=-1)
             self._heard = {address: each for address, each in self._heard.items() if each >= last}
             self._chains[version] = chain(list(self._heard))
