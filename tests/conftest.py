@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import string
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,16 +40,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     prerequisites.fail_if_lacking(item)
 
 
+_S3_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """URL of a moto server: the S3 protocol over real HTTP."""
-    from moto.server import ThreadedMotoServer
+    """URL of a moto server: the S3 protocol over real HTTP.
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    It has a process of its own: vLLM looks at every object of its process, and those of Flask fail at that.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", _S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
 
 
 @pytest.fixture

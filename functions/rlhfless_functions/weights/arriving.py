@@ -23,7 +23,7 @@ from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights.policy import build_empty, loaded_from, swap_policy, torch_dtype
+from rlhfless_functions.weights.policy import WEIGHTS_OF_CONFIG, build_empty, loaded_from, swap_policy, torch_dtype
 from rlhfless_functions.weights.source import arriving_folder, read_config
 from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import MismatchError, plan_of
@@ -168,7 +168,7 @@ class ArrivingPolicy:
             logger.warning(
                 "the layers of %s that came early are of no use, and it is loaded again: %s", self._ref.uri, problem
             )
-            swap_policy(self.policy, self._ref)
+            swap_policy(self.policy, self._ref, remedy=WEIGHTS_OF_CONFIG)
         self.failed = False
         # A layer whose own pass did not come by may have been used by another one before it was there.
         return problem is None and (not computed or all(unit in self._passed for unit, _ in self._awaited))

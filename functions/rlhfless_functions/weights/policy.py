@@ -36,6 +36,10 @@ from rlhfless_functions.weights.tensors import (
     safetensors_files,
 )
 
+WEIGHTS_OF_CONFIG = "give a folder of safetensors weights that belong to its config.json"
+"""What to do about a model that can't be loaded."""
+_OWN_WEIGHTS = "give weights of the job's own model"
+
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
 """The job's model that a policy was loaded for, and what its weights, or its backbone's, were first loaded from."""
 
@@ -84,11 +88,16 @@ def load_policy(
     return policy.eval()
 
 
-def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> None:
+def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference, *, remedy: str = _OWN_WEIGHTS) -> None:
     """Load other weights into a policy, in place, all or nothing.
 
     Everything is checked (checksums, names, shapes) before the first tensor is touched. With an adapter only the
     adapter is swapped.
+
+    Args:
+        policy: the job's model.
+        ref: the weights.
+        remedy: what to do if they do not fit, for the message.
 
     Raises:
         TaskError: if the weights cannot be had or do not fit; the policy has the weights that it had.
@@ -102,11 +111,13 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> N
         load_adapter_into(policy, ref.adapter)
         return
     with torch.no_grad():
-        for target, tensor in policy_pairs(policy, ref):
+        for target, tensor in policy_pairs(policy, ref, remedy=remedy):
             target.copy_(tensor)
 
 
-def policy_pairs(policy: PreTrainedModel, ref: WeightsReference) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def policy_pairs(
+    policy: PreTrainedModel, ref: WeightsReference, *, remedy: str = _OWN_WEIGHTS
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each distinct tensor of a policy with its source in other weights, which may be of another float format.
 
     Raises:
@@ -114,7 +125,7 @@ def policy_pairs(policy: PreTrainedModel, ref: WeightsReference) -> Iterator[tup
     """
     model, _ = _origins.get(policy, (None, None))
     folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri) if model else None)
-    with unloadable(ref.uri, "give weights of the job's own model"):
+    with unloadable(ref.uri, remedy):
         try:
             yield from pairs_of_files(policy, safetensors_files(folder))
         except MismatchError:
@@ -178,7 +189,7 @@ def load_module(
     """
     check_weights_format(folder, uri)
     attn_implementation = attn_implementation or attention_kernel(config)
-    with unloadable(uri, "give a folder of safetensors weights that belong to its config.json"):
+    with unloadable(uri, WEIGHTS_OF_CONFIG):
         module = build_empty(config, dtype, attn_implementation)
         try:
             (map_into if mapped else load_into)(module, safetensors_files(folder))
