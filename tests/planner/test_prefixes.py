@@ -118,7 +118,7 @@ def test_actors_that_compute_a_prefix_each_and_fetch_the_others_gain():
 
 
 def test_nothing_is_gained_where_all_wait_for_one_prefix():
-    """It is less work, but whoever waits is held as long as if it computed."""
+    """It is less work, but an instance that waits is held as long as if it computed."""
     plan = plan_for({name: [[*range(20), 99]] for name in "abcd"})
     assert plan.saved_seconds > 0
     assert gain_of(plan) == pytest.approx(-(4 * 20 * 0.1 + 3 * 20 * 0.1))

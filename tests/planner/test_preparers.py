@@ -1,4 +1,4 @@
-"""How many instances prepare in an asynchronous job: as few as hold nobody up, within what is allowed."""
+"""How many instances prepare in an asynchronous job: the fewest that hold up no other stage, within the range."""
 
 import pytest
 from hypothesis import given

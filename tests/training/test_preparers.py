@@ -1,4 +1,4 @@
-"""Whole jobs whose groups are prepared on two instances at a time: the weights are those of one, whatever is killed."""
+"""Whole jobs that prepare on two instances at a time. The weights are those of one instance, also after kills."""
 
 import asyncio
 import os

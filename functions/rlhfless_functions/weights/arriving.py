@@ -44,7 +44,7 @@ def load_arriving(model: ModelSettings, ref: WeightsReference, device: torch.dev
 
     Returns:
         None where the weights must be complete first, and `load_policy` loads them: adapters, weights that need a
-        conversion, and whatever else is unusual or wrong, which the ordinary load then says. The log says why.
+        conversion, and unusual or faulty ones, whose error the ordinary load raises. The log says why.
 
     Raises:
         TaskError: the weights cannot be had.

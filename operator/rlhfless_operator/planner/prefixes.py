@@ -178,7 +178,7 @@ def _forks(actors: Mapping[str, Sequence[PromptBlocks]]) -> set[Block]:
 
 
 def _owners(actors: Mapping[str, Sequence[PromptBlocks]], common: Set[Block]) -> dict[Hashable, str]:
-    """Who computes each block for others, tree by tree, the largest first; nobody computes common ones for others."""
+    """The actor that computes each block for the others, tree by tree, the largest first. Common blocks have none."""
     trees: dict[Block, dict[str, set[Block]]] = {}
     for name, prompts in actors.items():
         for prompt in prompts:

@@ -5,7 +5,6 @@ import json
 import random
 import uuid
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +290,7 @@ def records_of(uri: str) -> list[dict[str, Any]]:
 def test_the_actors_of_a_job_compute_prefixes_once_where_that_pays(
     tiny_job: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Nobody has to ask for it."""
+    """No user has to ask for it."""
     job = tiny_job(**TWO_ACTORS, generation=generation())
     write_prompts_with(job.parent / "train.jsonl", prefixes=8)
     run_to_its_end(job)
@@ -306,7 +305,6 @@ def test_the_actors_of_a_job_compute_prefixes_once_where_that_pays(
     assert not (folder / "prefixes" / "step-000001").exists()
 
 
-@pytest.mark.skipif(find_spec("moto") is None, reason="make test-vllm sets the environment up with moto")
 def test_the_actors_of_a_job_with_an_object_store_share_prefixes(tiny_job: Callable[..., Path], s3: str) -> None:
     job = tiny_job(**{**TWO_ACTORS, "steps": 1}, generation=generation(sharePrefixes="always"))
     write_prompts_with(job.parent / "train.jsonl", prefixes=2)
