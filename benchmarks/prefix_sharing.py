@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import random
 import statistics
@@ -30,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.s3_server import start_s3_server  # noqa: E402
 from benchmarks.weight_relays import Link  # noqa: E402
 
 from rlhfless_functions.api import SampleTask  # noqa: E402
@@ -295,19 +294,9 @@ def measure_connector(model: Path, tokens: int, rounds: int) -> dict[str, Any]:
 
 def open_store(rate: float) -> str:
     """URI of a folder in an S3 server behind a link of so many bytes a second."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    os.environ["AWS_ENDPOINT_URL"] = Link((host, port), rate, uploads=True).address
-    return f"s3://{bucket}/prefixes"
+    bucket, address = start_s3_server()
+    os.environ["AWS_ENDPOINT_URL"] = Link(address, rate, uploads=True).address
+    return f"{bucket}/prefixes"
 
 
 def main() -> None:

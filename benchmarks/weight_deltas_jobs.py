@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import shutil
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.s3_server import start_s3_server  # noqa: E402
 
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
 RATES, DTYPES = (1e-6, 2e-4), ("bfloat16", "float32")
@@ -96,17 +95,7 @@ def main() -> None:
     parser.add_argument("--model-steps", type=int, default=4)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
+    bucket, _ = start_s3_server()
     arguments = f"--quickstart-steps {given.quickstart_steps} --model-steps {given.model_steps}"
     results: dict[str, Any] = {
         "command": f"python benchmarks/weight_deltas_jobs.py {arguments}",
@@ -124,13 +113,13 @@ def main() -> None:
             for rate in RATES:
                 folder = Path(scratch, f"{dtype}-{rate}")
                 document = larger(folder, given.model_steps, dtype, rate)
-                steps = run(folder, document, f"s3://{bucket}/{dtype}-{rate}")
+                steps = run(folder, document, f"{bucket}/{dtype}-{rate}")
                 print(dtype, rate, json.dumps(steps), flush=True)
                 results["model_of_126_mb"].append({"dtype": dtype, "learning_rate": rate, "steps": steps})
                 keep()
         folder = Path(scratch, "quickstart")
         document = quickstart(folder, given.quickstart_steps)
-        results["quickstart"] = run(folder, document, f"s3://{bucket}/quickstart")
+        results["quickstart"] = run(folder, document, f"{bucket}/quickstart")
         print("quickstart", json.dumps(results["quickstart"]), flush=True)
         keep()
     server.stop()

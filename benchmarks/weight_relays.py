@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import random
 import socket
@@ -21,13 +20,13 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.s3_server import start_s3_server  # noqa: E402
 
 DELAY_SECONDS = 0.01
 CHUNK = 2**16
@@ -166,25 +165,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=10.0, help="MB/s of each link")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    import boto3
-    from moto.server import ThreadedMotoServer
-
     from rlhfless_functions import artifacts
     from rlhfless_operator.planner.relays import chain_seconds, store_seconds
 
     size, rate = given.megabytes * 10**6, given.rate * 1e6
-    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    uri = f"s3://{bucket}/weights/step-1"
+    bucket, address = start_s3_server()
+    uri = f"{bucket}/weights/step-1"
     with artifacts.publish(uri) as folder:
         (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(size))
-    os.environ["AWS_ENDPOINT_URL"] = Link((host, port), rate).address
+    os.environ["AWS_ENDPOINT_URL"] = Link(address, rate).address
     one = size / rate
     record = {"version_bytes": size, "link_bytes_per_second": rate, "instances": given.instances}
     record |= {"one_transfer_seconds": one}

@@ -13,7 +13,6 @@ processor time in the pause is beside it, too. `--store s3` puts all artifacts i
 import argparse
 import asyncio
 import json
-import logging
 import os
 import random
 import statistics
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -32,6 +30,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.s3_server import start_s3_server  # noqa: E402
 
 TOKEN = "a-benchmarks-token"
 ROWS, PROMPTS, PROMPT, RESPONSE = 16, 64, 40, 200
@@ -315,7 +314,7 @@ def main() -> None:
         folder = Path(place)
         root = str(folder / "run")
         if given.store == "s3":
-            root = start_s3()
+            root, _ = start_s3_server()
         os.environ["RLHFLESS_CACHE"] = str(folder / "cache")
         numbers = random.Random(0)
         rows = [
@@ -356,22 +355,6 @@ def main() -> None:
     print(json.dumps(record, indent=1))
     if given.json is not None:
         given.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def start_s3() -> str:
-    """URI of a bucket on an S3 server in this process."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It tells of each request.
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = f"http://{host}:{port}"
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    return f"s3://{bucket}"
 
 
 if __name__ == "__main__":
