@@ -122,7 +122,6 @@ def main() -> None:
         results["quickstart"] = run(folder, document, f"{bucket}/quickstart")
         print("quickstart", json.dumps(results["quickstart"]), flush=True)
         keep()
-    server.stop()
 
 
 if __name__ == "__main__":

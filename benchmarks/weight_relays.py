@@ -190,7 +190,6 @@ def main() -> None:
     record |= {"machine": describe_machine(["s3fs", "moto", "uvicorn"])}
     if given.json is not None:
         given.json.write_text(f"{json.dumps(record, indent=1)}\n")
-    server.stop()
 
 
 if __name__ == "__main__":
