@@ -279,6 +279,7 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     for result in job.undisturbed(2):
         made |= result.metrics.keys()
     made |= Learner().run(job.request(2, "again"), context()).metrics.keys()
+    made |= Learner().run(job.request(1, "beside", publish_beside=True), context()).metrics.keys()
     one_update = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
     journal = str(job.folder / "pieces")
     piece = JournalledPiece(samples=job.batch(1).samples, parts=job.batch(1).parts)

@@ -55,6 +55,16 @@ def test_an_adapter_is_published_loaded_and_swapped(
     assert json.loads((tmp_path / "1" / "adapter_config.json").read_text())["base_model_name_or_path"] == tiny.source
 
 
+def test_the_files_of_an_adapter_are_the_same_in_each_process(
+    tiny: ModelSettings, adapted: ModelSettings, tmp_path: Path
+) -> None:
+    """peft keeps the names of modules in a set, whose order differs from process to process."""
+    publish_adapter(str(tmp_path), load_policy(adapted, version(tiny.source)))
+    names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert len(names) > 5
+    assert names == sorted(names)
+
+
 def test_a_merged_adapter_is_a_plain_model(tiny: ModelSettings, adapted: ModelSettings, tmp_path: Path) -> None:
     policy = load_policy(adapted, version(tiny.source))
     nudge(policy, of_adapter)

@@ -109,6 +109,23 @@ class Waiting(Message):
     """Pieces of the step's batch that the task has finished."""
 
 
+class Learnt(Message):
+    """The step is learnt, and what it publishes is in the host's memory: `done` comes once it is published. The next
+    step's request may cut this one; the instance goes on publishing. Sent only if the request says `publish_beside`."""
+
+    event: Literal["learnt"] = "learnt"
+    result: dict[str, Any]
+    """The result so far, a dumped `LearnResult`: it lacks the metrics of publishing."""
+
+
+class Published(Message):
+    """The request's `unpublished` version is published."""
+
+    event: Literal["published"] = "published"
+    metrics: dict[str, float]
+    """Metrics of its publication."""
+
+
 class Heartbeat(Message):
     """The instance is alive and has no other event to send."""
 
@@ -141,7 +158,8 @@ class Failed(Message):
 
 
 Event = Annotated[
-    Started | Awake | Progress | Samples | Partial | Waiting | Heartbeat | Done | Failed, Field(discriminator="event")
+    Started | Awake | Progress | Samples | Partial | Waiting | Learnt | Published | Heartbeat | Done | Failed,
+    Field(discriminator="event"),
 ]
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -144,5 +144,10 @@ LEARNING_METRICS: dict[str, Metric] = {
     "seconds/train": Metric("seconds", "The step itself."),
     "seconds/wait": Metric("seconds", "Waiting for samples of a batch that was still being prepared."),
     "seconds/publish": Metric("seconds", "Publishing weights and checkpoint."),
+    "seconds/publish_wait": Metric(
+        "seconds",
+        "How long publishing kept the learner from the next step: copying weights to the host's memory, and waiting"
+        " until the version before was published. Only where it publishes beside the next step.",
+    ),
 }
 """Metrics of learning. A step has those of its algorithm."""

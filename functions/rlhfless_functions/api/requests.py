@@ -232,6 +232,17 @@ class Gang(Message):
     """Longest time that an instance waits for the others."""
 
 
+class UnpublishedVersion(Message):
+    """A version that may not be published yet."""
+
+    weights: str
+    """URI of the folder for the weights, or for the adapter."""
+    critic: str | None = None
+    """URI of the folder for the critic."""
+    since: str | None = None
+    """URI of the version before, if what changed since then is published too."""
+
+
 class LearnRequest(BaseRequest):
     """Learning: one training step, from weights `base` and `batch` to the next weights version."""
 
@@ -269,6 +280,12 @@ class LearnRequest(BaseRequest):
     """URI of the folder for the critic's next version; at step 0 preparation has no critic and values are zero."""
     save_checkpoint: str | None = None
     """URI of the folder for a checkpoint of this step, if one is due."""
+    publish_beside: bool = False
+    """Whether the learner may report `learnt` before it publishes. A learner publishes before it reports anything if it
+    is not alone, if `save_checkpoint` is set, or if the host has too little memory for a copy of the weights."""
+    unpublished: UnpublishedVersion | None = None
+    """Version `base`, if its request was cut after `learnt`. The learner publishes it beside this step, unless that is
+    done, and reports `published`. `done` and `learnt` of this step come later than that."""
     gang: Gang | None = None
     """The instances that take the step together; None if a single one takes it."""
 

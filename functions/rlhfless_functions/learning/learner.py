@@ -3,6 +3,8 @@
 An instance's state in memory is a cache. If a learner is new, or at a different version from the request's base, it
 loads the newest checkpoint and repeats the steps since then, from batches in the store. With the same number of threads
 this gives the same weights, bit for bit.
+
+A learner may publish a version beside its next step: `publisher.py`.
 """
 
 import logging
@@ -20,6 +22,7 @@ from rlhfless_functions.api import (
     JournalledPiece,
     LearnRequest,
     LearnResult,
+    Learnt,
     WeightsReference,
 )
 from rlhfless_functions.distributed.ranks import Ranks
@@ -29,7 +32,14 @@ from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
-from rlhfless_functions.learning.publishing import export, publish, published_bytes
+from rlhfless_functions.learning.publisher import Publisher
+from rlhfless_functions.learning.publishing import (
+    export,
+    publish,
+    published_bytes,
+    result_of,
+    version_of,
+)
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
 from rlhfless_functions.learning.step import StepInPieces, train_step
 from rlhfless_functions.learning.team import Team
@@ -58,6 +68,7 @@ class Learner:
         self._state: TrainingState | None = None
         self._begun: StepInPieces | None = None
         """A step that was interrupted while it waited for a piece, instead of `_state`."""
+        self._publisher = Publisher()
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
@@ -70,6 +81,8 @@ class Learner:
 
     def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
         """Take a training step and publish its results, or export a weights version.
+
+        A step that is cut after `Learnt` is published nevertheless.
 
         Raises:
             TaskError: the task failed. Only complete versions are published. `non_finite_loss` names the step;
@@ -85,6 +98,7 @@ class Learner:
                 self._call_ranks(request, context)
                 return self._learn(request, step, context)
         except torch.OutOfMemoryError as error:
+            self._publisher.settle(lambda: check(context, request.key.step))
             self.close()
             raise TaskError(
                 "out_of_memory",
@@ -97,6 +111,7 @@ class Learner:
                 self.close()
             raise
         except TaskError:
+            self._publisher.settle(lambda: check(context, request.key.step))
             self.close()
             raise
         except Exception as error:
@@ -130,6 +145,10 @@ class Learner:
             self.close()
             raise
         self._state, self._begun = state, begun
+
+    def finish(self) -> None:
+        """Wait until nothing is published any more."""
+        self._publisher.keep(None, lambda: None)
 
     def close(self) -> None:
         """End the other learning processes, if there are any. Their state is lost."""
@@ -191,7 +210,9 @@ class Learner:
 
         def go_on() -> None:
             check(context, step)
+            self._publisher.heed()
 
+        self._publisher.keep(request.unpublished, lambda: check(context, step))
         journal: FollowedJournal | None = None
         batch: TrainingBatch | None = None
         if request.following is not None:
@@ -205,6 +226,8 @@ class Learner:
         # After any error from here on, the state in memory is dropped: it may be half a step further.
         state, begun = self._take_up(request, context, seconds, go_on)
         context.awake()
+        if request.unpublished is not None:
+            self._publisher.publish_before(request.unpublished, request.model, state, context)
         parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
         logger.info("learning begins", extra={"fields": {"step": step, **parts}})
         training = time.monotonic()
@@ -228,14 +251,42 @@ class Learner:
         if journal is not None:
             seconds["seconds/wait"] = journal.waited_seconds
             seconds["seconds/train"] -= journal.waited_seconds
+        metrics = step_metrics(report, batch, request.algorithm)
+        metrics["learning/threads"] = float(torch.get_num_threads())
+        held_from = time.monotonic()
+        self._publisher.await_earlier(go_on)
+        if self._publisher.can_publish_beside(request, state):
+            self._publisher.begin(version_of(request), request.model, state)
+            self._state = state
+            seconds["seconds/publish_wait"] = time.monotonic() - held_from
+            seconds["seconds"] = time.monotonic() - started + earlier
+            context.emit(Learnt(result=result_of(request, metrics | seconds).model_dump(mode="json")))
+            return result_of(request, metrics | seconds | self._published(step, context))
+        if request.unpublished is not None:
+            seconds["seconds/publish_wait"] = time.monotonic() - held_from
         with _timed(seconds, "seconds/publish"):
-            result = publish(request, state)
+            publish(request, state)
         self._state = state
-        metrics = step_metrics(report, batch, request.algorithm) | published_bytes(request, state) | seconds
-        metrics |= {"seconds": time.monotonic() - started + earlier, "learning/threads": float(torch.get_num_threads())}
-        result = result.model_copy(update={"metrics": metrics})
+        seconds["seconds"] = time.monotonic() - started + earlier
+        result = result_of(request, metrics | published_bytes(version_of(request), request.model, state) | seconds)
         # All instances return the same result.
         return result if request.gang is None else self._ranks.all(result)[0]
+
+    def _published(self, step: int, context: TaskContext) -> dict[str, float]:
+        """Metrics of a step's publication once it has ended."""
+
+        def let_go() -> None:
+            # A drained instance ends once it has published.
+            if context.stop_reason == "cut":
+                raise LetGoError(step, "for its publication")
+
+        try:
+            return self._publisher.await_newest(let_go)
+        except LetGoError:
+            raise
+        except BaseException:
+            self._state = None
+            raise
 
     def _take_up(
         self, request: LearnRequest, context: TaskContext, seconds: dict[str, float], go_on: Callable[[], None]
@@ -250,6 +301,8 @@ class Learner:
         if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.base.version):
             # The state from before the sleep is unusable. Loading and repeating steps counts as work.
             context.awake()
+            # It may refer to the models that are to be replaced.
+            self._publisher.keep(None, lambda: check(context, request.batch.step))
             state = self._rebuild(request, go_on, seconds)
         elif state.device != self._ranks.device:
             with _timed(seconds, "seconds/wake"):
@@ -288,7 +341,7 @@ def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: in
 
 def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
     """Whether a request is another attempt at the same step, perhaps from another driver."""
-    varying = {"key", "result", "heartbeat_seconds", "batch"}
+    varying = {"key", "result", "heartbeat_seconds", "batch", "publish_beside", "unpublished"}
     varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
     same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
     return same and begun.key.job_uid == request.key.job_uid and begun.batch.step == request.batch.step

@@ -19,12 +19,10 @@ Key = tuple[int, int]
 
 
 class LetGoError(TaskError):
-    """The task was cut while it waited for a piece. Its accumulated gradients are intact, and it can be resumed."""
+    """The task was cut while it waited. What it has learnt so far is intact, and it can be resumed."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(
-            "drained", f"step {step} was interrupted while it waited for a piece; retry it", retryable=True
-        )
+    def __init__(self, step: int, waited: str = "for a piece") -> None:
+        super().__init__("drained", f"step {step} was interrupted while it waited {waited}; retry it", retryable=True)
 
 
 @dataclass

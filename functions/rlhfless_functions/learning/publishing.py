@@ -4,10 +4,18 @@ import torch
 from peft import PeftModel
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import ExportRequest, ExportResult, LearnRequest, LearnResult, WeightsReference
+from rlhfless_functions.api import (
+    ExportRequest,
+    ExportResult,
+    LearnRequest,
+    LearnResult,
+    UnpublishedVersion,
+    WeightsReference,
+)
 from rlhfless_functions.learning.checkpoints import save_checkpoint
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import (
     load_policy,
     load_tokenizer,
@@ -22,40 +30,65 @@ from rlhfless_functions.weights import (
 from rlhfless_functions.weights.policy import torch_dtype
 
 
-def publish(request: LearnRequest, state: TrainingState) -> LearnResult:
+def publish(request: LearnRequest, state: TrainingState) -> None:
     """Publish the version that a step made, and its checkpoint if one is due. Every rank calls this."""
-    dtype, ranks = torch_dtype(request.model), state.ranks
-    since = request.base.uri if request.learning.weight_deltas == "auto" else None
-    if isinstance(state.policy, PeftModel):
-        if ranks.size == 1:
-            publish_adapter(request.publish, state.policy)
-        else:
-            publish_adapter_together(request.publish, state.policy, ranks)
-        weights = request.initial.model_copy(update={"version": state.version, "adapter": request.publish})
-    else:
-        if ranks.size == 1:
-            publish_weights(request.publish, state.policy, state.tokenizer, dtype, since=since)
-        else:
-            publish_weights_together(request.publish, state.policy, state.tokenizer, dtype, ranks, since=since)
-        weights = WeightsReference(version=state.version, uri=request.publish)
-    critic = None
-    if state.critic is not None and request.publish_critic is not None:
-        if ranks.size == 1:
-            publish_critic(request.publish_critic, state.critic, dtype)
-        else:
-            publish_critic_together(request.publish_critic, state.critic, dtype, ranks)
-        critic = WeightsReference(version=state.version, uri=request.publish_critic)
+    publish_version(version_of(request), request.model, state)
     if request.save_checkpoint is not None:
         save_checkpoint(request.save_checkpoint, state)
-    return LearnResult(weights=weights, critic=critic, checkpoint=request.save_checkpoint, metrics={})
 
 
-def published_bytes(request: LearnRequest, state: TrainingState) -> dict[str, float]:
-    """Bytes of the version that was just published, and its bytes if it were published as full weights."""
+def publish_version(version: UnpublishedVersion, model: ModelSettings, state: TrainingState) -> None:
+    """Publish a version from the state that made it. Every rank calls this."""
+    dtype, ranks = torch_dtype(model), state.ranks
+    if isinstance(state.policy, PeftModel):
+        if ranks.size == 1:
+            publish_adapter(version.weights, state.policy)
+        else:
+            publish_adapter_together(version.weights, state.policy, ranks)
+    elif ranks.size == 1:
+        publish_weights(version.weights, state.policy, state.tokenizer, dtype, since=version.since)
+    else:
+        publish_weights_together(version.weights, state.policy, state.tokenizer, dtype, ranks, since=version.since)
+    if state.critic is not None and version.critic is not None:
+        if ranks.size == 1:
+            publish_critic(version.critic, state.critic, dtype)
+        else:
+            publish_critic_together(version.critic, state.critic, dtype, ranks)
+
+
+def version_of(request: LearnRequest) -> UnpublishedVersion:
+    """The version that a request's step makes."""
+    since = request.base.uri if request.learning.weight_deltas == "auto" and request.model.lora is None else None
+    return UnpublishedVersion(weights=request.publish, critic=request.publish_critic, since=since)
+
+
+def result_of(request: LearnRequest, metrics: dict[str, float]) -> LearnResult:
+    """The result of a request, whose step is its version."""
+    step, critic = request.batch.step, request.publish_critic
+    if request.model.lora is not None:
+        weights = request.initial.model_copy(update={"version": step, "adapter": request.publish})
+    else:
+        weights = WeightsReference(version=step, uri=request.publish)
+    return LearnResult(
+        weights=weights,
+        critic=WeightsReference(version=step, uri=critic) if critic is not None else None,
+        checkpoint=request.save_checkpoint,
+        metrics=metrics,
+    )
+
+
+def is_published(version: UnpublishedVersion) -> bool:
+    """Whether everything of a version is published."""
+    with store_errors():
+        return all(artifacts.is_published(uri) for uri in (version.weights, version.critic) if uri is not None)
+
+
+def published_bytes(version: UnpublishedVersion, model: ModelSettings, state: TrainingState) -> dict[str, float]:
+    """Bytes of a version that is published, and its bytes if it were published as full weights."""
     if state.ranks.rank:
         return {}
     with store_errors():
-        manifest = artifacts.manifest(request.publish)
+        manifest = artifacts.manifest(version.weights)
     assert manifest is not None
     adapted = isinstance(state.policy, PeftModel)
     numbers = sum(p.numel() for name, p in state.policy.named_parameters() if not (adapted and p.requires_grad))
@@ -63,7 +96,7 @@ def published_bytes(request: LearnRequest, state: TrainingState) -> dict[str, fl
     return {
         **({"weights/delta_bytes": float(sum(entry.size for entry in delta))} if delta else {}),
         "weights/bytes": float(sum(entry.size for entry in manifest.files.values())),
-        "weights/full_bytes": float(numbers * torch_dtype(request.model).itemsize),
+        "weights/full_bytes": float(numbers * torch_dtype(model).itemsize),
     }
 
 

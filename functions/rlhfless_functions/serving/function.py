@@ -116,8 +116,12 @@ class Instance:
             self._current.stop("drain")
 
     async def idle(self) -> None:
-        """Wait until no task runs."""
-        await asyncio.get_running_loop().run_in_executor(None, self._idle.wait)
+        """Wait until no task runs, and nothing that one has left under way goes on."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._idle.wait)
+        # Only a learner leaves anything under way.
+        if (finish := getattr(self._function, "finish", None)) is not None:
+            await loop.run_in_executor(None, finish)
 
     async def stream(self, request: RunRequest) -> AsyncIterator[bytes]:
         """Run a task and yield its events. The caller has checked that the instance is not busy."""

@@ -162,8 +162,8 @@ class InstanceServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """End the streams, then wait for a task that was cut and still publishes: after this uvicorn raises the signal
-        anew, and a process that is not the first of its container dies of it."""
+        """End the streams, then wait for what is still published, by a task that was cut or beside one: after this
+        uvicorn raises the signal anew, and a process that is not the first of its container dies of it."""
         await super().shutdown(sockets)
         await self._instance.idle()
 

@@ -56,6 +56,10 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
             adapted = cast(PeftModel, get_peft_model(policy, config, adapter_name=_NAME))
     except ValueError as error:
         raise TaskError("model_unloadable", f"model.lora.targetModules does not fit this model: {error}") from error
+    names = adapted.peft_config[_NAME].target_modules
+    if isinstance(names, set):
+        # Its files are the same in each process: the order of a set is not.
+        adapted.peft_config[_NAME].target_modules = sorted(names)
     with building():
         _reset(adapted)
     if backbone is not None:
@@ -95,7 +99,12 @@ def adapter_pairs(policy: PeftModel, uri: str) -> list[tuple[torch.Tensor, torch
 
 
 def publish_adapter(
-    uri: str, policy: PeftModel, tokenizer: PreTrainedTokenizerBase | None = None, *, readme: str | None = None
+    uri: str,
+    policy: PeftModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    readme: str | None = None,
+    state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Publish a model's adapter as a peft folder; nothing happens if `uri` has been published before.
 
@@ -104,12 +113,13 @@ def publish_adapter(
         policy: the model with its adapter.
         tokenizer: saved with it, where the folder is for people.
         readme: content of a README.md.
+        state: the adapter's parameters by their names in the model; those of now if left out.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri) as folder:
-        write_adapter(folder, policy)
+        write_adapter(folder, policy, state)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
         if readme is not None:
@@ -122,7 +132,7 @@ def write_adapter(folder: Path, policy: PeftModel, state: dict[str, torch.Tensor
     Args:
         folder: an existing one.
         policy: the model with its adapter.
-        state: the adapter's parameters by their names in the model, where that holds but a part of each.
+        state: the adapter's parameters by their names in the model, where that holds a part of each, or newer ones.
 
     Raises:
         OSError: if the disk is full.

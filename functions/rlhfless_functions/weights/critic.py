@@ -5,6 +5,7 @@ prefix, and `score.weight`.
 """
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,7 @@ from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.policy import load_module, torch_dtype
-from rlhfless_functions.weights.saving import converted, write_tensors
+from rlhfless_functions.weights.saving import converted, host_copy, write_tensors
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import load_into, safetensors_files
@@ -101,20 +102,29 @@ def swap_critic(critic: CriticModel, ref: WeightsReference) -> None:
         load_into(critic, safetensors_files(folder))
 
 
-def publish_critic(uri: str, critic: CriticModel, dtype: torch.dtype | None = None) -> None:
+def critic_state(critic: CriticModel, dtype: torch.dtype, *, copied: bool = False) -> dict[str, Tensor]:
+    """A critic's state as it is published: the body in `dtype`, and the head in float32. See `converted`."""
+    head = critic.score.weight.detach()
+    return {**converted(critic, dtype, copied=copied), "score.weight": host_copy(head, head.dtype) if copied else head}
+
+
+def publish_critic(
+    uri: str, critic: CriticModel, dtype: torch.dtype | None = None, *, state: Mapping[str, Tensor] | None = None
+) -> None:
     """Publish a critic; nothing happens if `uri` has been published before.
 
     Args:
         uri: the folder.
         critic: the critic.
         dtype: number format of the published body, its own if left out; the head stays float32.
+        state: an earlier `critic_state` to publish; that of now if left out.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri) as folder:
         dtype = dtype or critic.body.dtype
-        write_tensors({**converted(critic, dtype), "score.weight": critic.score.weight.detach()}, folder)
+        write_tensors(critic_state(critic, dtype) if state is None else state, folder)
         write_critic_settings(critic, folder, dtype)
 
 

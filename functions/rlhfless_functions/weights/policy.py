@@ -1,6 +1,6 @@
 """The policy's weights: load them, swap them in place, publish them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -142,6 +142,7 @@ def publish_weights(
     readme: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     since: str | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Publish a policy as a complete Hugging Face folder; nothing happens if `uri` has been published before.
 
@@ -153,12 +154,13 @@ def publish_weights(
         readme: content of a README.md.
         shard_bytes: largest size of one weights file.
         since: the version before; what changed is published, too, where that helps. See `artifacts.publish`.
+        state: the tensors to publish, in `dtype`; those of now if left out.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri, since=since) as folder:
-        write_model(policy, folder, dtype, shard_bytes=shard_bytes)
+        write_model(policy, folder, dtype, shard_bytes=shard_bytes, state=state)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
         if readme is not None:

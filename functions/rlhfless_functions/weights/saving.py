@@ -32,7 +32,12 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def write_model(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype | None = None, *, shard_bytes: int = SHARD_BYTES
+    model: PreTrainedModel,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    state: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a model's configuration, generation configuration and weights as `save_pretrained` does.
 
@@ -41,6 +46,7 @@ def write_model(
         folder: an existing folder.
         dtype: number format of the written weights; the model's own if left out.
         shard_bytes: largest size of one weights file.
+        state: the model's state in `dtype`, such as an earlier one; that of now if left out.
 
     Raises:
         OSError: if the disk is full.
@@ -48,7 +54,7 @@ def write_model(
     dtype = dtype or model.dtype
     write_settings(model, folder, dtype)
     # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
-    own = converted(model, dtype)
+    own = converted(model, dtype) if state is None else dict(state)
     published = revert_weight_conversion(model, own)
     # It sorts them by name; of the two names of an embedding that is also the output layer, the first is read by all.
     places = {name: place for place, name in enumerate(own)}
@@ -94,16 +100,29 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
         )
 
 
-def converted(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied."""
+def converted(module: nn.Module, dtype: torch.dtype, *, copied: bool = False) -> dict[str, Tensor]:
+    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied.
+
+    Args:
+        module: the module.
+        dtype: number format.
+        copied: whether all tensors are copies in the host's memory, which stay as they are while the module learns.
+    """
     made: dict[int, Tensor] = {}
     state = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in made:
             plain = tensor.detach()
-            made[id(tensor)] = plain.to(dtype) if plain.is_floating_point() else plain
+            kind = dtype if plain.is_floating_point() else plain.dtype
+            made[id(tensor)] = host_copy(plain, kind) if copied else plain.to(kind)
         state[name] = made[id(tensor)]
     return state
+
+
+def host_copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor's copy in the host's memory, in a number format."""
+    there = tensor.to(dtype).to("cpu")
+    return there.clone() if there is tensor else there
 
 
 def _alone(tensor: Tensor) -> Tensor:

@@ -1,17 +1,14 @@
 """How many tokens of keys and values fit into the free memory."""
 
-from contextlib import suppress
-from pathlib import Path
-
 import psutil
 import torch
 from transformers import PretrainedConfig
 
+from rlhfless_functions.runtime.host_memory import CGROUP, container_free_bytes
+
 _CPU_SHARE = 0.5
 _GPU_SHARE = 0.8
 """Share of the free memory for the KV cache. The rest is for activations, and on a CPU for other processes."""
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
@@ -38,25 +35,5 @@ def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.d
     if device.type == "cuda":
         share, free = _GPU_SHARE, torch.cuda.mem_get_info(device)[0]
     else:
-        share, free = _CPU_SHARE, min(psutil.virtual_memory().available, container_free_bytes(_CGROUP))
+        share, free = _CPU_SHARE, min(psutil.virtual_memory().available, container_free_bytes(CGROUP))
     return max(1, int(share * (free + held_bytes)) // kv_bytes_per_token(config, dtype))
-
-
-def free_host_bytes() -> float:
-    """Bytes of host memory that this process may still take. Pages of files that the kernel would drop count as
-    free."""
-    cached = 0
-    with suppress(OSError, ValueError):
-        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(statistics.get("inactive_file", 0))
-    return min(psutil.virtual_memory().available, container_free_bytes(_CGROUP) + cached)
-
-
-def container_free_bytes(cgroup: Path) -> float:
-    """Bytes that are free below the container's memory limit (cgroup v2); infinite without a limit."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else max(0, int(limit) - used)

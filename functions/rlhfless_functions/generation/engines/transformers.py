@@ -18,10 +18,11 @@ from rlhfless_functions.generation.engines.attention import Masks, use_grouped_a
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
-from rlhfless_functions.generation.engines.memory import free_host_bytes, free_kv_tokens
+from rlhfless_functions.generation.engines.memory import free_kv_tokens
 from rlhfless_functions.generation.engines.passes import padded_rows
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.device_memory import empty, give_back
+from rlhfless_functions.runtime.host_memory import free_host_bytes
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 
