@@ -150,7 +150,7 @@ def test_a_fresh_learner_publishes_what_the_one_before_may_not_have(job: Job) ->
     assert "seconds/publish" not in again.events[0].metrics, "it was there"
 
 
-@pytest.mark.parametrize("why", ["memory", "checkpoint", "processes"])
+@pytest.mark.parametrize("why", ["memory", "checkpoint", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_learner_that_cannot_publish_beside_publishes_before_it_reports(
     why: str, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

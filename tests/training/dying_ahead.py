@@ -12,15 +12,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, TakenStep
+from rlhfless_operator.training.learning import Learning
 from rlhfless_operator.training.step_journal import StepJournal
 from tests.training.dying_driver import Deaths
 from tests.training.holding_back import hold_back
 from tests.training.whole_jobs import folder_of, run_job
 
 POINTS = tuple(f"{point}-{step}" for step in (2, 3) for point in ("begun", "prepared", "taken", "learnt"))
-"""Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist."""
+"""Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist.
+At `left` it is learnt, the next one is taken, and its weights may not be published."""
 OVERTAKEN = "overtaken"
 """The second step's batch is complete, and written down, and the first one's is not."""
 
@@ -28,7 +31,7 @@ OVERTAKEN = "overtaken"
 def die_at(points: Collection[str], deaths: Deaths) -> None:
     """Have a driver die as soon as it comes to one of the points at which none has died before."""
     begin, take = AsyncJournal.begin, AsyncJournal.take
-    keep_rollout, commit = StepJournal.keep_rollout, StepJournal.commit
+    keep_rollout, commit, let_go = StepJournal.keep_rollout, StepJournal.commit, Learning.let_go
 
     def reached(point: str, step: int) -> None:
         what = f"{point}-{step}"
@@ -54,6 +57,12 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
         reached("learnt", step)
         return await commit(journal, step, *rest)
 
+    async def dies_when_left(learning: Learning) -> LearnResult:
+        learned = await let_go(learning)
+        reached("left", learned.weights.version)
+        return learned
+
+    Learning.let_go = dies_when_left  # type: ignore[method-assign]
     AsyncJournal.begin = dies_when_begun  # type: ignore[method-assign]
     AsyncJournal.take = dies_when_taken  # type: ignore[method-assign]
     StepJournal.keep_rollout = dies_when_prepared  # type: ignore[method-assign]

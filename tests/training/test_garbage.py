@@ -85,10 +85,14 @@ def test_what_runs_ahead_stays_with_the_weights_that_sample_it(tmp_path: Path) -
         artifacts.write_bytes(artifacts.join(folder.rollouts(step, "training"), "sink", "part.parquet"), b"x")
         artifacts.write_bytes(artifacts.join(folder.batches(step, "training"), "chunk.parquet"), b"x")
         artifacts.write_json(folder.result("batch", step), {})
+    for step in (9, 10):
+        for uri in (folder.weights(step), folder.critic(step), folder.checkpoint(step)):
+            artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
     remove_garbage(folder, status_of(folder), Retention(1, staleness=2))
-    # Step 10 may be sampled with version 7, and step 8 with version 5.
-    assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
-    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
+    # Step 10 may be sampled with version 7, and step 8 with version 5. The learner may publish step 9.
+    assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8, 9)]
+    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (5, 6, 7, 8, 9)]
+    assert steps_in(folder, "checkpoints") == [f"step-{step:06d}" for step in (6, 8, 9)]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation", "step-000009", "step-000010"]
     assert steps_in(folder, "results") == [f"step-{step:06d}" for step in (7, 8, 9, 10)]
     assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [

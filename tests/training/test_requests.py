@@ -2,7 +2,16 @@
 
 import pytest
 
-from rlhfless_functions.api import BatchReference, SampleTask, SharedPrefix, SharedPrefixes, WeightsReference
+from rlhfless_functions.api import (
+    BatchReference,
+    LearnRequest,
+    LearnResult,
+    SampleTask,
+    SharedPrefix,
+    SharedPrefixes,
+    WeightsReference,
+)
+from rlhfless_functions.learning.publishing import result_of, version_of
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
@@ -91,6 +100,36 @@ def test_versions_to_come_of_an_adapter_are_on_the_models_own_weights() -> None:
     requests = RequestBuilder(job(model={"source": "m", "lora": {"rank": 4}}), JobFolder("runs/job"), "uid")
     (named,) = requests.next_weights(requests.initial, 1, lambda version: [])
     assert named.weights == WeightsReference(version=1, uri="m", adapter="runs/job/weights/step-000001")
+
+
+@pytest.mark.parametrize("deltas", ["auto", "never"])
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_a_step_starts_from_one_that_is_not_written_down_and_names_what_is_to_be_published_of_it(
+    deltas: str, lora: dict[str, int] | None
+) -> None:
+    """As the learner names it that publishes it: `learning.publishing.version_of`."""
+    model = {"source": "m", **({"lora": lora} if lora else {})}
+    of_job = job(model=model, learning={"weightDeltas": deltas}, algorithm={"name": "ppo"})
+    requests = RequestBuilder(of_job, JobFolder("runs/job"), "uid")
+
+    def learn(status: RLHFJobStatus, step: int, before: LearnResult | None) -> LearnRequest:
+        batch = BatchReference(step=step, parts=["part"], samples=[SampleTask(prompt=0, index=0)])
+        return requests.learn(
+            *(status, batch, [], SettingsHistory(), 9),
+            checkpoint_due=False,
+            attempt=0,
+            before=before,
+            publish_beside=True,
+        )
+
+    status = RLHFJobStatus(uid="uid", step=3, weights=result_of(learn(RLHFJobStatus(uid="uid"), 3, None), {}).weights)
+    fourth = learn(status, 4, None)
+    assert fourth.unpublished is None
+    fifth = learn(status, 5, result_of(fourth, {}))
+    assert (fifth.base.version, fifth.base.adapter or fifth.base.uri) == (4, "runs/job/weights/step-000004")
+    assert fifth.unpublished == version_of(fourth)
+    assert fifth.unpublished is not None
+    assert (fifth.unpublished.since is not None) == (deltas == "auto" and lora is None)
 
 
 @pytest.mark.parametrize(("stall", "heartbeat"), [("120s", 5.0), ("15s", 5.0), ("6s", 2.0), ("300ms", 0.1)])

@@ -20,7 +20,7 @@ from rlhfless_functions.weights.saving import converted, host_copy
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.005
 """Seconds between checks whether a task that waits for a publication is told to stop."""
 
 

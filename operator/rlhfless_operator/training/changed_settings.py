@@ -66,19 +66,20 @@ def keep_settings(before: dict[str, Any], folder: JobFolder, status: RLHFJobStat
 
 
 def _forget_learning(folder: JobFolder, step: int) -> None:
-    """Remove the weights that other settings made in a step that is not done and in the one after it, and what was
+    """Remove the weights that other settings made in a step that is not done and in the two after it, and what was
     evaluated of them.
 
-    A driver learns a step while the one before is written down, and is never further ahead.
+    A driver learns a step while the one before is published, and the one before that is written down. It is never
+    further ahead.
     """
-    both = step, step + 1
+    steps = step, step + 1, step + 2
     for uri in (
-        *(folder.rollouts(each, "evaluation") for each in both),
-        *(folder.batches(each, "evaluation") for each in both),
-        *(folder.result(name, each) for name in ("evaluation", "learn") for each in both),
-        *(folder.weights(each) for each in both),
-        *(folder.critic(each) for each in both),
-        *(folder.checkpoint(each) for each in both),
+        *(folder.rollouts(each, "evaluation") for each in steps),
+        *(folder.batches(each, "evaluation") for each in steps),
+        *(folder.result(name, each) for name in ("evaluation", "learn") for each in steps),
+        *(folder.weights(each) for each in steps),
+        *(folder.critic(each) for each in steps),
+        *(folder.checkpoint(each) for each in steps),
     ):
         artifacts.remove(uri)
 

@@ -64,21 +64,26 @@ def kept(
 
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
     the newest checkpoint (or of all steps), responses to draft from, and whatever the running step, the one after the
-    status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay.
+    status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay. The
+    learner may have published the running step already, and be publishing the next one.
     """
     running = status.step + 1
+    publishing = (running, running + 1) if retention.staleness else (running,)
     last = max(last_step_begun(status.step, retention.staleness), needs.get("last", 0))
     under_way = range(min(running, needs.get("rollout", running)), last + 1)
     replayed_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
     since_checkpoint = range(min(replayed_from, under_way.start, needs.get("batch", running)), under_way.stop)
     oldest = oldest_version(running, retention.staleness)
-    sampling = set(range(min(oldest, needs.get("version", oldest)), running + 1))
+    sampling = {*range(min(oldest, needs.get("version", oldest)), running), *publishing}
     versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
     critics = sampling | ({status.critic.version} if status.critic else set())
     return {
         "weights": [folder.weights(version) for version in versions],
         "critics": [folder.critic(version) for version in critics],
-        "checkpoints": [folder.checkpoint(running), *_newest_checkpoints(folder, status, retention.checkpoints)],
+        "checkpoints": [
+            *map(folder.checkpoint, publishing),
+            *_newest_checkpoints(folder, status, retention.checkpoints),
+        ],
         "rollouts": [
             *(folder.rollouts(step, "training") for step in under_way),
             folder.rollouts(running, "evaluation"),

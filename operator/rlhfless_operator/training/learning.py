@@ -4,9 +4,10 @@ import asyncio
 import time
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from rlhfless_functions.api import BatchReference, Event, LearnResult, Started, Waiting
+from rlhfless_functions.api import BatchReference, Event, LearnResult, Learnt, Published, Started, Waiting
+from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.pace import LOOK_SECONDS
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
 from rlhfless_operator.records.status import LearnersStatus
@@ -24,12 +25,29 @@ class Learning:
 
     A learner begins with the whole batch, or, when there is enough to learn from, while the batch is still being
     prepared. Where it would wait for longer than it is worth, it is let go, and asked again.
+
+    Args:
+        run: the job in hand.
+        journal: its status says what the step starts from.
+        step: its number.
+        before: the step before, if it is learnt and may not be published. The learner publishes it beside this one.
+        beside: whether the learner may go on to the next step before it has published this one.
     """
 
-    def __init__(self, run: TrainingRun, journal: StepJournal, step: int) -> None:
+    def __init__(
+        self,
+        run: TrainingRun,
+        journal: StepJournal,
+        step: int,
+        *,
+        before: LearnResult | None = None,
+        beside: bool = False,
+    ) -> None:
         self._run = run
         self._journal = journal
         self._step = step
+        self._before = before
+        self._beside = beside
         self._task: asyncio.Task[LearnResult] | None = None
         self._asked = False
         """Whether a learner was asked."""
@@ -64,10 +82,73 @@ class Learning:
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.create_task(self._take_step(batch))
-        self._task.add_done_callback(lambda task: self._listener.heard.set())
+        self._task.add_done_callback(lambda task: self._listener.over())
         await self._listener.heard.wait()
         if self._task.done():
             self._task.result()
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether the step is learnt, and the learner has not published it yet."""
+        assert self._task is not None
+        return self._listener.learned is not None and not self._task.done()
+
+    async def learnt(self) -> None:
+        """Wait until the step is learnt, and published unless `is_publishing`.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+        """
+        assert self._task is not None
+        while not self.is_publishing and not self._task.done():
+            await self._listener.learnt.wait()
+        if self._task.done():
+            self._task.result()
+
+    async def before_is_published(self) -> dict[str, float] | None:
+        """Metrics of the publication of the step before, once it is published; None if this step fails before that."""
+        listener = self._listener
+        await listener.published.wait()
+        assert self._before is not None
+        assert self._task is not None
+        if listener.metrics is None:
+            # A learner that repeats a result has published both steps.
+            return {} if not self._task.cancelled() and self._task.exception() is None else None
+        size = int(listener.metrics.get("weights/bytes", 0))
+        self._run.weights_traffic.published(self._before.weights.version, size, listener.place)
+        return listener.metrics
+
+    async def goes_on_until(self, other: asyncio.Task[Any]) -> bool:
+        """Wait until the step is published, or until another task has gone well while a learner publishes the step.
+        Returns whether it is the latter.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+        """
+        assert self._task is not None
+        while not self._task.done():
+            if not other.done():
+                await asyncio.wait([self._task, other], return_when=asyncio.FIRST_COMPLETED)
+            elif other.exception() is not None:
+                return False
+            elif self.is_publishing:
+                return True
+            else:
+                await self._listener.learnt.wait()
+        self._task.result()
+        return False
+
+    async def let_go(self) -> LearnResult:
+        """Leave the step to its learner, which goes on publishing while it takes the next one: what it has come to."""
+        assert self._task is not None
+        learned = self._listener.learned
+        assert learned is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._run.progress.over("learning", self._step)
+        learned = _with_more(learned, self._run.weights_traffic.take())
+        self._run.cost_model.learned(learned)
+        return learned
 
     async def result(self) -> LearnResult:
         """What it comes to, once it has begun; then the learner is let go, unless it is worth keeping.
@@ -82,7 +163,7 @@ class Learning:
         more = run.weights_traffic.take()
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
-        learned = learned.model_copy(update={"metrics": {**learned.metrics, **more}})
+        learned = _with_more(learned, more)
         size = int(learned.metrics.get("weights/bytes", 0))
         run.weights_traffic.published(learned.weights.version, size, self._listener.place)
         # Unless it is kept, its successor takes the steps since the newest checkpoint again.
@@ -102,6 +183,12 @@ class Learning:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _unpublished(self) -> LearnResult | None:
+        """The step before, unless it is written down."""
+        known = self._before is None or self._journal.status.step >= self._before.weights.version
+        return None if known else self._before
 
     @property
     def _steps_again(self) -> int:
@@ -144,6 +231,10 @@ class Learning:
         retries = 0
         while True:
             count = size.now
+            counts = {"learning/instances": float(count)}
+            if run.spec.chooses_learners:
+                counts["learning/instances_chosen"] = float(size.chosen)
+            self._listener.begins(counts)
             await run.capacity.use("learning", count, run.learner_preload)
             requests = [
                 run.requests.learn(
@@ -152,10 +243,12 @@ class Learning:
                     replay,
                     journal.settings,
                     total_steps,
-                    checkpoint_due=batch.step == total_steps or batch.step % run.spec.checkpoints.every_steps == 0,
+                    checkpoint_due=checkpoint_due(run.spec, batch.step, total_steps),
                     attempt=self._attempts,
                     following=following,
                     gang=gang,
+                    before=self._unpublished,
+                    publish_beside=self._beside and gang is None,
                 )
                 for gang in run.requests.gang(batch.step, count)
             ]
@@ -170,12 +263,8 @@ class Learning:
                     within=run.spec.learning.gang_timeout,
                     listener=partial(next, iter(listeners)),
                 )
-                learned = LearnResult.model_validate(result)
                 size.met(count)
-                counts = {"learning/instances": float(count)}
-                if run.spec.chooses_learners:
-                    counts["learning/instances_chosen"] = float(size.chosen)
-                return learned.model_copy(update={"metrics": {**learned.metrics, **counts}})
+                return _with_more(LearnResult.model_validate(result), counts)
             except GangIncompleteError as error:
                 if size.miss(error.there):
                     await run.capacity.give_up("learning", count - size.now)
@@ -212,13 +301,42 @@ class _Listener:
         """Set once it has said anything."""
         self.waits_after: int | None = None
         """While it waits: the pieces that it is done with."""
+        self.learnt = asyncio.Event()
+        """Set once the step is learnt, or the learner asked no more."""
+        self.learned: LearnResult | None = None
+        """While it publishes the step: what that has come to."""
+        self.published = asyncio.Event()
+        """Set once the step before is published, or the learner asked no more."""
+        self.metrics: dict[str, float] | None = None
+        """Of the publication of the step before."""
+        self._counts: dict[str, float] = {}
         self._ledger = journal.ledger
         self._instance = ""
         self.place: list[str] = []
         """Of the learner; see `Started.place`."""
 
+    def begins(self, counts: dict[str, float]) -> None:
+        """An attempt begins.
+
+        Args:
+            counts: metrics of its step.
+        """
+        self.learnt.clear()
+        self.learned, self._counts = None, counts
+
+    def over(self) -> None:
+        """The learner is not asked any more."""
+        for each in (self.heard, self.learnt, self.published):
+            each.set()
+
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Learnt):
+            self.learned = _with_more(LearnResult.model_validate(event.result), self._counts)
+            self.learnt.set()
+        elif isinstance(event, Published):
+            self.metrics = event.metrics
+            self.published.set()
+        elif isinstance(event, Started):
             self._instance, self.place, self.waits_after = event.instance, event.place, None
         elif isinstance(event, Waiting):
             self.waits_after = event.pieces if event.waiting else None
@@ -226,3 +344,12 @@ class _Listener:
             state: InstanceState = "idle" if event.waiting else "busy"
             self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))
         self.heard.set()
+
+
+def checkpoint_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
+    """Whether a step's learner writes a checkpoint."""
+    return step == total_steps or step % spec.checkpoints.every_steps == 0
+
+
+def _with_more(learned: LearnResult, metrics: dict[str, float]) -> LearnResult:
+    return learned.model_copy(update={"metrics": {**learned.metrics, **metrics}})

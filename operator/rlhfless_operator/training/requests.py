@@ -10,6 +10,7 @@ from rlhfless_functions.api import (
     Gang,
     GenerationRequest,
     LearnRequest,
+    LearnResult,
     MaterializeRequest,
     NextWeights,
     PrepareRequest,
@@ -18,6 +19,7 @@ from rlhfless_functions.api import (
     Stage,
     StepSettings,
     TaskKey,
+    UnpublishedVersion,
     WeightsReference,
 )
 from rlhfless_functions.artifacts import join
@@ -104,6 +106,10 @@ class RequestBuilder:
     def relays_weights(self) -> bool:
         """Whether instances pass weights on. In a rehearsal there are none."""
         return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
+
+    @property
+    def _publishes_deltas(self) -> bool:
+        return self._spec.learning.weight_deltas == "auto" and self._spec.model.lora is None
 
     @property
     def updates_per_step(self) -> int:
@@ -312,18 +318,28 @@ class RequestBuilder:
         attempt: int,
         following: str | None = None,
         gang: Gang | None = None,
+        before: LearnResult | None = None,
+        publish_beside: bool = False,
     ) -> LearnRequest:
         """Take one training step, with others where there is a gang. `following` is the piece journal of a batch that
-        is still being prepared."""
+        is still being prepared. `before` is the step before, if it is learnt and the status does not name it yet."""
         step = batch.step
         settings = self.step_settings(total_steps)
+        newest = self.weights(status.weights)
+        unpublished = None
+        if before is not None:
+            unpublished = UnpublishedVersion(
+                weights=before.weights.adapter or before.weights.uri,
+                critic=before.critic.uri if before.critic is not None else None,
+                since=newest.uri if self._publishes_deltas else None,
+            )
         return LearnRequest(
             key=self._key(step, "learning", "learn", attempt),
             result=self._folder.result("learn", step),
             heartbeat_seconds=self._heartbeat,
             model=self._spec.model,
             initial=self.initial,
-            base=self.weights(status.weights),
+            base=before.weights if before is not None else newest,
             batch=batch,
             checkpoint=status.checkpoint.uri if status.checkpoint else None,
             checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
@@ -342,6 +358,8 @@ class RequestBuilder:
             publish=self._folder.weights(step),
             publish_critic=self._folder.critic(step) if self.has_critic else None,
             save_checkpoint=self._folder.checkpoint(step) if checkpoint_due else None,
+            publish_beside=publish_beside,
+            unpublished=unpublished,
             gang=gang,
         )
 

@@ -135,6 +135,9 @@ class RolloutsAhead:
         while self._is_admitted(number):
             self._begin_task(number)
             number += 1
+            if self.groups is not None:
+                # A step that waits for groups waits for this rollout, too.
+                self.groups.changed.set()
         for older, rollout in [*self._rollouts.items()]:
             # One that has failed is told of when nothing else can be learnt from.
             if self.groups is not None and older < self._last and rollout.done() and rollout.exception() is None:

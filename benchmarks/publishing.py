@@ -1,0 +1,266 @@
+"""How long publishing a version of 126 MB holds the learner up, on a CPU.
+
+    python benchmarks/publishing.py [--steps 20] [--store local | s3] [--rate 50] [--samples 8] [--json FILE]
+
+A learning instance of its own process takes one step after the other, as a driver asks for them over HTTP. Every second
+step is published beside the next one, and the others before it, so that both ways are measured in one run. What is
+measured, in the learner's process, is the time from the end of one step's training to the beginning of the next one's,
+and in it copying the weights to the host's memory. Groups are always there. What a driver writes down of a step comes
+on top, and is the same for both. The store is a folder, or an S3 server behind a link of `--rate` MB/s.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.machine import describe_machine  # noqa: E402
+from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.s3_server import start_s3_server  # noqa: E402
+from benchmarks.weight_relays import Link  # noqa: E402
+
+TOKEN = "a-benchmarks-token"
+PROMPT, RESPONSE = 40, 60
+INSTANCE = """
+import json, sys, time
+
+from rlhfless_functions.learning import learner, publisher
+from rlhfless_functions.serving.instance import InstanceOptions, run_instance
+
+log = open(sys.argv[2], "w", buffering=1)
+
+def timed(module, name, step):
+    plain = getattr(module, name)
+
+    def measured(*given):
+        began = time.monotonic()
+        try:
+            return plain(*given)
+        finally:
+            print(json.dumps([name, step(given), began, time.monotonic()]), file=log)
+
+    setattr(module, name, measured)
+
+timed(learner, "train_step", lambda given: given[3])
+timed(learner, "publish", lambda given: given[1].version)
+timed(publisher, "hold", lambda given: given[2].version)
+run_instance(InstanceOptions.model_validate_json(sys.argv[1]), lambda port: print(port, flush=True))
+"""
+
+
+def make_model(folder: Path) -> None:
+    """A model of 126 MB."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from rlhfless_functions.weights import publish_weights
+
+    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "examples" / "quickstart" / "model")
+    torch.manual_seed(0)
+    publish_weights(str(folder), Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)), tokenizer)
+
+
+def write_batch(part: str, samples: int) -> None:
+    """What every step learns from: groups of four samples."""
+    from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
+
+    draw = random.Random(0)
+    rows = [
+        PreparedSample(
+            prompt=number // 4,
+            index=number % 4,
+            prompt_tokens=[draw.randrange(3, 60) for _ in range(PROMPT)],
+            response_tokens=[draw.randrange(3, 60) for _ in range(RESPONSE)],
+            log_probs=[-4.0] * RESPONSE,
+            finish_reason="stop",
+            versions=[VersionSpan(0, 0, RESPONSE)],
+            reward=float(number % 2),
+            advantages=[1.0 - 2.0 * (number % 2)] * RESPONSE,
+        )
+        for number in range(samples)
+    ]
+    write_prepared(part, rows)
+
+
+def request_of(step: int, model: Path, root: str, samples: int, *, beside: bool, unpublished: bool) -> Any:
+    """A step's request."""
+    from rlhfless_functions.api import (
+        BatchReference,
+        LearnRequest,
+        SampleTask,
+        TaskKey,
+        UnpublishedVersion,
+        WeightsReference,
+    )
+    from rlhfless_functions.settings import (
+        AlgorithmSettings,
+        BatchSettings,
+        KlSettings,
+        LearningSettings,
+        ModelSettings,
+        OptimizerSettings,
+        SamplingSettings,
+    )
+
+    def weights(version: int) -> str:
+        return f"{root}/weights/step-{version:06d}" if version else str(model)
+
+    def batch(number: int) -> BatchReference:
+        tasks = [SampleTask(prompt=each // 4, index=each % 4) for each in range(samples)]
+        return BatchReference(step=number, parts=[f"{root}/batch.parquet"], samples=tasks)
+
+    return LearnRequest(
+        key=TaskKey(job_uid="u", step=step, stage="learning", part="learn", attempt=0),
+        result=f"{root}/results/{step}.json",
+        model=ModelSettings(source=str(model), dtype="float32"),
+        initial=WeightsReference(version=0, uri=str(model)),
+        base=WeightsReference(version=step - 1, uri=weights(step - 1)),
+        batch=batch(step),
+        replay=[batch(number) for number in range(1, step)],
+        algorithm=AlgorithmSettings(kl=KlSettings(coefficient=0.0)).resolved(),
+        optimizer=OptimizerSettings(learning_rate=1e-6),
+        batch_settings=BatchSettings(prompts_per_step=samples // 4, samples_per_prompt=4),
+        sampling=SamplingSettings(max_prompt_tokens=PROMPT, max_response_tokens=RESPONSE),
+        learning=LearningSettings(),
+        total_steps=1000,
+        seed=0,
+        publish=weights(step),
+        publish_beside=beside,
+        unpublished=UnpublishedVersion(weights=weights(step - 1)) if unpublished else None,
+    )
+
+
+async def learn(url: str, model: Path, root: str, steps: int, samples: int) -> list[dict[str, float]]:
+    """Take the steps, every second one published beside the next one; the metrics of each publication."""
+    from rlhfless_functions.api import Done, Learnt, Published
+    from rlhfless_operator.platforms.stream import open_session, run_task
+
+    published, unpublished = [], False
+    async with open_session() as session:
+        for step in range(1, steps + 1):
+            beside = step % 2 == 0 and step < steps
+            request = request_of(step, model, root, samples, beside=beside, unpublished=unpublished)
+            unpublished = False
+            async with aclosing(run_task(session, url, TOKEN, request, stall_seconds=600)) as events:
+                async for event in events:
+                    if isinstance(event, Published):
+                        published.append({"step": step - 1, **event.metrics})
+                    if isinstance(event, Done):
+                        published.append({"step": step, **event.result["metrics"]})
+                    if isinstance(event, Learnt):
+                        unpublished = True
+                        break
+            # As the platforms do: a request is sent once the instance is free.
+            while True:
+                async with session.get(f"{url}/readyz") as answer:
+                    if not (await answer.json(content_type=None))["busy"]:
+                        break
+                await asyncio.sleep(0.005)
+    return published
+
+
+def summary(log: Path, published: list[dict[str, float]], steps: int) -> dict[str, Any]:
+    """Times in milliseconds, of steps that are published beside the next one and of those that are not."""
+    spans: dict[str, dict[int, tuple[float, float]]] = {"train_step": {}, "publish": {}, "hold": {}}
+    for line in log.read_text().splitlines():
+        name, step, began, ended = json.loads(line)
+        spans[name][step] = (began, ended)
+    train, hold = spans["train_step"], spans["hold"]
+    # The first steps warm caches up.
+    beside = [step for step in range(4, steps) if step % 2 == 0]
+    before = [step for step in range(3, steps) if step % 2]
+    gaps = {step: 1000 * (train[step + 1][0] - train[step][1]) for step in range(1, steps)}
+    copies = {step: 1000 * (ended - began) for step, (began, ended) in hold.items()}
+    publications = {
+        int(each["step"]): 1000 * each["seconds/publish"] for each in published if "seconds/publish" in each
+    }
+    lengths = {step: 1000 * (ended - began) for step, (began, ended) in train.items()}
+
+    def told(values: list[float]) -> dict[str, float | list[float]]:
+        return {
+            "median_ms": round(statistics.median(values), 1),
+            "max_ms": round(max(values), 1),
+            "all_ms": [round(value, 1) for value in values],
+        }
+
+    with_beside, without = [gaps[step] for step in beside], [gaps[step] for step in before]
+    copy = [copies[step] for step in beside]
+    return {
+        "held up, published beside the next step": told(with_beside),
+        "held up, published before the next step": told(without),
+        "copy to the host's memory": told(copy),
+        "publication beside a step": told([publications[step] for step in beside]),
+        "publication before the next step": told([publications[step] for step in before]),
+        "training beside a publication": told([lengths[step + 1] for step in beside]),
+        "training alone": told([lengths[step + 1] for step in before]),
+        "ratio_to_before": round(statistics.median(with_beside) / statistics.median(without), 4),
+        "ratio_to_copy": round(statistics.median(a / b for a, b in zip(with_beside, copy, strict=True)), 3),
+        "held_up_more_than_the_copy_median_ms": round(
+            statistics.median(a - b for a, b in zip(with_beside, copy, strict=True)), 1
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=8, help="samples of a step, a multiple of four")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--store", choices=("local", "s3"), default="local")
+    parser.add_argument("--rate", type=float, default=50.0, help="MB/s of the link to the S3 server")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+
+    from rlhfless_functions.serving.instance import InstanceOptions
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        root = str(folder / "run")
+        if given.store == "s3":
+            root, address = start_s3_server()
+            os.environ["AWS_ENDPOINT_URL"] = Link(address, given.rate * 1e6, uploads=True).address
+        os.environ["RLHFLESS_CACHE"] = str(folder / "cache")
+        make_model(folder / "model")
+        write_batch(f"{root}/batch.parquet", given.samples)
+        version_bytes = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
+        options = InstanceOptions(
+            stage="learning", name="one", token=TOKEN, threads=given.threads, started_at=time.time()
+        )
+        log = folder / "spans"
+        process = subprocess.Popen(
+            [sys.executable, "-c", INSTANCE, options.model_dump_json(), str(log)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            published = asyncio.run(learn(url, folder / "model", root, given.steps, given.samples))
+        finally:
+            process.kill()
+            process.wait()
+        found = summary(log, published, given.steps)
+    record: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/publishing.py", *sys.argv[1:]]),
+        "version_bytes": version_bytes,
+        **({"link_bytes_per_second": given.rate * 1e6} if given.store == "s3" else {}),
+        **found,
+        **describe_machine(["torch", "transformers"]),
+    }
+    print(json.dumps(record, indent=1))
+    if given.json is not None:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
