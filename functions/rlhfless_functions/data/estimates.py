@@ -20,7 +20,7 @@ def estimate_samples(
         rewards: the job's, for their weights; needed with `advantage_normalization: group_per_reward`.
 
     Returns:
-        A row for each sample, as long as the longest response. A row's numbers do not depend on the other rows' lengths.
+        A row for each sample, as long as the longest response. Its numbers do not depend on the other rows' lengths.
 
     Raises:
         ValueError: samples lack values or log-probabilities that the algorithm needs.

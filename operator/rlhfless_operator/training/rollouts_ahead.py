@@ -274,7 +274,7 @@ class RolloutsAhead:
 
     async def _begin(self, number: int) -> BegunRollout:
         """Draw what a rollout generates, and write it down."""
-        run, groups, draws = self._run, self.groups, self._run.prompts
+        groups, draws = self.groups, self._run.prompts
         begun = BegunRollout(step=number, policy=self._newest())
         if groups is None:
             return await asyncio.to_thread(self._files.begin, begun)
