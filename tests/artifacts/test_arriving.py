@@ -110,7 +110,8 @@ def test_a_folder_on_its_way_is_fetched_once_and_leaves_nothing_behind(
     for each in asking:
         each.join()
     assert len(set(found)) == 1
+    assert found[0].names() == {"config.json", "model.safetensors"}
     go_on.set()
     assert local_folder(uri) == found[0].result()
     assert sorted(parts) == [0, 10_000, 20_000]
-    assert not retrieval._making
+    assert found[0].result() not in retrieval._making
