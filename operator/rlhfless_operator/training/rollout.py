@@ -286,7 +286,7 @@ def _generation_settings(
             draft_steps,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
-            next_weights=run.requests.next_weights(attempt.weights, weights.last_version, run.relays.chain),
+            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
         )
 
     return GenerationSettings(

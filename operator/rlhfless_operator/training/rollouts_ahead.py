@@ -330,9 +330,9 @@ class RolloutsAhead:
 
     def _weights(self, begun: BegunRollout) -> SamplingWeights:
         """What the requests of a rollout sample with."""
-        # What the step makes is made of all of its groups.
-        last = begun.step - 1
+        # A group of it may be learnt from that many steps late, after those steps have made their weights.
+        newer = self._settings.max_staleness
         if self._settings.new_weights == "finish":
-            return SamplingWeights(begun.policy, last_version=last)
+            return SamplingWeights(begun.policy, newer_versions=newer)
         # A version that is not written down would be made anew by the next driver.
-        return SamplingWeights(begun.policy, lambda: self._run.requests.newest(self._journal.published)[0], last)
+        return SamplingWeights(begun.policy, lambda: self._run.requests.newest(self._journal.published)[0], newer)
