@@ -154,18 +154,19 @@ class FreeGroups:
                 self.measured.add(begun.step)
         self.last = state["last"]
 
-    def needs(self, step: int, checkpoint: int) -> dict[str, int]:
+    def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
         """What garbage collection keeps once a step is done.
 
         Args:
             checkpoint: step of the newest checkpoint.
+            last: the newest rollout that may begin before the garbage is collected.
         """
         first = self._first(step)
         self._oldest_of = {number: oldest for number, oldest in self._oldest_of.items() if number > checkpoint}
         versions = [begun.policy.version for number, begun in self.rollouts.items() if number >= first]
         return {
             "rollout": first,
-            "last": self.last,
+            "last": last,
             "batch": min([first, *self._oldest_of.values()]),
             "version": min([step, *versions]),
         }

@@ -296,7 +296,7 @@ class RolloutsAhead:
         groups = self.groups
         if groups is None:
             return {}
-        needs = groups.needs(step, self._journal.checkpoint_step)
+        needs = groups.needs(step, self._journal.checkpoint_step, self._last)
         state = groups.state(step)
         groups.finish(step)
         plan = self._plan.model_dump() if self._plan is not None else None
