@@ -105,13 +105,20 @@ class FreeGroups:
         count, self._newly_dropped = self._newly_dropped, 0
         return count
 
-    def again(self, most: int) -> list[GroupName]:
-        """Dropped groups whose prompts the next rollout has to draw, each prompt once."""
-        chosen: dict[int, GroupName] = {}
+    def next_rollout(self, groups: int) -> tuple[list[GroupName], int]:
+        """What the next rollout draws: the prompts of these dropped groups, each prompt once, and so many others.
+
+        Args:
+            groups: of all steps of the job.
+        """
+        most = min(self.buffer.size, groups - self.buffer.live)
+        again: dict[int, GroupName] = {}
         for name in self._dropped:
-            if len(chosen) < most:
-                chosen.setdefault(name.prompt, name)
-        return list(chosen.values())
+            if len(again) < most:
+                again.setdefault(name.prompt, name)
+        # A prompt that was dropped twice keeps its place for a later rollout.
+        left = groups - self.buffer.live - len(self._dropped)
+        return list(again.values()), min(most - len(again), left)
 
     # --- what is kept ---
 

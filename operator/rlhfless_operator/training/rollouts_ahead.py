@@ -131,6 +131,8 @@ class RolloutsAhead:
 
     def advance(self) -> None:
         """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness allows."""
+        if self.groups is not None:
+            self.groups.finish(self._journal.status.step)
         number = self._last + 1
         while self._is_admitted(number):
             self._begin_task(number)
@@ -279,11 +281,9 @@ class RolloutsAhead:
         begun = BegunRollout(step=number, policy=policy, critic=critic)
         if groups is None:
             return await asyncio.to_thread(self._files.begin, begun)
-        buffer = groups.buffer
-        count = min(buffer.size, draws.total_steps * buffer.size - buffer.live)
-        again = groups.again(count)
+        again, others = groups.next_rollout(draws.total_steps * groups.buffer.size)
         prompts = [name.prompt for name in again]
-        prompts += draws.cursor.draw(count - len(again), taken=prompts)
+        prompts += draws.cursor.draw(others, taken=prompts)
         chosen = {"prompts": prompts, "again": again, "cursor": draws.cursor.state()}
         begun = await asyncio.to_thread(self._files.begin, begun.model_copy(update=chosen))
         draws.go_to(begun.cursor)
@@ -298,7 +298,6 @@ class RolloutsAhead:
             return {}
         needs = groups.needs(step, self._journal.checkpoint_step, self._last)
         state = groups.state(step)
-        groups.finish(step)
         plan = self._plan.model_dump() if self._plan is not None else None
         return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}
 
