@@ -99,6 +99,9 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
     assert under_way == list(enumerate(versions, start=1))
     assert versions[:2] == [0, 0], "the second step's groups are sampled before the first step is learnt"
     check_prompts(file)
+    assert {record["plan"]["prefixes"] for record in records_of(file)} == {
+        "no: rollouts of an asynchronous job overlap"
+    }
     assert half_written(folder_of(file)) == []
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 

@@ -314,7 +314,7 @@ class RolloutsAhead:
                     rollout.result()
 
     def _on_plan(self, plan: GenerationPlan) -> None:
-        self._plan = plan_record(plan)
+        self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
         self._planned.set()
 
     def _on_prepared(self, groups: FreeGroups, number: int, result: PrepareResult) -> None:
