@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, GroupResult, PrepareResult, SampleTask, WeightsReference
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.folder import JobFolder
@@ -113,6 +114,30 @@ async def learn(ahead: RolloutsAhead, step: int) -> list[int | None]:
 
 def begun(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in (folder / "journal").glob("*-begun.json"))
+
+
+async def test_a_driver_that_finds_all_groups_of_the_first_step_prepared_has_a_plan_for_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver before it died after preparation, and before the step took the groups."""
+    folder = JobFolder(str(tmp_path)).batches(1, "training")
+
+    async def dies(task: RolloutTask) -> None:
+        artifacts.write_json(artifacts.join(folder, "chunk-1-0000.json"), prepared(task).model_dump(mode="json"))
+        await asyncio.Event().wait()
+
+    async with making(tmp_path, monkeypatch, {1: dies}):
+        async with asyncio.timeout(10):
+            while not artifacts.exists(artifacts.join(folder, "chunk-1-0000.json")):
+                await asyncio.sleep(0.01)
+
+    async def plans_late(task: RolloutTask) -> None:
+        await asyncio.sleep(0.2)
+
+    async with making(tmp_path, monkeypatch, {1: plans_late, 2: plans_late}) as ahead:
+        assert ahead.groups is not None
+        assert ahead.groups.buffer.is_full
+        assert await learn(ahead, 1) == [1]
 
 
 async def test_garbage_collection_spares_rollouts_that_are_about_to_be_written_down(

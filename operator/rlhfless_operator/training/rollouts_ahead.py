@@ -103,8 +103,9 @@ class RolloutsAhead:
         """
         groups = self.groups
         assert groups is not None
+        # The step's record has a plan.
+        await self._until_planned()
         if step in self._taken:
-            await self._until_planned()
             return self._taken.pop(step), False
         waited = False
         while True:
