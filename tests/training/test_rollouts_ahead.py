@@ -20,6 +20,7 @@ from rlhfless_operator.training.async_journal import AsyncJournal
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.rollout import RolloutTask
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
+from rlhfless_operator.training.tasks import StageFailedError
 
 Script = Callable[[RolloutTask], Awaitable[None]]
 """What a rollout does before it is complete."""
@@ -114,6 +115,28 @@ async def learn(ahead: RolloutsAhead, step: int) -> list[int | None]:
 
 def begun(folder: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in (folder / "journal").glob("*-begun.json"))
+
+
+async def test_once_a_rollout_has_failed_what_is_begun_is_learnt_from_and_nothing_more_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = asyncio.Event()
+
+    async def fails_late(task: RolloutTask) -> None:
+        await fail.wait()
+        raise StageFailedError("its instances are lost")
+
+    async with making(tmp_path, monkeypatch, {1: fails_late}, most=2, rule="downweight") as ahead:
+        assert await learn(ahead, 1) == [2]
+        assert await learn(ahead, 2) == [3]
+        fail.set()
+        await asyncio.wait([ahead._rollouts[1]])
+        # Two more were admitted meanwhile.
+        assert await learn(ahead, 3) == [4]
+        assert await learn(ahead, 4) == [5]
+        with pytest.raises(StageFailedError, match="its instances are lost"):
+            await learn(ahead, 5)
+    assert begun(tmp_path) == [1, 2, 3, 4, 5]
 
 
 async def test_a_driver_that_finds_all_groups_of_the_first_step_prepared_has_a_plan_for_its_record(

@@ -6,6 +6,7 @@ them. With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -48,8 +49,8 @@ _Made = tuple[BegunRollout, StepBatch]
 class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
-    Finished rollouts wait in the store. A failure is raised when the learner asks for that step; the steps before are
-    still learnt.
+    Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
+    that can be learnt from.
 
     Args:
         run: the job in hand.
@@ -118,13 +119,9 @@ class RolloutsAhead:
             self.advance()
             running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
             if not running:
-                for rollout in self._rollouts.values():
-                    rollout.result()
-            changed = asyncio.create_task(groups.changed.wait())
-            try:
-                await asyncio.wait([changed, *running], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                changed.cancel()
+                self.raise_failure()
+                raise AssertionError(f"step {step} waits for groups, and no rollout is under way")
+            await _until(groups.changed, running)
         taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
         taken = await asyncio.to_thread(self._files.take, taken)
         groups.take(taken)
@@ -135,13 +132,20 @@ class RolloutsAhead:
         if self.groups is not None:
             self.groups.finish(self._journal.status.step)
         number = self._last + 1
-        while self._is_admitted(number):
+        # What is begun is learnt from. More would hide a failure for longer.
+        while not self._has_failed and self._is_admitted(number):
             self._begin_task(number)
             number += 1
         for older, rollout in [*self._rollouts.items()]:
             # One that has failed is told of when nothing else can be learnt from.
-            if self.groups is not None and older < self._last and rollout.done() and rollout.exception() is None:
+            if self.groups is not None and older < self._last and rollout.done() and not _failed(rollout):
                 del self._rollouts[older]
+
+    def raise_failure(self) -> None:
+        """Raise what the earliest of the rollouts that have failed raised, if any has."""
+        for rollout in self._rollouts.values():
+            if rollout.done():
+                rollout.result()
 
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
         """The newest plan, and the metrics of the rollouts that are complete since the last call."""
@@ -303,16 +307,14 @@ class RolloutsAhead:
         return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}
 
     async def _until_planned(self) -> None:
-        """Wait until any rollout is planned: the record of each step has a plan."""
+        """Wait until any rollout is planned, by this driver or an earlier one."""
         while self._plan is None:
-            planned = asyncio.create_task(self._planned.wait())
-            try:
-                await asyncio.wait([planned, *self._rollouts.values()], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                planned.cancel()
-            for rollout in self._rollouts.values():
-                if rollout.done():
-                    rollout.result()
+            await _until(self._planned, self._rollouts.values())
+            self.raise_failure()
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(_failed(rollout) for rollout in self._rollouts.values())
 
     def _on_plan(self, plan: GenerationPlan) -> None:
         self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
@@ -336,3 +338,16 @@ class RolloutsAhead:
             return SamplingWeights(begun.policy, newer_versions=newer)
         # A version that is not written down would be made anew by the next driver.
         return SamplingWeights(begun.policy, lambda: self._run.requests.newest(self._journal.published)[0], newer)
+
+
+async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) -> None:
+    """Wait until something has happened, or one of these rollouts ends."""
+    happened = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([happened, *rollouts], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        happened.cancel()
+
+
+def _failed(rollout: asyncio.Task[_Made]) -> bool:
+    return rollout.done() and rollout.exception() is not None
