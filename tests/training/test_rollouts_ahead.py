@@ -21,6 +21,7 @@ from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.rollout import RolloutTask
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
 from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.training.unscorable import UnscorableError
 
 Script = Callable[[RolloutTask], Awaitable[None]]
 """What a rollout does before it is complete."""
@@ -137,6 +138,20 @@ async def test_once_a_rollout_has_failed_what_is_begun_is_learnt_from_and_nothin
         with pytest.raises(StageFailedError, match="its instances are lost"):
             await learn(ahead, 5)
     assert begun(tmp_path) == [1, 2, 3, 4, 5]
+
+
+async def test_groups_that_are_to_be_scored_again_are_not_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cannot_be_scored(task: RolloutTask) -> None:
+        await completes(task)
+        raise UnscorableError("no reward scored them")
+
+    async with making(tmp_path, monkeypatch, {2: cannot_be_scored}) as ahead:
+        await asyncio.wait(ahead._rollouts.values())
+        with pytest.raises(UnscorableError, match="no reward scored them"):
+            await learn(ahead, 1)
+    assert not list((tmp_path / "journal").glob("*-taken.json"))
 
 
 async def test_a_driver_that_finds_all_groups_of_the_first_step_prepared_has_a_plan_for_its_record(

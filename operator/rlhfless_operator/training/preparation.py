@@ -48,10 +48,20 @@ class PreparationOutcome:
 def prepared_before(folder: str) -> PreparationOutcome:
     """The chunks that an earlier driver of this step had prepared."""
     outcome = PreparationOutcome()
-    for uri in artifacts.list_files(folder):
-        if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json"):
-            outcome.add(PrepareResult.model_validate(artifacts.read_json(uri)))
+    for uri in _results(folder):
+        outcome.add(PrepareResult.model_validate(artifacts.read_json(uri)))
     return outcome
+
+
+def forget_prepared(folder: str) -> None:
+    """Have all groups prepared anew by the next driver. Their parts stay, since steps may have learnt from some."""
+    for uri in _results(folder):
+        artifacts.remove(uri)
+
+
+def _results(folder: str) -> list[str]:
+    files = artifacts.list_files(folder)
+    return [uri for uri in files if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json")]
 
 
 async def prepare(

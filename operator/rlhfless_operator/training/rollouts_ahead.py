@@ -40,6 +40,7 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.unscorable import UnscorableError
 
 _ROLLOUT = "rollout"
 """Under which name the history has what rollouts took."""
@@ -50,7 +51,7 @@ class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
     Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
-    that can be learnt from.
+    that can be learnt from, except that an UnscorableError is raised with the next step.
 
     Args:
         run: the job in hand.
@@ -110,6 +111,7 @@ class RolloutsAhead:
             return self._taken.pop(step), False
         waited = False
         while True:
+            self._raise_unscorable()
             groups.changed.clear()
             chosen = groups.choose(step)
             if chosen is not None:
@@ -315,6 +317,13 @@ class RolloutsAhead:
     @property
     def _has_failed(self) -> bool:
         return any(_failed(rollout) for rollout in self._rollouts.values())
+
+    def _raise_unscorable(self) -> None:
+        """Raise the UnscorableError of a rollout at once: its groups are not to be learnt from before they are scored
+        again."""
+        for rollout in self._rollouts.values():
+            if _failed(rollout) and isinstance(rollout.exception(), UnscorableError):
+                rollout.result()
 
     def _on_plan(self, plan: GenerationPlan) -> None:
         self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
