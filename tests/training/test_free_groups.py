@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from rlhfless_functions.api import ExampleSample, GroupResult, SampledTokens, WeightsReference
+from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult, SampledTokens, WeightsReference
 from rlhfless_operator.training.async_journal import BegunRollout, TakenStep, chosen_groups
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.free_groups import FreeGroups, names_of
@@ -130,7 +130,8 @@ class Job:
 
     def _tell(self, name: GroupName) -> None:
         result = GroupResult(prompt=name.prompt, reward=1.0, spread=0.5)
-        self.groups.prepared(name.rollout, f"part-{name.rollout}", [result], [])
+        part = f"part-{name.rollout}"
+        self.groups.prepared(name.rollout, PrepareResult(part=part, groups=[result], metrics={}))
 
 
 EVENTS = st.lists(
@@ -178,7 +179,8 @@ def begun(number: int, prompts: list[int], version: int = 0) -> BegunRollout:
 
 
 def prepare(groups: FreeGroups, rollout: int, prompts: list[int]) -> None:
-    groups.prepared(rollout, "part", [GroupResult(prompt=each, reward=1.0, spread=0.5) for each in prompts], [])
+    results = [GroupResult(prompt=each, reward=1.0, spread=0.5) for each in prompts]
+    groups.prepared(rollout, PrepareResult(part="part", groups=results, metrics={}))
 
 
 def test_a_prompt_that_was_dropped_twice_is_generated_twice_more() -> None:
@@ -199,7 +201,8 @@ def test_the_oldest_token_of_a_group_counts() -> None:
     groups = FreeGroups(1, 2, "wait", done=0)
     groups.begin(begun(1, [7]))
     sampled = [SampledTokens(version=1, tokens=3), SampledTokens(version=2, tokens=1)]
-    groups.prepared(1, "part", [GroupResult(prompt=7, reward=1.0, spread=0.5, sampled=sampled)], [])
+    result = GroupResult(prompt=7, reward=1.0, spread=0.5, sampled=sampled)
+    groups.prepared(1, PrepareResult(part="part", groups=[result], metrics={}))
     chosen = groups.choose(1)
     assert chosen is not None
     assert [each.group.version for each in chosen] == [1]
@@ -211,7 +214,8 @@ def test_what_a_group_came_to_is_known_until_its_step_is_done_and_then_forgotten
     example, other = (
         ExampleSample(row=row, prompt="p", response="r", reward=1.0, tokens=1, finish_reason="stop") for row in (7, 8)
     )
-    groups.prepared(1, "part", [GroupResult(prompt=7, reward=0.25, spread=0.5)], [example, other])
+    result = GroupResult(prompt=7, reward=0.25, spread=0.5)
+    groups.prepared(1, PrepareResult(part="part", groups=[result], examples=[example, other], metrics={}))
     groups.measured.add(1)
     chosen = groups.choose(1)
     assert chosen is not None

@@ -1,11 +1,11 @@
 """The groups of an asynchronous job that go on their own: begun, prepared, taken or dropped. No I/O."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_functions.api import ExampleSample, GroupResult
+from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult
 from rlhfless_operator.training.async_journal import BegunRollout, TakenStep
 from rlhfless_operator.training.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup, TooStale
 
@@ -58,19 +58,20 @@ class FreeGroups:
             self.buffer.forget(name)
         self._dropped = [name for name in self._dropped if name not in begun.again]
 
-    def prepared(
-        self, rollout: int, part: str, results: Iterable[GroupResult], examples: Sequence[ExampleSample]
-    ) -> None:
+    def prepared(self, rollout: int, chunk: PrepareResult) -> None:
         """A chunk of a rollout's groups is prepared."""
         begun = self.rollouts[rollout]
-        for result in results:
+        metrics: Mapping[str, float] = {} if any(result.metrics for result in chunk.groups) else chunk.metrics
+        for result in chunk.groups:
             name = GroupName(rollout, result.prompt)
             if name in self._prepared:
                 continue
-            self._prepared[name] = PreparedGroup(result, [each for each in examples if each.row == result.prompt])
+            # An earlier release, which told none by group, may have prepared them. Steps add up what groups have.
+            result, metrics = result.model_copy(update={"metrics": {**result.metrics, **metrics}}), {}
+            self._prepared[name] = PreparedGroup(result, [each for each in chunk.examples if each.row == result.prompt])
             # An emulated preparation does not tell versions.
             version = result.sampled[0].version if result.sampled else begun.policy.version
-            self.buffer.complete(ReadyGroup(name, version, part))
+            self.buffer.complete(ReadyGroup(name, version, chunk.part))
         self.changed.set()
 
     def choose(self, step: int) -> list[ChosenGroup] | None:

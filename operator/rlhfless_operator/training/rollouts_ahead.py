@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import PrepareResult
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training.affordable import check_affordable
@@ -27,7 +26,7 @@ from rlhfless_operator.training.async_journal import (
 )
 from rlhfless_operator.training.free_groups import FreeGroups
 from rlhfless_operator.training.planning import GenerationPlan
-from rlhfless_operator.training.preparation import prepared_before
+from rlhfless_operator.training.preparation import results_before
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.rollout_record import (
     plan_record,
@@ -187,10 +186,8 @@ class RolloutsAhead:
         self._cursor = prompts.cursor.state()
         self._last = groups.last
         for number in groups.rollouts:
-            outcome = await asyncio.to_thread(prepared_before, folder.batches(number, "training"))
-            for part, of_part in outcome.chunks.items():
-                results = [outcome.groups[prompt] for prompt in of_part]
-                groups.prepared(number, part, results, outcome.examples)
+            for chunk in await asyncio.to_thread(results_before, folder.batches(number, "training")):
+                groups.prepared(number, chunk)
         for taken in await asyncio.to_thread(taken_steps, folder, self._journal.checkpoint_step + 1):
             if taken.step <= done:
                 groups.remember(taken)
@@ -260,7 +257,7 @@ class RolloutsAhead:
         task = RolloutTask(step, "training", self._weights(begun), begun.critic)
         groups = self.groups
         if groups is not None:
-            on_prepared = partial(self._on_prepared, groups, step)
+            on_prepared = partial(groups.prepared, step)
             task = replace(task, prompts=begun.prompts, on_plan=self._on_plan, on_prepared=on_prepared)
         rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
         if isinstance(rollout, StepBatch):
@@ -328,9 +325,6 @@ class RolloutsAhead:
     def _on_plan(self, plan: GenerationPlan) -> None:
         self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
         self._planned.set()
-
-    def _on_prepared(self, groups: FreeGroups, number: int, result: PrepareResult) -> None:
-        groups.prepared(number, result.part, result.groups, result.examples)
 
     def _measure(self, groups: FreeGroups, number: int, batch: StepBatch) -> None:
         """Learn the lengths of a complete rollout, once."""
