@@ -119,12 +119,16 @@ def test_the_resource_says_what_is_under_way_at_once(tmp_path: Path, monkeypatch
 
 
 class Stalling(LocalFunctions):
-    """Functions of this machine whose generation of a step stops once, when it has told of its first samples."""
+    """Functions of this machine whose generation of a step stops once, when it has told of its first samples. The step
+    before it is not learnt until it is let go, because the step after it would begin then."""
 
     step = 3
     stalled = threading.Event()
+    let_go = threading.Event()
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        if (request.key.stage, request.key.step) == ("learning", self.step - 1) and not self.let_go.is_set():
+            await asyncio.Event().wait()
         async with aclosing(super().run(request)) as events:
             async for event in events:
                 yield event
@@ -159,6 +163,7 @@ def test_a_job_that_is_suspended_in_mid_rollout_and_then_by_its_budget_loses_and
     control_plane = tmp_path / "control-plane"
     control_plane.mkdir()
     Stalling.stalled.clear()
+    Stalling.let_go.clear()
     with job_server(control_plane) as server, fresh_namespace(server) as jobs:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with running_operator(tmp_path, open_platforms=stalling_functions, files=file.parent):
@@ -170,6 +175,7 @@ def test_a_job_that_is_suspended_in_mid_rollout_and_then_by_its_budget_loses_and
             assert [entry["step"] for entry in begun] == [1, 2, 3]
             assert not (folder_of(file) / "results" / "step-000003" / "batch.json").exists(), "in mid-rollout"
 
+            Stalling.let_go.set()
             jobs.patch("ahead", {"spec": {"suspend": False}})
             status = jobs.wait(
                 "ahead",
