@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
-from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.migration import Actor, Move
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import migration, rollouts_ahead
@@ -24,6 +23,7 @@ from tests.training.holding_back import hold_back
 from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
+    assume_measured,
     folder_of,
     half_written,
     records_of,
@@ -177,11 +177,7 @@ def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None
 def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"learning": 100.0, "rollout": 10.0}
-    mean = History.mean
-    monkeypatch.setattr(
-        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
-    )
+    assume_measured(monkeypatch, {"learning": 100.0, "rollout": 10.0})
     file = tiny_job("steady", **{**AHEAD, "async": {"maxStaleness": 3}}, steps=5)
     run_job(file)
     began = check_journal(file, 5, 3)
