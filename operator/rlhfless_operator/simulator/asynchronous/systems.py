@@ -89,8 +89,8 @@ SYSTEMS: dict[str, System] = {
             ahead=None,
             repack_seconds=5.0,
         ),
-        Rollouts("rlhfless-async-1", "ours with maxStaleness 1; each step learns from its own rollout", max_staleness=1),
-        Rollouts("rlhfless-async-2", "ours with maxStaleness 2; each step learns from its own rollout", max_staleness=2),
+        Rollouts("rlhfless-async-1", "ours with maxStaleness 1; a step learns from its own rollout", max_staleness=1),
+        Rollouts("rlhfless-async-2", "ours with maxStaleness 2; a step learns from its own rollout", max_staleness=2),
         Rollouts(
             "rlhfless-async-2-one-preparer",
             "the same with preparation.instances left out: one instance prepares for all rollouts",
