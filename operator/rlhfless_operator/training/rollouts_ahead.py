@@ -120,7 +120,7 @@ class RolloutsAhead:
             self.advance()
             running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
             if not running:
-                self.raise_failure()
+                self._raise_failure()
                 raise AssertionError(f"step {step} waits for groups, and no rollout is under way")
             await _until(groups.changed, running)
         taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
@@ -142,11 +142,15 @@ class RolloutsAhead:
             if self.groups is not None and older < self._last and rollout.done() and not _failed(rollout):
                 del self._rollouts[older]
 
-    def raise_failure(self) -> None:
-        """Raise what the earliest of the rollouts that have failed raised, if any has."""
-        for rollout in self._rollouts.values():
-            if rollout.done():
-                rollout.result()
+    async def finish(self) -> None:
+        """All steps are done: wait until it is known whether the last rollouts could be scored.
+
+        Raises:
+            UnscorableError: too few of the samples have a reward.
+        """
+        if self._rollouts:
+            await asyncio.wait(self._rollouts.values())
+        self._raise_unscorable()
 
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
         """The newest plan, and the metrics of the rollouts that are complete since the last call."""
@@ -309,11 +313,17 @@ class RolloutsAhead:
         """Wait until any rollout is planned, by this driver or an earlier one."""
         while self._plan is None:
             await _until(self._planned, self._rollouts.values())
-            self.raise_failure()
+            self._raise_failure()
 
     @property
     def _has_failed(self) -> bool:
         return any(_failed(rollout) for rollout in self._rollouts.values())
+
+    def _raise_failure(self) -> None:
+        """Raise what the earliest of the rollouts that have failed raised, if any has."""
+        for rollout in self._rollouts.values():
+            if rollout.done():
+                rollout.result()
 
     def _raise_unscorable(self) -> None:
         """Raise the UnscorableError of a rollout at once: its groups are not to be learnt from before they are scored
