@@ -86,7 +86,7 @@ async def making(
         spec=SimpleNamespace(batch=SimpleNamespace(prompts_per_step=1, samples_per_prompt=1)),
         requests=SimpleNamespace(
             algorithm=SimpleNamespace(dynamic_sampling_rounds=None),
-            newest=lambda status: (WeightsReference(version=status.step, uri="w"), None),
+            weights=lambda published: published,
         ),
         prompts=Draws(steps),
         generators=SimpleNamespace(room_for=room_for, release=at_once),
@@ -95,7 +95,7 @@ async def making(
         progress=SimpleNamespace(begin_step=lambda *arguments, **options: None),
         prefixes=SimpleNamespace(reason="no: one actor"),
     )
-    status = SimpleNamespace(step=0)
+    status = SimpleNamespace(step=0, weights=WeightsReference(version=0, uri="w"))
     journal: Any = SimpleNamespace(
         status=status, published=status, checkpoint_step=0, records=[], budget=lambda: None, written=at_once
     )
@@ -109,6 +109,7 @@ async def learn(ahead: RolloutsAhead, step: int) -> list[int | None]:
     taken, _ = await asyncio.wait_for(ahead.take(step), 10)
     assert ahead.report()[0] is not None, "the step's record has a plan"
     ahead._journal.status.step = step
+    ahead._journal.status.weights = WeightsReference(version=step, uri="w")
     ahead.position(step)
     ahead.advance()
     return [group.rollout for group in taken.groups]
