@@ -11,17 +11,17 @@ from tests.training.test_asynchronous import AHEAD, entries, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job
 from tests.training.whole_jobs import run_until_a_step_cannot_be_written as run_until
 
-OLD_BEGUN = {"step", "policy", "critic"}
+OLD_BEGUN = {"step", "policy"}
 OLD_GROUP = {"prompt", "version"}
 OLD_BATCH = {"step", "parts", "samples", "pieces"}
 
 
 def write_as_that_release_did(folder: Path) -> None:
-    """Leave only the fields of the journal that it had."""
+    """Leave the fields of the journal that it had, and add the critic of PPO jobs that it named."""
     for path in sorted((folder / "journal").glob("*.json")):
         content = json.loads(path.read_text())
         if path.name.endswith("-begun.json"):
-            content = {name: content[name] for name in OLD_BEGUN}
+            content = {**{name: content[name] for name in OLD_BEGUN}, "critic": None}
         else:
             content["groups"] = [{name: group[name] for name in OLD_GROUP} for group in content["groups"]]
             content["batch"] = {name: content["batch"][name] for name in OLD_BATCH}
