@@ -91,7 +91,8 @@ def test_what_runs_ahead_stays_with_the_weights_that_sample_it(tmp_path: Path) -
     remove_garbage(folder, status_of(folder), Retention(1, staleness=2))
     # Step 10 may be sampled with version 7, and step 8 with version 5. The learner may publish step 9.
     assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8, 9)]
-    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (5, 6, 7, 8, 9)]
+    # Preparation asks none of an earlier step.
+    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (7, 8, 9)]
     assert steps_in(folder, "checkpoints") == [f"step-{step:06d}" for step in (6, 8, 9)]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation", "step-000009", "step-000010"]
     assert steps_in(folder, "results") == [f"step-{step:06d}" for step in (7, 8, 9, 10)]

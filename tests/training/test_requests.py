@@ -83,12 +83,12 @@ def test_only_requests_with_the_weights_that_the_step_began_with_share_prefixes(
 def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str) -> None:
     requests = RequestBuilder(job(generation={"weightRelays": relays}), JobFolder("runs/job"), "uid")
     first = WeightsReference(version=1, uri="runs/job/weights/step-000001")
-    named = requests.next_weights(first, 3, lambda version: [f"http://{version}"])
+    named = requests.next_weights(first, 2, lambda version: [f"http://{version}"])
     assert [each.weights for each in named] == [
         WeightsReference(version=version, uri=f"runs/job/weights/step-00000{version}") for version in (2, 3)
     ]
     assert [each.weights_from for each in named] == ([["http://2"], ["http://3"]] if relays == "auto" else [None, None])
-    assert requests.next_weights(first, 1, lambda version: []) == []
+    assert requests.next_weights(first, 0, lambda version: []) == []
     made = requests.generate(
         4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)]),
         next_weights=named,
@@ -197,3 +197,26 @@ def test_passes_of_a_step_are_counted(
     requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
     assert requests.preparation_passes == preparing
     assert requests.learning_passes == pytest.approx(learning)
+    ahead = RequestBuilder(job(algorithm=algorithm, batch=batch, **{"async": {}}), JobFolder("runs/job"), "uid")
+    moved = algorithm["name"] == "ppo"
+    assert ahead.preparation_passes == preparing - moved
+    assert ahead.learning_passes == pytest.approx(learning + moved / 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ahead", "by"),
+    [
+        ("ppo", False, "preparation's critic"),
+        ("ppo", True, "the learner"),
+        ("grpo", False, "no critic"),
+        ("grpo", True, "no critic"),
+    ],
+)
+def test_advantages_of_an_asynchronous_job_s_critic_are_the_learner_s(algorithm: str, ahead: bool, by: str) -> None:
+    made = job(algorithm={"name": algorithm}, **({"async": {}} if ahead else {}))
+    requests = RequestBuilder(made, JobFolder("runs/job"), "uid")
+    critic = WeightsReference(version=3, uri="runs/job/critics/step-3") if algorithm == "ppo" else None
+    samples = [SampleTask(prompt=0, index=0)]
+    request = requests.prepare(4, "training", requests.initial, critic, "chunk", 0, samples, ["part"], {0: 1})
+    assert request.advantages == (by != "the learner")
+    assert request.critic == (critic if by == "preparation's critic" else None)

@@ -46,6 +46,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
     async with RolloutsAhead(run, journal, files, settings) as ahead, LearnedSteps(run, journal, ahead, files) as steps:
         for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
             await steps.take(step)
+        await ahead.finish()
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def kept(
     oldest = oldest_version(running, retention.staleness)
     sampling = {*range(min(oldest, needs.get("version", oldest)), running), *publishing}
     versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
-    critics = sampling | ({status.critic.version} if status.critic else set())
+    critics = {*publishing} | ({status.critic.version} if status.critic else set())
     return {
         "weights": [folder.weights(version) for version in versions],
         "critics": [folder.critic(version) for version in critics],

@@ -1,9 +1,9 @@
-"""Ours in discrete events, as the live loop has it: whole steps whose rollouts overlap on the instances.
+"""Ours in discrete events: steps that learn from whole rollouts, which overlap on the instances.
 
 The rules are those of `training/rollouts_ahead.py` and `training/instance_queue.py`, and staleness, the plans, the
 predictions of lengths and what is remembered of earlier steps are the live loop's own code. Every response ends with
-the weights that began it, and each step learns from its own groups. What the live loop does besides is left out: its
-samples are not moved between the actors of a step.
+the weights that began it. Two things of the live loop are left out: a live step takes complete groups of any rollouts,
+where these learn from their own, and samples move between the actors of a live rollout.
 """
 
 import heapq
@@ -41,14 +41,16 @@ def run_rollouts(
     steps: int,
     *,
     plans: Plans | None = None,
+    history: History | None = None,
 ) -> Outcome:
     """Run until the learner has taken so many steps.
 
     Args:
         batches: the groups of each step, without end.
         plans: how a step is divided; as the live loop's `cost` policy does if left out.
+        history: what earlier steps took; nothing if left out.
     """
-    history = History()
+    history = history or History()
     return _Run(scenario, system, split, batches, plans or LivePlans(scenario, system, split, history), history).until(
         steps
     )
@@ -101,7 +103,7 @@ class _Run:
         self._rollouts: dict[int, _Rollout] = {}
         """By step, those that the learner has not finished."""
         self._begun = 0
-        self._admitted = last_step_begun(0, system.max_staleness)
+        self._admitted = last_step_begun(0, self._steps_ahead())
         """The last step whose rollout may begin."""
         self._at_work = 0
         self._idle: list[int] = []
@@ -251,10 +253,12 @@ class _Run:
         self._learning = False
         rollout = self._rollouts.pop(step)
         self._steps.append(Step(now, tuple(rollout.groups), (rollout.version,) * len(rollout.groups)))
+        self._history.add("learning", now - self._learner_uses[-1][0])
+        self._admitted = max(self._admitted, last_step_begun(len(self._steps), self._steps_ahead()))
+
+    def _steps_ahead(self) -> int:
         history = self._history
-        history.add("learning", now - self._learner_uses[-1][0])
-        ahead = steps_ahead(self._system.max_staleness, history.mean("rollout"), history.mean("learning"))
-        self._admitted = max(self._admitted, last_step_begun(len(self._steps), ahead))
+        return steps_ahead(self._system.max_staleness, history.mean("rollout"), history.mean("learning"))
 
     def _announce(self, at: float, kind: str, step: int, which: int = 0) -> None:
         self._number += 1
