@@ -97,7 +97,7 @@ def columns(server: ApiServer, path: str) -> list[Any]:
 def test_the_resource_says_what_is_under_way_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learning, generating = (
         Held(lambda request: (request.task, request.key.step) == ("learn", 1)),
-        Held(lambda request: (request.task, request.key.step) == ("generate", 2)),
+        Held(lambda request: (request.task, request.key.step) == ("generate", 3)),
     )
     emulation = Emulation(holding=lambda request: learning(request) or generating(request))
     control_plane = tmp_path / "control-plane"
@@ -106,9 +106,9 @@ def test_the_resource_says_what_is_under_way_at_once(tmp_path: Path, monkeypatch
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with running_operator(tmp_path, emulation) as operator:
             jobs.apply(small_job(**{"async": {"maxStaleness": 2}}))
-            status = jobs.wait("job", lambda status: status.get("stages") == "generation 2 · learning 1")
+            status = jobs.wait("job", lambda status: status.get("stages") == "generation 3 · learning 1")
             assert status["stage"] == "learning"
-            assert "generation 2 · learning 1" in columns(server, jobs_path(jobs.namespace))
+            assert "generation 3 · learning 1" in columns(server, jobs_path(jobs.namespace))
             exposition = operator.get(operator.operator.metrics_port, "/metrics")
             for stage in ("generation", "learning"):
                 assert f'steps_under_way{{job="job",namespace="{jobs.namespace}",stage="{stage}"}} 1.0' in exposition

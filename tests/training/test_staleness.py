@@ -55,6 +55,6 @@ def test_generation_is_no_further_ahead_than_the_learner_needs(most: int, rollou
     assert stale <= staler + 1e-9
 
 
-def test_generation_is_one_step_ahead_until_its_speed_is_known() -> None:
-    assert steps_ahead(4, 0.0, 3.0) == steps_ahead(4, 3.0, 0.0) == 1
+def test_generation_goes_as_far_ahead_as_it_may_until_its_speed_is_known() -> None:
+    assert steps_ahead(4, 0.0, 3.0) == steps_ahead(4, 3.0, 0.0) == 4
     assert [steps_ahead(4, seconds, 3.0) for seconds in (1.0, 3.0, 5.0, 60.0)] == [1, 2, 3, 4]

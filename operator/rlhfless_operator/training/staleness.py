@@ -35,8 +35,7 @@ def steps_ahead(most: int, rollout_seconds: float, learning_seconds: float) -> i
     """How many steps generation should be ahead of the learner: as few as keep it from waiting, at least one.
 
     A rollout that is begun `a` steps ahead is wanted after the learning of `a` steps. To begin it any earlier than that
-    takes makes its weights older, and the learner no faster. Until both durations are known it is one: weights change
-    the most in the first steps, and a learner that waits there waits once.
+    takes makes its weights older, and the learner no faster.
 
     Args:
         most: the greatest staleness that is allowed.
@@ -44,5 +43,5 @@ def steps_ahead(most: int, rollout_seconds: float, learning_seconds: float) -> i
         learning_seconds: that learning takes; 0 where it is not known.
     """
     if not rollout_seconds or not learning_seconds:
-        return 1
+        return most
     return min(most, max(1, math.ceil(SURPRISE * rollout_seconds / learning_seconds)))

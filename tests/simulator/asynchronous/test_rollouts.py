@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from overlapped_rollouts import EmulatedClock, Job
 
-from rlhfless_operator.planner.history import History
 from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, StepShares, draw_steps
@@ -87,7 +86,7 @@ def test_steps_end_when_those_of_the_queue_that_jobs_use_do(
     lengths: list[list[int]], most: int, learning: float
 ) -> None:
     """Three actors with one response each, whose weights are there at once."""
-    # Both know how many steps go ahead; it is as many as staleness allows where learning is quick.
+    # The queue is told how many steps go ahead; it is as many as staleness allows where learning is quick.
     learning = learning if most == 1 else 0.01
     scenario = dataclasses.replace(
         SMALL, prompts_per_step=3, samples_per_prompt=1, weight_load_seconds=0.0, update_seconds=learning,
@@ -103,11 +102,7 @@ def test_steps_end_when_those_of_the_queue_that_jobs_use_do(
         runner.run(job.run())
         seconds = runner.get_loop().time()
     system = Rollouts("any", "any", most)
-    history = History()
-    history.add("rollout", 1e6)
-    history.add("learning", learning)
-    split = Split(3, 1, 256)
-    outcome = run_rollouts(scenario, system, split, iter(batches), len(lengths), plans=plans, history=history)
+    outcome = run_rollouts(scenario, system, Split(3, 1, 256), iter(batches), len(lengths), plans=plans)
     assert outcome.seconds == pytest.approx(seconds, rel=1e-6)
     assert outcome.staleness[::3] == job.stale[: len(lengths)]
 

@@ -41,16 +41,14 @@ def run_rollouts(
     steps: int,
     *,
     plans: Plans | None = None,
-    history: History | None = None,
 ) -> Outcome:
     """Run until the learner has taken so many steps.
 
     Args:
         batches: the groups of each step, without end.
         plans: how a step is divided; as the live loop's `cost` policy does if left out.
-        history: what earlier steps took; nothing if left out.
     """
-    history = history or History()
+    history = History()
     return _Run(scenario, system, split, batches, plans or LivePlans(scenario, system, split, history), history).until(
         steps
     )
@@ -103,7 +101,7 @@ class _Run:
         self._rollouts: dict[int, _Rollout] = {}
         """By step, those that the learner has not finished."""
         self._begun = 0
-        self._admitted = last_step_begun(0, self._steps_ahead())
+        self._admitted = last_step_begun(0, system.max_staleness)
         """The last step whose rollout may begin."""
         self._at_work = 0
         self._idle: list[int] = []
@@ -253,12 +251,10 @@ class _Run:
         self._learning = False
         rollout = self._rollouts.pop(step)
         self._steps.append(Step(now, tuple(rollout.groups), (rollout.version,) * len(rollout.groups)))
-        self._history.add("learning", now - self._learner_uses[-1][0])
-        self._admitted = max(self._admitted, last_step_begun(len(self._steps), self._steps_ahead()))
-
-    def _steps_ahead(self) -> int:
         history = self._history
-        return steps_ahead(self._system.max_staleness, history.mean("rollout"), history.mean("learning"))
+        history.add("learning", now - self._learner_uses[-1][0])
+        ahead = steps_ahead(self._system.max_staleness, history.mean("rollout"), history.mean("learning"))
+        self._admitted = max(self._admitted, last_step_begun(len(self._steps), ahead))
 
     def _announce(self, at: float, kind: str, step: int, which: int = 0) -> None:
         self._number += 1
