@@ -106,6 +106,11 @@ class RequestBuilder:
         return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
 
     @property
+    def keeps_kv_cache(self) -> bool:
+        """Whether responses that go on with newer weights keep the keys and values of older ones."""
+        return self._spec.asynchronous is not None and self._spec.asynchronous.kv_cache == "keep"
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one training step."""
         batch = self._spec.batch
@@ -209,6 +214,7 @@ class RequestBuilder:
             model=self._spec.model,
             weights=attempt.weights,
             oldest_version=oldest_version,
+            keep_kv_cache=oldest_version is not None and self.keeps_kv_cache,
             weights_from=list(weights_from) if self.relays_weights else None,
             next_weights=list(next_weights),
             prompts=self._folder.data(purpose),

@@ -1,7 +1,7 @@
 """The continuous batch: sequences join when there is room and leave when they end. A pass computes one token a row."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,6 +19,7 @@ from rlhfless_functions.generation.engines.base import (
     SequenceResult,
     SequenceTask,
 )
+from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import signed_keys, uniforms
@@ -58,6 +59,7 @@ class ContinuousBatch(EngineRun):
         drafter: drafts tokens; None turns drafting off.
         most_rows: most rows of a pass with drafts.
         arriving: the model's weights, if they may still be on their way.
+        kept: the rows of the cache that already hold what some tasks go on with.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class ContinuousBatch(EngineRun):
         drafter: Drafter | None = None,
         most_rows: int = 0,
         arriving: ArrivingPolicy | None = None,
+        kept: KeptRows | None = None,
     ) -> None:
-        super().__init__(tasks, room)
+        self._kept = kept or KeptRows()
+        super().__init__([task for task in tasks if task not in self._kept], room)
         self._passes = ModelPasses(model, masks, cache, arriving)
         self._cache = cache
         self._sampling = sampling
@@ -101,6 +105,9 @@ class ContinuousBatch(EngineRun):
         self._host_lengths = np.zeros(rows, dtype=np.int64)
         self._host_generated = np.zeros(rows, dtype=np.int64)
         self._prompt_slots: dict[int, int] = {}
+        self._intact = True
+        if self._kept.tasks:
+            self._seat(self._kept.tasks)
 
     @property
     def running(self) -> int:
@@ -117,8 +124,17 @@ class ContinuousBatch(EngineRun):
 
     def decoding(self) -> DecodeCounts:
         """How the tokens were generated."""
-        counts = super().decoding()
-        return counts if self._drafter is None else counts.model_copy(update=self._drafter.counted())
+        kept = {"kept_tokens": self._kept.tokens, "kept_responses": len(self._kept.tasks)}
+        drafted = self._drafter.counted() if self._drafter is not None else {}
+        return super().decoding().model_copy(update=kept | drafted)
+
+    def held_rows(self) -> list[HeldRow]:
+        """What the rows of the cache hold of unfinished responses; nothing if a step failed and may have mixed them."""
+        if not self._intact:
+            return []
+        return [
+            HeldRow(slot, task, self._result(slot, task, "cut").response_tokens) for slot, task in self._running_tasks()
+        ]
 
     @torch.inference_mode()
     def await_weights(self) -> None:
@@ -141,6 +157,7 @@ class ContinuousBatch(EngineRun):
 
     @contextmanager
     def _memory_told(self) -> Iterator[None]:
+        self._intact = False
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -150,6 +167,7 @@ class ContinuousBatch(EngineRun):
                 f" generation.kvBudgetTokens or sampling.maxResponseTokens ({error})",
                 retryable=True,
             ) from error
+        self._intact = True
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
@@ -352,10 +370,10 @@ class ContinuousBatch(EngineRun):
             new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
             self._computed += ComputedTokens(prompt=self._passes.prefill(new))
             self._seat(admitted)
-        self._prompt_slots = {task.prompt: slot for slot, task in self._running_tasks()}
+        self._prompt_slots = {task.prompt: slot for slot, task in self._running_tasks() if task not in self._kept}
 
-    def _seat(self, admitted: dict[int, SequenceTask]) -> None:
-        """Set the rows' state, and replay the tokens that were sampled before."""
+    def _seat(self, admitted: Mapping[int, SequenceTask]) -> None:
+        """Set the rows' state, and replay the tokens that were sampled before and are not in kept rows."""
         slots = list(admitted)
         tasks = list(admitted.values())
         for slot, task in admitted.items():
@@ -364,7 +382,8 @@ class ContinuousBatch(EngineRun):
             if done:
                 self._tokens[slot, :done] = torch.tensor(task.response_tokens, device=self._device)
                 self._log_probs[slot, :done] = torch.tensor(task.log_probs, device=self._device)
-                self._passes.replay(slot, task)
+                if task not in self._kept:
+                    self._passes.replay(slot, task)
         generated = [len(task.response_tokens) for task in tasks]
         lengths = [len(task.prompt_tokens) - 1 + done for task, done in zip(tasks, generated, strict=True)]
         inputs = [(task.response_tokens or task.prompt_tokens)[-1] for task in tasks]
