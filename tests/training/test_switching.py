@@ -167,9 +167,12 @@ def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_
         {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.01}}},
         {"algorithm": {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1}},
         {"model": {"lora": {"rank": 4}}},
-        {"async": {"maxStaleness": 2, "newWeights": "switch"}, "generation": {"flush": "1ms", "drafting": "auto"}},
+        {
+            "async": {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep"},
+            "generation": {"flush": "1ms", "drafting": "auto"},
+        },
     ],
-    ids=["ppo", "dapo", "an adapter", "drafts"],
+    ids=["ppo", "dapo", "an adapter", "drafts and kept keys"],
 )
 def test_whatever_a_job_trains_it_learns_from_switched_responses(tiny_job: MakeJob, changes: dict[str, Any]) -> None:
     file = tiny_job("changed", **{**SWITCHING, **changes}, steps=3)

@@ -48,8 +48,10 @@ def begin(engine: Engine, tasks: Sequence[SequenceTask], steps: int, *, keep: bo
     return continued([task for task in tasks if (task.prompt, task.index) not in done], run.unfinished())
 
 
-def go_on(engine: Engine, tasks: Sequence[SequenceTask]) -> tuple[EngineRun, dict[tuple[int, int], SequenceResult]]:
-    run = engine.start(tasks, SAMPLING, None, keep_kv_cache=True)
+def go_on(
+    engine: Engine, tasks: Sequence[SequenceTask], budget: int | None = None
+) -> tuple[EngineRun, dict[tuple[int, int], SequenceResult]]:
+    run = engine.start(tasks, SAMPLING, budget, keep_kv_cache=True)
     return run, {(result.prompt, result.index): result for result in finish(run)}
 
 
@@ -108,14 +110,19 @@ def test_a_response_may_go_on_several_times(engine: Engine, name: EngineName, mo
         assert_kept(results[task.prompt, task.index], task, passes, models[2])
 
 
+@pytest.mark.parametrize("room", [8, None])
 def test_new_samples_of_the_same_prompts_are_those_of_the_newest_weights_alone(
-    new_engine: NewEngine, engine: Engine, models: list[Path], name: EngineName
+    new_engine: NewEngine, engine: Engine, models: list[Path], name: EngineName, room: int | None
 ) -> None:
+    """Where there is little room, those of another prompt come first. The others join as these leave, and find the kept
+    rows of their prompts still there."""
     rest = begin(engine, share(3, 2), 20)
+    assert len({task.prompt for task in rest}) >= 2
     new = [task for task in share(4, 5) if task.index >= 2]
     engine.load(settings_of(models[0]), version(models[1], 1))
-    # Some join as others leave, when the kept rows of their prompts are still there.
-    _, results = go_on(engine, [*new[::2], *rest, *new[1::2]])
+    _, results = go_on(engine, [*new[:1:-1], *rest, *new[:2]], room and room * 128)
+    for task in rest:
+        assert_kept(results[task.prompt, task.index], task, [(models[0], kept_keys(name, task))], models[1])
     fresh = new_engine()
     fresh.load(settings_of(models[0]), version(models[1], 1))
     wanted = {(result.prompt, result.index): result for result in finish(fresh.start(new, SAMPLING, None))}

@@ -305,7 +305,7 @@ class VllmEngine:
         if keep_kv_cache and self._loaded.adapters is not None:
             raise TaskError(
                 "bad_request",
-                "async.kvCache is keep, but vLLM finds no keys and values of another adapter; write recompute, or set"
+                "async.kvCache is keep, but vLLM finds none of another adapter; write recompute, or set"
                 " generation.engine to transformers",
             )
         self._abandon()
