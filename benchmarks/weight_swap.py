@@ -1,6 +1,6 @@
 """How long decoding pauses for a new version of the weights, prefetched and not, in turns.
 
-    python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 7] [--store local|s3] [--json FILE]
+    python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 4] [--store local|s3] [--json FILE]
 
 One instance with a model of 126 MB decodes a share of samples, and the driver's own code (`training/generation.py`)
 cuts its request for each new version and makes the next one (`newWeights: switch`). A rollout has two switches. Only
@@ -216,7 +216,7 @@ class Run:
                     await asyncio.sleep(every)
                 if consuming.done():
                     await consuming
-                    raise RuntimeError("the share was complete before the last version")
+                    raise RuntimeError("the share was complete before the last version; set a smaller --every")
                 consuming.cancel()
                 await asyncio.gather(consuming, return_exceptions=True)
         self.driver_pauses = outcome.switch_pauses

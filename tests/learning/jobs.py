@@ -24,6 +24,8 @@ from rlhfless_functions.settings import (
 from tests.processes import children_with
 
 PPO = AlgorithmSettings(name="ppo", critic=CriticSettings(learning_rate=1e-3, warmup_steps=1))
+LEFT_OUT = {"values": None, "advantages": None, "returns": None}
+"""What preparation leaves to the learner's critic."""
 
 
 def context() -> TaskContext:
@@ -80,14 +82,14 @@ class Job:
     """A job's store and its requests."""
 
     def __init__(self, folder: Path, model: ModelSettings, algorithm: AlgorithmSettings, **given: Any) -> None:
-        self.folder, self.given = folder, given
+        self.folder, self.prepared, self.given = folder, given.pop("prepared", {}), given
         self.model, self.algorithm = model, algorithm.resolved()
         self.initial = WeightsReference(version=0, uri=model.source)
         self.weights = [self.initial]
 
     def batch(self, step: int) -> BatchReference:
         part = self.folder / "batches" / f"{step}.parquet"
-        samples = samples_of(step)
+        samples = samples_of(step, **self.prepared)
         if not part.exists():
             write_prepared(str(part), samples)
         tasks = [SampleTask(prompt=sample.prompt, index=sample.index) for sample in samples]
@@ -151,6 +153,7 @@ def assert_equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor])
 
 
 def job_of(folder: Path, model: Path, **given: Any) -> Job:
-    """A job on a model; `dtype` and `lora` are the model's, `algorithm` is the job's, the rest is in each request."""
+    """A job on a model; `dtype` and `lora` are the model's, `algorithm` is the job's, `prepared` its samples', and the
+    rest is in each request."""
     settings = ModelSettings(source=str(model), dtype=given.pop("dtype", "float32"), lora=given.pop("lora", None))
     return Job(folder, settings, given.pop("algorithm", AlgorithmSettings()), **given)

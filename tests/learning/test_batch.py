@@ -1,6 +1,7 @@
 """The batch of a training step: canonical order, whitening, minibatches, tensors."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import BatchReference, SampleTask
+from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.model.micro_batches import WHOLE, Block
 from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings
+from tests.learning.jobs import LEFT_OUT
 
 torch.set_num_threads(1)
 
 GRPO = AlgorithmSettings(name="grpo").resolved()
+PPO = AlgorithmSettings(name="ppo", gamma=0.99, gae_lambda=0.9).resolved()
 WHITENED = AlgorithmSettings(name="reinforce_plus_plus").resolved()
 CPU = torch.device("cpu")
 
@@ -134,6 +138,46 @@ def test_samples_in_the_loss_need_their_numbers() -> None:
     with pytest.raises(TaskError, match="step 3: a sample has no values"):
         TrainingBatch([sample(7, 0, 1, values=[0.5]), sample(8, 0, 2)], GRPO, 3)
     assert "values" in TrainingBatch([sample(7, 0, 1, values=[0.5])], GRPO, 3)
+
+
+def test_what_preparation_has_left_to_the_critic_comes_from_its_values() -> None:
+    """Values are given in another order than the samples, as ranks give them."""
+    factors = [1.0, 0.5] * 4 + [1.0]
+    masked = sample(9, 0, 50, mask=False, reward=None, advantages=None)
+    left = [replace(one, reward=one.index - 0.3, advantages=None) for one in SAMPLES] + [masked]
+    lengths = [len(one.response_tokens) for one in SAMPLES]
+    values = [[token / 8 - row / 4 for token in range(length)] for row, length in enumerate(lengths)]
+    prepared = [*left]
+    for row, length in enumerate(lengths):
+        estimate = estimate_samples([replace(left[row], values=values[row])], PPO)
+        assert estimate.returns is not None
+        advantages, returns = estimate.advantages[0, :length].tolist(), estimate.returns[0, :length].tolist()
+        prepared[row] = replace(left[row], values=values[row], advantages=advantages, returns=returns)
+    expected = TrainingBatch(prepared, PPO, 3, factors)
+    batch = TrainingBatch(left, PPO, 3, factors)
+    assert (batch.needs_values, expected.needs_values) == (True, False)
+    assert not any(name in batch for name in LEFT_OUT)
+    order = [[6, 3], [0, 1, 2], [7, 5, 4]]
+    batch.set_values((rows, torch.tensor([value for row in rows for value in values[row]])) for rows in order)
+    for row in range(len(SAMPLES)):
+        ours, theirs = (each.select(WHOLE, [row], CPU).numbers for each in (batch, expected))
+        assert ours.keys() == theirs.keys() == {"log_probs", "values", "advantages", "returns"}
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_one_sample_that_lacks_values_lets_the_critic_value_all_of_them() -> None:
+    """An earlier release has valued some groups of a job that goes on."""
+    valued = sample(7, 0, 1, values=[0.5], returns=[0.5])
+    assert not TrainingBatch([valued], PPO, 3).needs_values
+    assert TrainingBatch([valued, sample(8, 0, 2, advantages=None)], PPO, 3).needs_values
+    unscored = sample(8, 0, 2, advantages=None, mask=False, reward=None)
+    assert not TrainingBatch([valued, unscored], PPO, 3).needs_values
+
+
+def test_a_mismatch_that_only_some_samples_tell_is_left_out() -> None:
+    """In a step after the critic's warm-up some groups may be of a rollout before its end."""
+    batch = TrainingBatch([sample(7, 0, 1, old_log_probs=[-0.5]), sample(8, 0, 2)], GRPO, 3)
+    assert "prepared_log_probs" not in batch
 
 
 @given(st.integers(1, 9), st.integers(-5, 5), st.integers(1, 100), st.integers(0, 3))

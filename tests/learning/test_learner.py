@@ -25,7 +25,7 @@ from rlhfless_functions.settings import (
     RejectionSettings,
 )
 from rlhfless_functions.weights import load_policy
-from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
+from tests.learning.jobs import LEFT_OUT, PPO, Job, StoppedContext, assert_equal, context, job_of, samples_of
 
 torch.set_num_threads(1)
 
@@ -33,6 +33,7 @@ torch.set_num_threads(1)
 JOBS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {"algorithm": PPO},
+    "ppo, values of its own critic": {"algorithm": PPO, "prepared": LEFT_OUT},
     "muon": {"optimizer": OptimizerSettings(name="muon", learning_rate=1e-3)},
     "bfloat16": {"dtype": "bfloat16"},
     "adapter with dropout": {"dtype": "bfloat16", "lora": LoraSettings(rank=2, dropout=0.2)},

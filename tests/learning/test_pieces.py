@@ -18,7 +18,7 @@ from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, CriticSettings, LearningSettings, LoraSettings
-from tests.learning.jobs import Job, assert_equal, context, job_of, samples_of
+from tests.learning.jobs import LEFT_OUT, Job, assert_equal, context, job_of, samples_of
 
 ONE_UPDATE = BatchSettings(prompts_per_step=4, samples_per_prompt=2)
 JOBS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ class Driver:
         self.step = step
         self.journal = str(job.folder / f"journal-{step}-{order}")
         self.published = 0
-        self._order, self._samples = order, samples_of(step)
+        self._order, self._samples = order, samples_of(step, **job.prepared)
 
     def publish_next(self) -> None:
         """Nothing, once all are there."""
@@ -278,6 +278,15 @@ def test_what_needs_the_whole_batch_is_refused(job: Job, given: dict[str, Any], 
     with pytest.raises(TaskError, match=message) as caught:
         Learner().run(job.request(1, "refused", **where, **given), context())
     assert caught.value.reason == "bad_request"
+
+
+def test_pieces_without_values_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    """The critic's values are those before the step, and need the whole batch."""
+    job = make_job("critic", tmp_path, tiny_model)
+    job.prepared = LEFT_OUT
+    with pytest.raises(TaskError, match=r"step 1: .*no values.*prepare the step again") as caught:
+        Learner().run(job.request(1, batch=Driver(job, 1, ORDER).batch()), context())
+    assert caught.value.reason == "data_invalid"
 
 
 def test_pieces_that_do_not_add_up_to_the_batch_are_refused(job: Job) -> None:

@@ -30,7 +30,7 @@ from rlhfless_functions.settings import (
     OptimizerSettings,
 )
 from rlhfless_functions.weights import load_policy, swap_policy
-from tests.learning.jobs import PPO, Job, StoppedContext, assert_equal, context, job_of, processes_beside
+from tests.learning.jobs import LEFT_OUT, PPO, Job, StoppedContext, assert_equal, context, job_of, processes_beside
 from tests.training.whole_jobs import MakeJob, folder_of, run_job
 
 torch.set_num_threads(1)
@@ -52,6 +52,7 @@ def learner() -> Iterator[Learner]:
 JOBS: dict[str, dict[str, Any]] = {
     "grpo, two minibatches": {"algorithm": AlgorithmSettings(kl=KlSettings(coefficient=0.01))},
     "ppo": {"algorithm": PPO},
+    "ppo, values of its own critic": {"algorithm": PPO, "prepared": LEFT_OUT},
     "an adapter": {"lora": LoraSettings(rank=2)},
     "an adapter on a bfloat16 backbone": {"lora": LoraSettings(rank=2), "dtype": "bfloat16"},
     "checkpointed activations, small passes": {

@@ -70,13 +70,21 @@ def test_transformers_generates_on_one_gpu() -> None:
     "spec",
     [
         {"algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}}},
-        {"algorithm": {"name": "ppo"}},
+        {"algorithm": {"name": "ppo", "kl": {"coefficient": 0}}},
         {"rewards": [{"name": "judge", "model": {"source": "/reward"}}]},
         {"preparation": {"pods": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}},
     ],
 )
 def test_preparation_has_a_gpu_where_a_model_computes_in_it(spec: dict[str, Any]) -> None:
     assert assignment(job(**spec), "0").per_instance == {"generation": 1, "preparation": 1, "learning": 1}
+
+
+@pytest.mark.parametrize(("warmup", "preparing"), [(0, 0), (1, 1)])
+def test_preparation_of_an_asynchronous_job_asks_no_critic(warmup: int, preparing: int) -> None:
+    """While the policy is frozen, preparation computes its log-probabilities."""
+    algorithm = {"name": "ppo", "kl": {"coefficient": 0}, "critic": {"warmupSteps": warmup}}
+    found = assignment(job(algorithm=algorithm, **{"async": {}}), "0", "1", "2")
+    assert found.per_instance == {"generation": 1, "preparation": preparing, "learning": 1}
 
 
 def test_preparation_needs_no_gpu_for_several_updates() -> None:

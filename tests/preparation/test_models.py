@@ -148,6 +148,17 @@ def test_with_an_adapter_the_reference_is_the_backbone_with_it_off(
     assert samples[0].old_log_probs != pytest.approx(samples[0].reference_log_probs, abs=1e-2)
 
 
+def test_advantages_are_left_to_the_learner_where_it_asks_its_own_critic(two_groups: BatchFolder) -> None:
+    tasks = two_groups.tasks[:1]
+    result, samples = two_groups.prepare(algorithm=PPO.resolved(), advantages=False, old_log_probs=True, examples=tasks)
+    for sample in samples:
+        assert sample.reward is not None
+        assert sample.old_log_probs is not None
+        assert (sample.values, sample.advantages, sample.returns) == (None, None, None)
+    assert "values/sum" not in result.metrics
+    assert [example.advantage for example in result.examples] == [None]
+
+
 PPO = AlgorithmSettings(
     name="ppo", gae_lambda=0.9, gamma=0.99, kl=KlSettings(coefficient=0.2, placement="reward", estimator="k1")
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rlhfless_functions.data.rollouts import read_prepared
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
@@ -148,16 +149,31 @@ def test_groups_whose_samples_are_gathered_on_fewer_actors_are_whole(
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"name": "ppo", "kl": {"coefficient": 0.01, "placement": "reward", "estimator": "k1"}},
+        {
+            "name": "ppo",
+            "kl": {"coefficient": 0.01, "placement": "reward", "estimator": "k1"},
+            "critic": {"warmupSteps": 1},
+            "epochs": 2,
+        },
         {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1},
     ],
     ids=["ppo", "dapo"],
 )
 def test_algorithms_that_ask_for_whole_steps_have_them(tiny_job: MakeJob, algorithm: dict[str, Any]) -> None:
-    file = tiny_job("whole", **AHEAD, algorithm=algorithm, steps=3)
+    file = tiny_job("whole", **AHEAD, algorithm=algorithm, batch={"minibatchSamples": 8}, steps=3)
     assert run_job(file)["phase"] == "Succeeded"
     check_journal(file, 3, 1)
     assert "the same weights bit for bit" in replayed(file)
+    parts = [str(path) for path in (folder_of(file) / "batches").rglob("*.parquet")]
+    samples = [sample for part in parts for sample in read_prepared([part]).values()]
+    metrics = [record["metrics"] for record in records_of(file) if record["step"]]
+    assert len(samples) >= 3 * 16
+    if algorithm["name"] == "ppo":
+        assert {(sample.values, sample.advantages, sample.returns) for sample in samples} == {(None, None, None)}
+        assert all("value/error" in each and "values" not in each for each in metrics)
+        assert metrics[0]["value/mean"] != 0, "after the first update"
+    else:
+        assert all(sample.advantages is not None for sample in samples)
 
 
 @pytest.mark.usefixtures("warm_start")
@@ -204,14 +220,15 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "points",
-    [(OVERTAKEN,), ("taken-2",), pytest.param(POINTS, marks=pytest.mark.slow)],
+    ("algorithm", "points"),
+    [("grpo", (OVERTAKEN,)), ("ppo", ("taken-2",)), pytest.param("grpo", POINTS, marks=pytest.mark.slow)],
     ids=["overtaken", "one death", "eight deaths"],
 )
 def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
-    tiny_job: MakeJob, tmp_path: Path, points: tuple[str, ...]
+    tiny_job: MakeJob, tmp_path: Path, algorithm: str, points: tuple[str, ...]
 ) -> None:
-    file, deaths, log = tiny_job("killed", **AHEAD, steps=4), tmp_path / "deaths.txt", tmp_path / "log.txt"
+    file = tiny_job("killed", **AHEAD, algorithm={"name": algorithm}, steps=4)
+    deaths, log = tmp_path / "deaths.txt", tmp_path / "log.txt"
     command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(deaths), *points]
     begun: list[dict[str, Any]] = []
     taken: list[dict[str, Any]] = []

@@ -88,7 +88,8 @@ def test_what_runs_ahead_stays_with_the_weights_that_sample_it(tmp_path: Path) -
     remove_garbage(folder, status_of(folder), Retention(1, staleness=2))
     # Step 10 may be sampled with version 7, and step 8 with version 5.
     assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
-    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (5, 6, 7, 8)]
+    # Preparation asks none of an earlier step.
+    assert steps_in(folder, "critics") == ["step-000007", "step-000008"]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation", "step-000009", "step-000010"]
     assert steps_in(folder, "results") == [f"step-{step:06d}" for step in (7, 8, 9, 10)]
     assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [

@@ -168,3 +168,26 @@ def test_passes_of_a_step_are_counted(
     requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
     assert requests.preparation_passes == preparing
     assert requests.learning_passes == pytest.approx(learning)
+    ahead = RequestBuilder(job(algorithm=algorithm, batch=batch, **{"async": {}}), JobFolder("runs/job"), "uid")
+    moved = algorithm["name"] == "ppo"
+    assert ahead.preparation_passes == preparing - moved
+    assert ahead.learning_passes == pytest.approx(learning + moved / 3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ahead", "by"),
+    [
+        ("ppo", False, "preparation's critic"),
+        ("ppo", True, "the learner"),
+        ("grpo", False, "no critic"),
+        ("grpo", True, "no critic"),
+    ],
+)
+def test_advantages_of_an_asynchronous_job_s_critic_are_the_learner_s(algorithm: str, ahead: bool, by: str) -> None:
+    made = job(algorithm={"name": algorithm}, **({"async": {}} if ahead else {}))
+    requests = RequestBuilder(made, JobFolder("runs/job"), "uid")
+    critic = WeightsReference(version=3, uri="runs/job/critics/step-3") if algorithm == "ppo" else None
+    samples = [SampleTask(prompt=0, index=0)]
+    request = requests.prepare(4, "training", requests.initial, critic, "chunk", 0, samples, ["part"], {0: 1})
+    assert request.advantages == (by != "the learner")
+    assert request.critic == (critic if by == "preparation's critic" else None)

@@ -75,7 +75,7 @@ def value_loss(
 
     Args:
         values: V [samples, tokens], with gradients.
-        old_values: the critic's values when the batch was prepared.
+        old_values: the critic's values that the advantages were estimated with.
         returns: R, the targets.
         value_clip: c; the plain ½ (V − R)² if None.
 

@@ -164,7 +164,7 @@ def critic_loss(
     Args:
         settings: of the job.
         values: under the critic now, with gradients.
-        old_values: when the batch was prepared.
+        old_values: those that the advantages were estimated with.
         returns: targets.
         mask: bool, True on tokens that count.
     """

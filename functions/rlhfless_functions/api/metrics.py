@@ -43,7 +43,7 @@ PREPARATION_METRICS: dict[str, Metric] = {
     "prompt_lengths": Metric("tokens", "Tokens of the prepared groups' prompts, mean."),
     "truncated": Metric("share", "Responses that reached the length limit."),
     "masked": Metric("samples", "Samples excluded from the loss: unscorable, or truncated and masked."),
-    "values": Metric("reward", "The critic's values, mean per token."),
+    "values": Metric("reward", "The critic's values in preparation, mean per token; not with `async`."),
     "seconds/rewards": Metric("seconds", "Preparation's time for rewards, over all chunks."),
     "seconds/models": Metric("seconds", "Preparation's time for models, over all chunks; it overlaps with rewards."),
 }
@@ -141,7 +141,7 @@ LEARNING_METRICS: dict[str, Metric] = {
     "seconds/load": Metric("seconds", "Loading models and checkpoint, if they were not in memory."),
     "seconds/wake": Metric("seconds", "Moving weights and optimizer state back to the device after a sleep."),
     "seconds/replay": Metric("seconds", "Repeating steps that were lost with an earlier learner."),
-    "seconds/train": Metric("seconds", "The step itself."),
+    "seconds/train": Metric("seconds", "The step itself; with `async`, also the critic's values of its samples."),
     "seconds/wait": Metric("seconds", "Waiting for samples of a batch that was still being prepared."),
     "seconds/publish": Metric("seconds", "Publishing weights and checkpoint."),
 }

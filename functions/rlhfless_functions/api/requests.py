@@ -160,8 +160,11 @@ class PrepareRequest(BaseRequest):
     The learner computes those of its ratios itself."""
     reference: WeightsReference | None = None
     """Weights of the frozen reference; with LoRA, the backbone without the adapter."""
+    advantages: bool = True
+    """Whether to estimate advantages. Otherwise the learner does, with the values of its own critic, and none is asked
+    here."""
     critic: WeightsReference | None = None
-    """Weights of the value model."""
+    """Weights of the value model. Before the first step there is none, and values are zero."""
     microbatch_tokens: int = Field(ge=1)
     """Most tokens of one forward pass."""
     share_prompts: bool = True
@@ -269,7 +272,7 @@ class LearnRequest(BaseRequest):
     publish: str
     """URI of the folder for the next weights version."""
     publish_critic: str | None = None
-    """URI of the folder for the critic's next version; at step 0 preparation has no critic and values are zero."""
+    """URI of the folder for the critic's next version."""
     save_checkpoint: str | None = None
     """URI of the folder for a checkpoint of this step, if one is due."""
     gang: Gang | None = None

@@ -136,7 +136,7 @@ class ExampleSample(Message):
     terms: dict[str, float | None] = Field(default={})
     """Each reward's value, before weighting."""
     advantage: float | None = None
-    """Mean over the tokens, before whitening over the batch; None in an evaluation."""
+    """Mean over the tokens, before whitening over the batch; None in an evaluation, and if the learner estimates it."""
     tokens: int
     finish_reason: FinishReason
     version: int = 0

@@ -123,11 +123,11 @@ class PreparedSample(Rollout):
     reference_log_probs: list[float] | None = None
     """Log-probabilities under the frozen reference policy."""
     values: list[float] | None = None
-    """The critic's values."""
+    """The critic's values; None if the learner asks its own critic."""
     advantages: list[float] | None = None
-    """Advantages before whitening over the batch."""
+    """Advantages before whitening over the batch; None if the learner estimates them."""
     returns: list[float] | None = None
-    """Targets of the critic."""
+    """Targets of the critic; None if the learner estimates them."""
     group_reward_mean: float | None = None
     group_reward_std: float | None = None
 

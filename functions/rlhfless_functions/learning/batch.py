@@ -1,7 +1,7 @@
 """A training step's batch: its samples in canonical order, divided into minibatches and micro-batches."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ import torch
 from rlhfless_functions.algorithms.advantages import normalize_batch
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.api import BatchReference
+from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.model.forward import RaggedBatch, collate, collate_responses
 from rlhfless_functions.model.micro_batches import Block, plan_micro_batches, prompt_numbers
@@ -25,6 +26,8 @@ _PREPARED = {
     "returns": "returns",
 }
 """A batch's numbers per token, with the samples' fields that they come from."""
+_ESTIMATED = ("values", "advantages", "returns")
+"""Those that come from a critic."""
 
 
 def read_batch(reference: BatchReference) -> list[PreparedSample]:
@@ -77,7 +80,8 @@ class MicroBatch:
     """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), those of `prepared_log_probs` (the
     policy's, as preparation computed them), `reference_log_probs`, `values` and `returns` that were prepared, and
     `old_log_probs` (the policy's, as the learner computed them before its first update) once there has been an update;
-    0 on padding."""
+    0 on padding. The learner may have computed values, and estimated advantages and returns, before its first update as
+    well."""
 
 
 class TrainingBatch:
@@ -86,7 +90,7 @@ class TrainingBatch:
     Args:
         samples: in canonical order.
         algorithm: resolved settings; where they normalise over the batch, advantages are whitened here, once, over all
-            tokens that are in the loss.
+            tokens that are in the loss. With a critic, samples may lack its numbers: see `needs_values`.
         step: for messages.
         factors: what the advantages of each sample are multiplied by, once they are whitened; none for 1.
 
@@ -105,13 +109,22 @@ class TrainingBatch:
         self.lengths = [len(sample.response_tokens) for sample in samples]
         self.counted = [length if sample.mask else 0 for length, sample in zip(self.lengths, samples, strict=True)]
         self._algorithm = algorithm
+        self._factors = factors
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._numbers: dict[str, torch.Tensor] = {}
         learning = [sample for sample, counted in zip(samples, self.counted, strict=True) if counted]
+        self.needs_values = algorithm.advantage == "gae" and any(
+            getattr(sample, name) is None for sample in learning for name in _ESTIMATED
+        )
+        """Whether preparation has left advantages to the learner, which then asks its critic (`set_values`)."""
         for name, field in _PREPARED.items():
+            if self.needs_values and name in _ESTIMATED:
+                continue
             present = [getattr(sample, field) is not None for sample in learning]
             if not learning or not all(present):
-                if any(present) or (field == "advantages" and learning):
+                # Some rollouts of a step may have been prepared for a frozen policy, and others not.
+                mixed = any(present) and name != "prepared_log_probs"
+                if mixed or (field == "advantages" and learning):
                     raise TaskError("data_invalid", f"step {step}: a sample has no {field}; prepare the step again")
                 continue
             rows = [
@@ -119,11 +132,8 @@ class TrainingBatch:
                 for sample, length in zip(samples, self.lengths, strict=True)
             ]
             self._numbers[name] = torch.from_numpy(np.concatenate([np.asarray(row, np.float32) for row in rows]))
-        if algorithm.normalizes_batch and learning:
-            mask = torch.from_numpy(np.repeat([sample.mask for sample in samples], self.lengths))
-            self._numbers["advantages"] = normalize_batch(self._numbers["advantages"], mask)
-        if any(factor != 1 for factor in factors) and learning:
-            self._numbers["advantages"] *= torch.from_numpy(np.repeat(np.asarray(factors, np.float32), self.lengths))
+        if "advantages" in self:
+            self._weigh_advantages()
 
     def __contains__(self, name: str) -> bool:
         """Whether the samples have these numbers for each token."""
@@ -139,6 +149,25 @@ class TrainingBatch:
         for rows, numbers in found:
             flat[self._places(rows)] = numbers
         self._numbers["old_log_probs"] = flat
+
+    def set_values(self, found: Iterable[tuple[Sequence[int], torch.Tensor]]) -> None:
+        """Set the critic's values from before the step's first update, and estimate advantages and returns with them.
+
+        Args:
+            found: every sample in the loss, and the values at its response tokens, sample by sample.
+        """
+        self._numbers |= {name: torch.zeros(int(self._starts[-1])) for name in _ESTIMATED}
+        for rows, numbers in found:
+            of_rows = numbers.split([self.lengths[row] for row in rows])
+            valued = [
+                replace(self.samples[row], values=values.tolist()) for row, values in zip(rows, of_rows, strict=True)
+            ]
+            estimate, places = estimate_samples(valued, self._algorithm), self._places(rows)
+            assert estimate.returns is not None
+            self._numbers["values"][places] = numbers
+            self._numbers["advantages"][places] = estimate.advantages[estimate.mask].float()
+            self._numbers["returns"][places] = estimate.returns[estimate.mask].float()
+        self._weigh_advantages()
 
     def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
         """Samples of each optimizer update: in canonical order if there is one update, else in a shuffled order that
@@ -196,6 +225,16 @@ class TrainingBatch:
             for name, flat in self._numbers.items()
         }
         return MicroBatch(tokens, numbers)
+
+    def _weigh_advantages(self) -> None:
+        """Whiten them where the algorithm does, and multiply them by the samples' factors."""
+        advantages = self._numbers["advantages"]
+        if self._algorithm.normalizes_batch:
+            mask = torch.from_numpy(np.repeat([sample.mask for sample in self.samples], self.lengths))
+            advantages = normalize_batch(advantages, mask)
+        if any(factor != 1 for factor in self._factors):
+            advantages *= torch.from_numpy(np.repeat(np.asarray(self._factors, np.float32), self.lengths))
+        self._numbers["advantages"] = advantages
 
     def _places(self, rows: Sequence[int]) -> torch.Tensor:
         """Indices of the samples' response tokens in the batch's numbers."""

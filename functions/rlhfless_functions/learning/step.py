@@ -12,9 +12,9 @@ from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import MicroBatch, TrainingBatch
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.optimizers import schedule_factor
-from rlhfless_functions.learning.state import TrainingState, autocast
+from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.learning.step_report import StepReport
-from rlhfless_functions.learning.trained_models import TrainedModel, policy_log_probs, trained_critic, trained_policy
+from rlhfless_functions.learning.trained_models import TrainedModel, trained_critic, trained_policy
 from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.micro_batches import WHOLE, Block
 from rlhfless_functions.model.shared_prompts import SharedPrompts, can_share_prompts
@@ -35,13 +35,14 @@ def train_step(
         check: called before every micro-batch; it raises an error to stop the step.
 
     Raises:
-        TaskError: `non_finite_loss`, naming the step; `data_invalid`, if the batch lacks the critic's numbers.
+        TaskError: `non_finite_loss`, naming the step.
     """
     size = request.batch_settings.minibatch_samples
     first, *others = (batch.minibatches(size, request.seed, step, epoch) for epoch in range(request.algorithm.epochs))
     later = first if others else first[1:]
-    _check_numbers(batch, state, step)
     taken = _Step(state, request, step, check)
+    if batch.needs_values:
+        taken.remember_values(batch, first)
     for minibatch in chain(first, *others):
         scale = 1 / batch.normalizer(minibatch, request.sampling.max_response_tokens)
         if taken.accumulate(batch, minibatch, scale):
@@ -85,10 +86,15 @@ class StepInPieces:
             check: called before every micro-batch; it raises an error to stop the step, which is then unusable.
 
         Raises:
-            TaskError: see `train_step`.
+            TaskError: see `train_step`; `data_invalid`, if the piece lacks the critic's numbers.
         """
         piece = TrainingBatch(samples, self.request.algorithm, self._number)
-        _check_numbers(piece, self.state, self._number)
+        if piece.needs_values:
+            raise TaskError(
+                "data_invalid",
+                f"step {self._number}: a step in pieces has no values of the learner's own critic, and preparation left"
+                " them out; prepare the step again",
+            )
         _restore_randomness(self._randomness)
         self._taken.check = check
         self._taken.accumulate(piece, range(len(samples)), 1.0)
@@ -157,11 +163,20 @@ class _Step:
             batch: the samples, each at most once in the minibatches.
             minibatches: the minibatches in which the learner will learn from them.
         """
-        if self._policy is None:
-            return
-        found = [asked for minibatch in minibatches for asked in self._ask_policy(self._policy, batch, minibatch)]
-        self._state.policy_unit.forget_whole()
-        batch.set_old_log_probs(chain(*self._state.ranks.all(found)))
+        if self._policy is not None:
+            batch.set_old_log_probs(self._ask(self._policy, batch, minibatches))
+
+    def remember_values(self, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]) -> None:
+        """Compute the batch's values, with the critic before the step's first update, and with them its advantages.
+
+        They come from the same arithmetic as the first update's, so no value is clipped there; see `remember_policy`.
+
+        Args:
+            batch: the samples, each once in the minibatches.
+            minibatches: the minibatches in which the learner will learn from them.
+        """
+        assert self._critic is not None
+        batch.set_values(self._ask(self._critic, batch, minibatches))
 
     def divide(self, by: float) -> None:
         """Divide everything accumulated so far."""
@@ -195,27 +210,38 @@ class _Step:
         passes = sum(len(block.runs) for block in blocks)
         return blocks, state.ranks.most(passes) - passes
 
-    def _ask_policy(
-        self, policy: TrainedModel, batch: TrainingBatch, minibatch: Sequence[int]
+    def _ask(
+        self, model: TrainedModel, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Samples of a minibatch, and the log-probabilities of their response tokens, sample by sample."""
+        """Samples of all ranks, and what the model says of their response tokens, sample by sample."""
+        found = [asked for minibatch in minibatches for asked in self._ask_minibatch(model, batch, minibatch)]
+        model.unit.forget_whole()
+        return chain(*self._state.ranks.all(found))
+
+    def _ask_minibatch(
+        self, model: TrainedModel, batch: TrainingBatch, minibatch: Sequence[int]
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """The same for this rank's samples of a minibatch."""
         blocks, idle = self._passes(batch, minibatch)
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
-            shared = policy.share(prompts) if prompts else None
+            shared = model.share(prompts) if prompts else None
             for rows in block.runs:
-                yield rows, self._log_probs(batch, block, rows, shared)
+                yield rows, self._answer(model, batch, block, rows, shared)
         for _ in range(idle):
-            self._log_probs(batch, WHOLE, batch.in_loss(minibatch)[:1], None)
+            self._answer(model, batch, WHOLE, batch.in_loss(minibatch)[:1], None)
 
-    def _log_probs(
-        self, batch: TrainingBatch, block: Block, rows: Sequence[int], prompts: SharedPrompts | None
+    def _answer(
+        self,
+        model: TrainedModel,
+        batch: TrainingBatch,
+        block: Block,
+        rows: Sequence[int],
+        prompts: SharedPrompts | None,
     ) -> torch.Tensor:
         self.check()
         micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
-        with autocast(self._request, self._state.policy):
-            log_probs, _ = policy_log_probs(self._state, self._request, micro_batch, prompts)
-        return log_probs.detach()[micro_batch.tokens.response_mask].cpu()
+        return model.answer(micro_batch, prompts)[micro_batch.tokens.response_mask].cpu()
 
     def _add_gradients(self, batch: TrainingBatch, block: Block, scale: float) -> None:
         """Pass a block: shared prompts forward, each micro-batch forward and backward, shared prompts backward."""
@@ -272,12 +298,3 @@ def _shares_prompts(state: TrainingState, request: LearnRequest) -> bool:
     # number, so every layer would be compiled separately.
     able = state.ranks.size == 1 and (state.packed or not state.compiled)
     return request.learning.share_prompts and able and can_share_prompts(body_of(state.policy))
-
-
-def _check_numbers(batch: TrainingBatch, state: TrainingState, step: int) -> None:
-    for name in ("values", "returns") if state.critic is not None else ():
-        if any(batch.counted) and name not in batch:
-            raise TaskError(
-                "data_invalid",
-                f"step {step}: the batch has no {name}, which this algorithm's critic needs; prepare the step again",
-            )

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from rlhfless_functions.algorithms.diagnostics import Statistics
 from rlhfless_functions.algorithms.objectives import Loss, critic_loss, policy_loss
 from rlhfless_functions.api import LearnRequest
+from rlhfless_functions.distributed.sharding import Unit
 from rlhfless_functions.learning.batch import MicroBatch
 from rlhfless_functions.learning.optimizers import ModelOptimizer, NonFiniteGradientError
 from rlhfless_functions.learning.state import TrainingState, autocast
@@ -31,9 +32,13 @@ class TrainedModel:
     learning_rate_field: str
     """The job's field with its learning rate, for messages."""
     model: PreTrainedModel | PeftModel | CriticModel
+    unit: Unit
+    """The module that computes with the model."""
     optimizer: ModelOptimizer
     forward: Callable[[MicroBatch, SharedPrompts | None], Loss]
     """Computes the loss of a micro-batch. Its prompts may have been computed before."""
+    numbers: Callable[[MicroBatch, SharedPrompts | None], torch.Tensor]
+    """Computes what the model says of a micro-batch's response tokens [n, R]: log-probabilities or values."""
     state: TrainingState
     request: LearnRequest
     course: Course
@@ -47,6 +52,11 @@ class TrainedModel:
         """Compute prompts once for all their responses."""
         with autocast(self.request, self.model):
             return SharedPrompts(body_of(self.model), prompts, packed=self.state.packed)
+
+    def answer(self, batch: MicroBatch, prompts: SharedPrompts | None) -> torch.Tensor:
+        """What the model says of a micro-batch's response tokens [n, R], as the loss would have it, but detached."""
+        with autocast(self.request, self.model):
+            return self.numbers(batch, prompts).detach()
 
     def add_gradients(self, batch: MicroBatch, prompts: SharedPrompts | None, scale: float) -> Statistics:
         """Add the gradients of a micro-batch's loss times a scale. Returns its statistics."""
@@ -109,8 +119,10 @@ def trained_policy(state: TrainingState, request: LearnRequest, course: Course) 
         name="policy",
         learning_rate_field="optimizer.learningRate",
         model=state.policy,
+        unit=state.policy_unit,
         optimizer=state.policy_optimizer,
         forward=partial(_policy_loss, state, request),
+        numbers=lambda batch, prompts: _log_probs(state, request, batch, prompts)[0],
         state=state,
         request=request,
         course=course,
@@ -120,20 +132,23 @@ def trained_policy(state: TrainingState, request: LearnRequest, course: Course) 
 def trained_critic(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
     """The critic, if there is one."""
     assert state.critic is not None
+    assert state.critic_unit is not None
     assert state.critic_optimizer is not None
     return TrainedModel(
         name="critic",
         learning_rate_field="algorithm.critic.learningRate",
         model=state.critic,
+        unit=state.critic_unit,
         optimizer=state.critic_optimizer,
-        forward=partial(_critic_loss, state, request),
+        forward=partial(_critic_loss, state.critic_unit, request),
+        numbers=partial(_values, state.critic_unit),
         state=state,
         request=request,
         course=course,
     )
 
 
-def policy_log_probs(
+def _log_probs(
     state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities and entropies of a micro-batch's response tokens, [n, R] in nats, with autograd."""
@@ -151,7 +166,7 @@ def policy_log_probs(
 
 
 def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
-    log_probs, entropy = policy_log_probs(state, request, batch, prompts)
+    log_probs, entropy = _log_probs(state, request, batch, prompts)
     return policy_loss(
         request.algorithm,
         log_probs=log_probs,
@@ -164,11 +179,15 @@ def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch,
     )
 
 
-def _critic_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
-    assert state.critic_unit is not None
+def _values(unit: Unit, batch: MicroBatch, prompts: SharedPrompts | None) -> torch.Tensor:
+    """Values of a micro-batch's response tokens, [n, R], with autograd."""
+    return unit(lambda critic: response_values(critic, batch.tokens, prompts))
+
+
+def _critic_loss(unit: Unit, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None) -> Loss:
     return critic_loss(
         request.algorithm,
-        values=state.critic_unit(lambda critic: response_values(critic, batch.tokens, prompts)),
+        values=_values(unit, batch, prompts),
         old_values=batch.numbers["values"],
         returns=batch.numbers["returns"],
         mask=batch.tokens.response_mask,

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import (
     ExampleSample,
     GroupResult,
@@ -32,6 +30,7 @@ from rlhfless_functions.data import rollouts
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
+from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.data.rollouts import PreparedSample
@@ -192,9 +191,11 @@ class Preparer:
             with self._models.reference(request.reference) as reference:
                 log_probs = passes.log_probs(reference)
             _fill_in(samples, "reference_log_probs", log_probs)
+        if algorithm.advantage != "gae" or not request.advantages:
+            return
         if request.critic is not None:
             _fill_in(samples, "values", passes.values(self._models.critic(request.critic)))
-        elif algorithm.advantage == "gae":
+        else:
             # Before the first step the critic's head is zero.
             _fill_in(samples, "values", [[0.0] * len(sample.response_tokens) for sample in samples])
 
@@ -314,7 +315,7 @@ def _finish(
         sample.group_reward_mean, sample.group_reward_std = mean, spread if scored else None
         truncated = sample.finish_reason == "truncated" and request.algorithm.mask_truncated
         sample.mask = sample.reward is not None and not truncated
-    if request.purpose == "training":
+    if request.purpose == "training" and request.advantages:
         _advantages(request, group.samples)
     sampled: Counter[int] = Counter()
     for span in (span for sample in group.samples for span in sample.versions):
@@ -330,32 +331,11 @@ def _finish(
 
 
 def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> None:
-    lengths = [len(sample.response_tokens) for sample in samples]
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    estimate = estimate_advantages(
-        request.algorithm,
-        [sample.reward for sample in samples],
-        mask,
-        terms=[
-            (reward.weight, [(sample.reward_terms or {}).get(reward.name) for sample in samples])
-            for reward in request.rewards
-        ],
-        log_probs=_padded([sample.old_log_probs or sample.log_probs for sample in samples]),
-        reference_log_probs=_padded([sample.reference_log_probs for sample in samples]),
-        values=_padded([sample.values for sample in samples]),
-    )
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+    estimate = estimate_samples(samples, request.algorithm, request.rewards)
+    for row, sample in enumerate(samples):
+        length = len(sample.response_tokens)
         sample.advantages = estimate.advantages[row, :length].tolist()
         sample.returns = None if estimate.returns is None else estimate.returns[row, :length].tolist()
-
-
-def _padded(rows: Sequence[list[float] | None]) -> torch.Tensor | None:
-    """float64 [samples, longest], right-padded with 0; None if any row is."""
-    present = [row for row in rows if row is not None]
-    if len(present) < len(rows):
-        return None
-    width = max(map(len, present))
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in present], dtype=torch.float64)
 
 
 def _spread(request: PrepareRequest, terms: dict[str, list[float | None]], rewards: list[float | None]) -> float:

@@ -26,8 +26,6 @@ class BegunRollout(BaseModel):
     """The step that will learn from them."""
     policy: WeightsReference
     """The weights that begin to sample them. With `newWeights: switch` newer ones may go on."""
-    critic: WeightsReference | None = None
-    """The critic that values them, where one is trained."""
     prompts: list[int] | None = None
     """The prompts that it draws. None where groups keep to their step, which draws them in rounds, and in what earlier
     releases wrote."""

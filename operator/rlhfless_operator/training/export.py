@@ -16,7 +16,7 @@ async def export(run: TrainingRun, journal: StepJournal) -> None:
         StageFailedError: the model can't be exported.
     """
     run.progress.stage("export")
-    weights, _ = run.requests.newest(journal.status)
+    weights = run.requests.weights(journal.status.weights)
     summary = summarize(run.job, journal.status, journal.records)
     request = partial(run.requests.export, weights, model_card(run.job, summary))
     await run.capacity.use("learning", 1)

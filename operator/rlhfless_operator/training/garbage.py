@@ -74,7 +74,7 @@ def kept(
     oldest = oldest_version(running, retention.staleness)
     sampling = set(range(min(oldest, needs.get("version", oldest)), running + 1))
     versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
-    critics = sampling | ({status.critic.version} if status.critic else set())
+    critics = {running} | ({status.critic.version} if status.critic else set())
     return {
         "weights": [folder.weights(version) for version in versions],
         "critics": [folder.critic(version) for version in critics],

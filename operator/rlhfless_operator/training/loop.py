@@ -68,8 +68,8 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
     journal.enter("generation")
     await choose_learners(run, journal, step)
-    policy, critic = run.requests.newest(journal.status)
-    task = RolloutTask(step, "training", SamplingWeights(policy), critic)
+    policy = run.requests.weights(journal.status.weights)
+    task = RolloutTask(step, "training", SamplingWeights(policy), journal.status.critic)
     async with Learning(run, journal, step) as learning:
         rollout = await roll_out(run, task, learning.expect)
         journal.enter("learning")

@@ -144,17 +144,30 @@ class RequestBuilder:
         return self.has_reference and self.algorithm.kl is not None and self.algorithm.kl.placement == "reward"
 
     @property
+    def prepares_advantages(self) -> bool:
+        """Whether preparation estimates advantages. Otherwise the learner asks its own critic: any that preparation had
+        would be as stale as the samples."""
+        return not self.has_critic or self._spec.asynchronous is None
+
+    @property
     def preparation_passes(self) -> int:
         """Forward passes of preparation over each sample: by the reference, the policy and the critic."""
-        return self.has_reference + self.prepares_log_probs + self.has_critic
+        return self.has_reference + self.prepares_log_probs + (self.has_critic and self.prepares_advantages)
+
+    @property
+    def preparation_computes(self) -> bool:
+        """Whether preparation asks the policy, the reference or the critic in any step."""
+        return self.preparation_passes > 0 or self._policy_is_frozen(1)
 
     @property
     def learning_passes(self) -> float:
         """Forward and backward passes of learning over each sample, on average; a forward pass alone is a third.
 
-        Before its first update a step of several asks the policy about every sample that comes after it.
+        Before its first update a step of several asks the policy about every sample that comes after it, and the critic
+        about all samples if preparation has not.
         """
         asked = 1.0 if self.algorithm.epochs > 1 else 1 - 1 / self.updates_per_step
+        asked += not self.prepares_advantages
         return (1 + self.has_critic) * self.algorithm.epochs + asked / 3
 
     def data(self, purpose: Purpose) -> DataSettings:
@@ -290,7 +303,8 @@ class RequestBuilder:
             policy=weights,
             old_log_probs=training and (self.prepares_log_probs or self._policy_is_frozen(step)),
             reference=self.initial if training and self.has_reference else None,
-            critic=critic if training else None,
+            advantages=self.prepares_advantages,
+            critic=critic if training and self.prepares_advantages else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
             share_prompts=self._spec.learning.share_prompts,
             pack=self._spec.learning.pack,
@@ -370,10 +384,6 @@ class RequestBuilder:
             destination=self._folder.export,
             model_card=model_card,
         )
-
-    def newest(self, status: RLHFJobStatus) -> tuple[WeightsReference, WeightsReference | None]:
-        """The newest weights of the policy, and of the critic where one is trained."""
-        return self.weights(status.weights), status.critic
 
     def weights(self, newest: WeightsReference | None) -> WeightsReference:
         """The weights that the status names; the model as given if it names none."""

@@ -43,7 +43,7 @@ class RolloutTask:
     purpose: Purpose
     policy: SamplingWeights
     critic: WeightsReference | None = None
-    """Where a value model is trained."""
+    """That preparation asks, where it asks one."""
     prompts: Sequence[int] | None = None
     """Prompts that are drawn already; None where the rollout draws them."""
     on_plan: Callable[[GenerationPlan], None] | None = None

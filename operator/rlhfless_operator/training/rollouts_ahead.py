@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import PrepareResult
+from rlhfless_functions.api import PrepareResult, WeightsReference
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training.affordable import check_affordable
@@ -248,7 +248,7 @@ class RolloutsAhead:
         run.progress.begin_step(
             step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
         )
-        task = RolloutTask(step, "training", self._weights(begun), begun.critic)
+        task = RolloutTask(step, "training", self._weights(begun))
         groups = self.groups
         if groups is not None:
             on_prepared = partial(self._on_prepared, groups, step)
@@ -274,9 +274,8 @@ class RolloutsAhead:
 
     async def _begin(self, number: int) -> BegunRollout:
         """Draw what a rollout generates, and write it down."""
-        run, groups, draws = self._run, self.groups, self._run.prompts
-        policy, critic = run.requests.newest(self._journal.published)
-        begun = BegunRollout(step=number, policy=policy, critic=critic)
+        groups, draws = self.groups, self._run.prompts
+        begun = BegunRollout(step=number, policy=self._newest())
         if groups is None:
             return await asyncio.to_thread(self._files.begin, begun)
         buffer = groups.buffer
@@ -335,4 +334,8 @@ class RolloutsAhead:
         if self._settings.new_weights == "finish":
             return SamplingWeights(begun.policy, last_version=last)
         # A version that is not written down would be made anew by the next driver.
-        return SamplingWeights(begun.policy, lambda: self._run.requests.newest(self._journal.published)[0], last)
+        return SamplingWeights(begun.policy, self._newest, last)
+
+    def _newest(self) -> WeightsReference:
+        """The newest weights that are written down."""
+        return self._run.requests.weights(self._journal.published.weights)
