@@ -126,7 +126,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
                 "model": {"source": "m", "lora": {"rank": 4}},
             },
             "async.kvCache",
-            "vLLM finds no keys and values of another adapter; write recompute, generation.engine: transformers, or",
+            "never finds keys and values of the adapter before; write recompute, or generation.engine: transformers",
         ),
         ({"generation": {"instances": {"min": 2, "max": 1}}}, "generation.instances", "min 2 is more than max 1"),
         ({"checkpoints": {"best": True}}, "checkpoints.best", "add spec.evaluation"),

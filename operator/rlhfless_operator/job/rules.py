@@ -101,8 +101,8 @@ def _keys_can_be_kept(spec: "RLHFJobSpec") -> str | None:
         )
     if spec.generation.engine == "vllm" and spec.model.lora is not None:
         return (
-            "vLLM finds no keys and values of another adapter; write recompute, generation.engine: transformers, or"
-            " remove model.lora"
+            "with model.lora vLLM never finds keys and values of the adapter before; write recompute, or"
+            " generation.engine: transformers"
         )
     return None
 

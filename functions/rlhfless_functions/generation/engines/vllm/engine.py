@@ -305,8 +305,8 @@ class VllmEngine:
         if keep_kv_cache and self._loaded.adapters is not None:
             raise TaskError(
                 "bad_request",
-                "async.kvCache is keep, but vLLM finds none of another adapter; write recompute, or set"
-                " generation.engine to transformers",
+                "async.kvCache is keep, but with model.lora vLLM never finds keys and values of the adapter before;"
+                " write recompute, or set generation.engine to transformers",
             )
         self._abandon()
         configuration = self._loaded.engine.vllm_config
