@@ -25,13 +25,16 @@ class Fetches:
 
     def __init__(self, *, fail: bool = False) -> None:
         self.began: list[int] = []
+        self.has_ended = False
         self.go_on = threading.Event()
         self.go_on.set()
         self.fail = fail
 
     def __call__(self, upcoming: NextWeights) -> str:
         self.began.append(upcoming.weights.version)
-        assert self.go_on.wait(30)
+        went_on = self.go_on.wait(30)
+        self.has_ended = True
+        assert went_on
         if self.fail:
             raise RuntimeError("the store burns")
         return f"version {upcoming.weights.version}"
@@ -52,6 +55,17 @@ def upcoming(root: str, *versions: int) -> list[NextWeights]:
 def publish(uri: str) -> None:
     with artifacts.publish(uri) as folder:
         (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def held_up(root: Path) -> tuple[WeightsPrefetcher, Fetches, NextWeights]:
+    """A prefetcher that is in the middle of fetching version 1."""
+    prefetcher, fetches = WeightsPrefetcher(), Fetches()
+    (one,) = upcoming(str(root), 1)
+    publish(one.weights.uri)
+    fetches.go_on.clear()
+    prefetcher.watch(0, [one], fetches)
+    until(lambda: fetches.began == [1])
+    return prefetcher, fetches, one
 
 
 def threads() -> list[threading.Thread]:
@@ -92,12 +106,7 @@ def test_the_newest_version_takes_the_place_of_an_older_one(tmp_path: Path) -> N
 
 
 def test_a_request_waits_for_a_version_that_is_being_fetched(tmp_path: Path) -> None:
-    prefetcher, fetches = WeightsPrefetcher(), Fetches()
-    (one,) = upcoming(str(tmp_path), 1)
-    publish(one.weights.uri)
-    fetches.go_on.clear()
-    prefetcher.watch(0, [one], fetches)
-    until(lambda: fetches.began == [1])
+    prefetcher, fetches, one = held_up(tmp_path)
     prefetcher.pause()
     taken: list[object] = []
     taking = threading.Thread(target=lambda: taken.append(prefetcher.take(one.weights)))
@@ -125,12 +134,7 @@ def test_the_next_request_keeps_what_is_newer_than_its_own_weights(tmp_path: Pat
 
 
 def test_a_fetch_that_outlives_its_request_is_not_begun_again(tmp_path: Path) -> None:
-    prefetcher, fetches = WeightsPrefetcher(), Fetches()
-    (one,) = upcoming(str(tmp_path), 1)
-    publish(one.weights.uri)
-    fetches.go_on.clear()
-    prefetcher.watch(0, [one], fetches)
-    until(lambda: fetches.began == [1])
+    prefetcher, fetches, one = held_up(tmp_path)
     prefetcher.watch(0, [one], fetches)
     assert prefetcher.settled == 0
     fetches.go_on.set()
@@ -192,3 +196,25 @@ def test_a_stop_forgets_what_is_there_and_what_is_on_its_way(tmp_path: Path) -> 
     fetches.go_on.set()
     until(lambda: not threads())
     assert prefetcher.take(one.weights) is None
+
+
+def test_a_stop_forgets_the_fetch_of_an_earlier_request(tmp_path: Path) -> None:
+    prefetcher, fetches, one = held_up(tmp_path)
+    (two,) = upcoming(str(tmp_path), 2)
+    prefetcher.watch(0, [two], fetches)
+    prefetcher.stop()
+    fetches.go_on.set()
+    until(lambda: not threads())
+    assert fetches.began == [1]
+    assert prefetcher.take(one.weights) is None, "nothing stays in memory"
+
+
+def test_a_request_does_not_wait_for_a_fetch_that_was_forgotten(tmp_path: Path) -> None:
+    prefetcher, fetches, one = held_up(tmp_path)
+    prefetcher.stop()
+    prefetcher.watch(0, upcoming(str(tmp_path), 2), fetches)
+    assert prefetcher.take(one.weights) is None
+    assert not fetches.has_ended
+    prefetcher.stop()
+    fetches.go_on.set()
+    until(lambda: not threads())

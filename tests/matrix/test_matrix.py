@@ -10,7 +10,7 @@ from tests.matrix import options
 from tests.matrix.checks import check_job, is_reproducible
 from tests.matrix.covering import Combination, Covering
 from tests.matrix.setting import Setting, can_be, open_setting
-from tests.training.whole_jobs import assert_equal_weights, final_weights, run_job
+from tests.training.whole_jobs import assert_same_final_weights, run_job
 
 REPEATED = 4
 """Of the jobs with the same bits each time, one in so many is run twice."""
@@ -88,4 +88,4 @@ def run_and_check(setting: Setting, combination: Combination, name: str, *, repe
     if repeat and is_reproducible(setting.spec_of(file)):
         again = setting.write(combination, f"{name}-again")
         run_job(again)
-        assert_equal_weights(final_weights(again), final_weights(file))
+        assert_same_final_weights(again, file)

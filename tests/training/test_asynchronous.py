@@ -16,7 +16,6 @@ from rlhfless_functions.data.rollouts import read_prepared
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
-from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.migration import Actor, Move
 from rlhfless_operator.platforms.local import LocalPlatform
 from rlhfless_operator.training import migration, rollouts_ahead
@@ -25,6 +24,7 @@ from tests.training.holding_back import hold_back
 from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
+    assume_measured,
     folder_of,
     half_written,
     records_of,
@@ -89,6 +89,7 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
 
     async def noted(run: Any, task: Any, on_planned: Any) -> Any:
         under_way.append((task.step, task.policy.begun.version))
+        assert task.policy.newer_versions == most, "a group may be learnt from that many steps late"
         return await roll_out(run, task, on_planned)
 
     monkeypatch.setattr(rollouts_ahead, "roll_out", noted)
@@ -99,6 +100,9 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
     assert under_way == list(enumerate(versions, start=1))
     assert versions[:2] == [0, 0], "the second step's groups are sampled before the first step is learnt"
     check_prompts(file)
+    assert {record["plan"]["prefixes"] for record in records_of(file)} == {
+        "no: rollouts of an asynchronous job overlap"
+    }
     assert half_written(folder_of(file)) == []
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 
@@ -189,11 +193,7 @@ def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None
 def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"learning": 100.0, "rollout": 10.0}
-    mean = History.mean
-    monkeypatch.setattr(
-        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
-    )
+    assume_measured(monkeypatch, {"learning": 100.0, "rollout": 10.0})
     file = tiny_job("steady", **{**AHEAD, "async": {"maxStaleness": 3}}, steps=5)
     run_job(file)
     began = check_journal(file, 5, 3)

@@ -15,15 +15,7 @@ from tests.command_line import run_command
 from tests.training.steady_ledger import STEP_SECONDS
 from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
 from tests.training.steady_ledger import steady_learning as steady_learning
-from tests.training.whole_jobs import (
-    MakeJob,
-    assert_equal_weights,
-    final_weights,
-    folder_of,
-    records_of,
-    run_job,
-    status_of,
-)
+from tests.training.whole_jobs import MakeJob, assert_same_final_weights, folder_of, records_of, run_job, status_of
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
@@ -64,7 +56,7 @@ def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_rai
 
     run_job(with_budget(file, money=str(10 * forecast)))
     assert [record["step"] for record in records_of(file)] == list(range(1, STEPS + 1))
-    assert_equal_weights(final_weights(file), final_weights(whole))
+    assert_same_final_weights(file, whole)
 
 
 @pytest.mark.usefixtures("steady_learning")

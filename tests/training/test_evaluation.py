@@ -8,14 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.training.whole_jobs import (
-    MakeJob,
-    assert_equal_weights,
-    final_weights,
-    folder_of,
-    records_of,
-    run_job,
-)
+from tests.training.whole_jobs import MakeJob, assert_same_final_weights, folder_of, records_of, run_job
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
@@ -46,7 +39,7 @@ def test_a_greedy_evaluation_with_rewards_of_its_own(tiny_job: MakeJob, tiny_mod
     run_job(plain)
     file = tiny_job("greedy", steps=2, evaluation=GREEDY)
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(plain))
+    assert_same_final_weights(file, plain)
     before, first, last = records_of(file)
     own = {"reward/ends", "reward/short"}
     for evaluation in (before["evaluation"], last["evaluation"]):

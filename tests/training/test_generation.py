@@ -12,6 +12,7 @@ from rlhfless_functions.api import (
     Event,
     Failed,
     GenerationRequest,
+    NextWeights,
     Progress,
     SampleTask,
     WeightsReference,
@@ -20,7 +21,7 @@ from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.tasks import StageFailedError
-from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, settings_of, shares_of
+from tests.training.generating import RandomMoves, UnreliablePlatform, make_request, run_stage, settings_of, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 
 pytestmark = pytest.mark.usefixtures("every_look_is_quick")
@@ -103,11 +104,20 @@ async def test_a_published_version_cuts_the_actors_that_are_behind_once() -> Non
     assert len(outcome.switch_pauses) == 2
 
 
-@pytest.mark.parametrize(("says", "switches"), [([1, 1, 2], True), ([1, 1, 1], False), ([None], True)])
+@pytest.mark.parametrize(
+    ("says", "newest", "switches"),
+    [
+        ([1, 1, 2], 2, True),
+        ([1, 1, 1], 2, False),
+        ([None], 2, True),
+        pytest.param([1, 2], 3, True, id="it was not told of the newest"),
+        pytest.param([1, 1], 3, False, id="it fetches an older one"),
+    ],
+)
 async def test_an_actor_is_not_cut_before_its_instance_is_ready_for_newer_weights(
-    says: list[int | None], switches: bool
+    says: list[int | None], newest: int, switches: bool
 ) -> None:
-    first, second = (WeightsReference(version=version, uri="w") for version in (1, 2))
+    first, second, third = (WeightsReference(version=version, uri="w") for version in (1, 2, newest))
     told: list[int | None] = []
 
     class Prefetching(UnreliablePlatform):
@@ -118,12 +128,16 @@ async def test_an_actor_is_not_cut_before_its_instance_is_ready_for_newer_weight
                     told.append(says[len(told)])
                     yield Progress(finished=0, running=1, waiting=0, tokens=1, prefetched_version=told[-1])
 
+    def announcing(attempt: ActorAttempt) -> GenerationRequest:
+        upcoming = [NextWeights(weights=second)] if attempt.weights == first else []
+        return make_request(attempt).model_copy(update={"next_weights": upcoming})
+
     platform = Prefetching(random.Random(0))
-    weights = SamplingWeights(first, lambda: second if told else first, 2)
-    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 1), weights=weights)
+    weights = SamplingWeights(first, lambda: third if told else first, 1)
+    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 1), weights=weights, make_request=announcing)
     assert told == says
     assert outcome.switches == switches
-    assert any(2 in versions for versions in platform.asked.values()) == switches
+    assert any(newest in versions for versions in platform.asked.values()) == switches
 
 
 async def test_a_rollout_that_finishes_with_its_weights_is_not_cut() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.command_line import run_command
 from tests.training.killing import run_killing, start
-from tests.training.whole_jobs import assert_equal_weights, final_weights, folder_of
+from tests.training.whole_jobs import assert_same_final_weights, folder_of
 
 KILLS = 20
 STEPS = 8
@@ -29,7 +29,7 @@ def test_twenty_kills_change_nothing(tiny_job: Callable[..., Path], tmp_path: Pa
     killed = run_killing(run_command(file), log, random.Random(20), kills=KILLS, pause=0.2, patience=900)
 
     assert killed.victims.total() >= KILLS, f"only {dict(killed.victims)} were killed before the job ended"
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
     for run in (undisturbed, file):
         records = [json.loads(line) for line in (folder_of(run) / "metrics.jsonl").read_text().splitlines()]
         assert [record["step"] for record in records] == list(range(1, STEPS + 1))

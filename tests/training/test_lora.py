@@ -22,7 +22,7 @@ from rlhfless_functions.weights import load_policy, publish_adapter
 from tests.command_line import run_command
 from tests.training.whole_jobs import (
     MakeJob,
-    assert_equal_weights,
+    assert_same_final_weights,
     final_weights,
     folder_of,
     records_of,
@@ -83,7 +83,7 @@ def test_the_plan_does_not_change_the_adapter(tiny_job: MakeJob) -> None:
     many = lora_job(tiny_job, "many", generation={"instances": {"min": 1, "max": 3}}, steps=2)
     for file in (one, many):
         run_job(file)
-    assert_equal_weights(final_weights(many), final_weights(one))
+    assert_same_final_weights(many, one)
 
 
 def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: MakeJob, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: M
             assert driver.wait() == -signal.SIGKILL, (tmp_path / "log.txt").read_text()
         assert subprocess.run(run_command(file), stdout=log, stderr=log, check=False).returncode == 0
     assert [record["step"] for record in records_of(file)] == [1, 2, 3, 4, 5]
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
 
 
 def steps_of(file: Path) -> int:

@@ -38,6 +38,7 @@ from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
+    assert_same_final_weights,
     final_weights,
     folder_of,
     records_of,
@@ -129,7 +130,7 @@ def test_learning_under_the_tail_gives_the_same_weights(
     overlap = Overlap(monkeypatch)
     file = tiny_job("overlapped", **OVERLAPPED)
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(unoverlapped))
+    assert_same_final_weights(file, unoverlapped)
     assert overlap.waits >= 2
     for record in records_of(file):
         waited = record["metrics"]["seconds/wait"]
@@ -156,7 +157,7 @@ def test_a_learner_that_is_killed_while_it_waits_costs_nothing_but_time(
     file = tiny_job("killed", **OVERLAPPED)
     run_job(file)
     assert killed
-    assert_equal_weights(final_weights(file), final_weights(unoverlapped))
+    assert_same_final_weights(file, unoverlapped)
 
 
 async def stop_once_its_learner_waits(file: Path, monkeypatch: pytest.MonkeyPatch, *, pieces: int = 0) -> None:
@@ -185,7 +186,7 @@ def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
     assert status_of(file)["step"] == 0
     Overlap(monkeypatch)
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(unoverlapped))
+    assert_same_final_weights(file, unoverlapped)
 
 
 def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) -> None:
@@ -193,7 +194,7 @@ def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) ->
     run_job(file)
     baseline = tiny_job("even", **{**OVERLAPPED, "steps": 4})
     run_job(baseline)
-    assert_equal_weights(final_weights(file), final_weights(baseline))
+    assert_same_final_weights(file, baseline)
 
 
 def journal_of(file: Path, step: int) -> list[dict[str, Any]]:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import Event, PrepareRequest, RunRequest, Started
-from rlhfless_operator.planner.history import History
 from rlhfless_operator.platforms.local import LocalPlatform
 from tests.training.test_asynchronous import AHEAD, check_journal, check_prompts, replayed
 from tests.training.whole_jobs import (
     MakeJob,
-    assert_equal_weights,
-    final_weights,
+    assert_same_final_weights,
+    assume_measured,
     folder_of,
     half_written,
     records_of,
@@ -94,7 +93,7 @@ def test_two_instances_prepare_what_one_does_though_one_is_killed(
     assert run_job(two)["phase"] == "Succeeded"
     assert side.most == 2
     check_first_chunk_again(side)
-    assert_equal_weights(final_weights(two), final_weights(one))
+    assert_same_final_weights(two, one)
     assert half_written(folder_of(two)) == []
     assert [record["metrics"]["preparation/instances"] for record in records_of(one)] == [1, 1]
     assert [record["metrics"]["preparation/instances"] for record in records_of(two)] == [2, 2]
@@ -105,11 +104,7 @@ def test_two_instances_prepare_what_one_does_though_one_is_killed(
 def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"preparation/token": 1.0, "learning": 100.0}
-    mean = History.mean
-    monkeypatch.setattr(
-        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
-    )
+    assume_measured(monkeypatch, {"preparation/token": 1.0, "learning": 100.0})
     preparation = {"instances": {"min": 1, "max": 3}}
     file = tiny_job("ahead", **AHEAD, preparation=preparation, planning={"policy": "cost"}, steps=4)
     side = Side(monkeypatch, signal.SIGKILL)

@@ -48,3 +48,14 @@ def test_a_version_that_is_asked_for_before_any_instance_has_said_anything_gets_
     assert relays.chain(1) == []
     hears(relays, 0, "a", "b")
     assert relays.chain(1) == ["a", "b"]
+
+
+def test_the_chain_of_a_version_stays_while_requests_name_all_versions_that_may_come() -> None:
+    relays = Relays()
+    hears(relays, 8, "a", "b")
+    first = relays.chain(9)
+    hears(relays, 9, "c")
+    for begun in range(9, 18):
+        for version in range(begun + 1, begun + 9):
+            relays.chain(version)
+    assert relays.chain(9) == first == ["a", "b"]

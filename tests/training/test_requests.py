@@ -84,12 +84,12 @@ def test_only_requests_that_keep_tokens_of_older_weights_keep_their_keys_and_val
 def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str) -> None:
     requests = RequestBuilder(job(generation={"weightRelays": relays}), JobFolder("runs/job"), "uid")
     first = WeightsReference(version=1, uri="runs/job/weights/step-000001")
-    named = requests.next_weights(first, 3, lambda version: [f"http://{version}"])
+    named = requests.next_weights(first, 2, lambda version: [f"http://{version}"])
     assert [each.weights for each in named] == [
         WeightsReference(version=version, uri=f"runs/job/weights/step-00000{version}") for version in (2, 3)
     ]
     assert [each.weights_from for each in named] == ([["http://2"], ["http://3"]] if relays == "auto" else [None, None])
-    assert requests.next_weights(first, 1, lambda version: []) == []
+    assert requests.next_weights(first, 0, lambda version: []) == []
     made = requests.generate(
         4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)]),
         next_weights=named,

@@ -11,7 +11,7 @@ import pytest
 
 from rlhfless_functions.data.traces import read_trace_rows
 from tests.training.rounds import rounds_job
-from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, folder_of, records_of, run_job
+from tests.training.whole_jobs import MakeJob, assert_same_final_weights, folder_of, records_of, run_job
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
@@ -67,7 +67,7 @@ def test_killing_everything_once_in_every_round_changes_nothing(
         while (code := subprocess.run(command, stdout=output, stderr=output, check=False).returncode) != 0:
             assert code == -signal.SIGKILL, log.read_text()[-4000:]
             drivers += 1
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
     happened = deaths.read_text().split()
     rounds = [int(metrics["dynamic_sampling/rounds"]) for metrics in metrics_of(undisturbed)]
     for step, count in enumerate(rounds, start=1):
@@ -84,14 +84,14 @@ def test_killing_everything_once_in_every_round_changes_nothing(
 def test_the_plan_of_a_round_changes_nothing_that_is_learnt(tiny_job: MakeJob, undisturbed: Path) -> None:
     file = rounds_job(tiny_job, "planned", planning={"policy": "cost"}, generation={"instances": {"max": 3}})
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
 
 
 def test_a_longer_job_goes_on_behind_the_prompts_of_every_round(tiny_job: MakeJob, undisturbed: Path) -> None:
     file = rounds_job(tiny_job, "prolonged", steps=1)
     run_job(file)
     run_job(rounds_job(tiny_job, "prolonged"))
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rlhfless_operator.training.ledger import CHARGED_STATES
 from tests.generation.engines.shares import save_model
 from tests.training.whole_jobs import (
     MakeJob,
-    assert_equal_weights,
+    assert_same_final_weights,
     final_weights,
     folder_of,
     half_written,
@@ -148,7 +148,7 @@ def test_the_plan_never_changes_what_is_learnt(
 ) -> None:
     file = tiny_job("other", steps=2, generation={"instances": {"min": 1, "max": instances}}, planning=planning)
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(on_one_actor))
+    assert_same_final_weights(file, on_one_actor)
 
 
 def test_moving_samples_about_never_changes_what_is_learnt(
@@ -157,7 +157,7 @@ def test_moving_samples_about_never_changes_what_is_learnt(
     monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())
     file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": {"min": 3, "max": 3}})
     run_job(file)
-    assert_equal_weights(final_weights(file), final_weights(on_one_actor))
+    assert_same_final_weights(file, on_one_actor)
     records = records_of(file)
     assert sum(record["metrics"]["generation/cuts"] for record in records) > 0
     assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
@@ -177,7 +177,7 @@ def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monk
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1
     assert (folder / "rollouts" / "step-000003").exists()
     assert run_job(file)["steps"] == 4
-    assert_equal_weights(final_weights(file), final_weights(undisturbed))
+    assert_same_final_weights(file, undisturbed)
 
 
 def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
@@ -187,7 +187,7 @@ def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
     run_job(file)
     file = tiny_job("prolonged", steps=3)
     assert run_job(file)["steps"] == 3
-    assert_equal_weights(final_weights(file), final_weights(straight))
+    assert_same_final_weights(file, straight)
     exported = load_file(folder_of(file) / "model" / "model.safetensors")
     assert torch.equal(exported["model.norm.weight"], final_weights(file)["model.norm.weight"])
 

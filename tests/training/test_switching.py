@@ -43,8 +43,9 @@ def hold():
         generate(share, engine, prefetcher)
 
     def held(share, run):
-        results, upcoming = step(share, run), share._request.next_weights
-        if upcoming and run.response_tokens > 30:
+        results, request = step(share, run), share._request
+        # Of the versions that may come, the one that the step before makes is sure to.
+        if request.next_weights and request.weights.version < request.key.step - 1 and run.response_tokens > 30:
             while share._context.stop_reason is None:
                 share._context.emit(share._progress(run, share.prefetcher.settled))
                 time.sleep(0.05)

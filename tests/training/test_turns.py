@@ -8,7 +8,7 @@ import pytest
 
 from rlhfless_operator.local.gpu_assignment import TooFewGpusError
 from rlhfless_operator.local.local_run import JobFinishedError
-from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, folder_of, records_of, run_job
+from tests.training.whole_jobs import MakeJob, assert_same_final_weights, folder_of, records_of, run_job
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
@@ -46,7 +46,7 @@ def test_one_gpu_is_enough_and_no_process_starts_twice(tiny_job: MakeJob, monkey
     spec: dict[str, Any] = {"generation": {"instances": {"max": 1}}}
     without = run_with("", tiny_job("without", **spec), monkeypatch)
     turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
-    assert_equal_weights(final_weights(turns), final_weights(without))
+    assert_same_final_weights(turns, without)
     assert most_at_once(turns) == 1
     assert {name.split("-")[0] for name in sleeps(turns)} == {"generation", "preparation", "learning"}
     assert len({span["instance"] for span in spans_of(turns)}) == 3
@@ -65,7 +65,7 @@ def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
     }
     apart = run_with("0,1,2", tiny_job("apart", **spec), monkeypatch)
     turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
-    assert_equal_weights(final_weights(turns), final_weights(apart))
+    assert_same_final_weights(turns, apart)
     assert most_at_once(turns) == 1
 
 
@@ -92,6 +92,6 @@ def test_a_job_that_names_no_number_has_an_actor_on_every_gpu_and_goes_on_where_
     moved = run_with("0,1", tiny_job("moved", **spec, steps=2), monkeypatch)
     assert [record["plan"]["actors"] for record in records_of(whole)] == [1, 1]
     assert [record["plan"]["actors"] for record in records_of(moved)] == [3, 2]
-    assert_equal_weights(final_weights(moved), final_weights(whole))
+    assert_same_final_weights(moved, whole)
     with pytest.raises(JobFinishedError, match="finished all of its 2 steps"):
         run_with("0", moved, monkeypatch)

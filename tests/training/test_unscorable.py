@@ -6,6 +6,7 @@ import pytest
 
 from rlhfless_functions.settings import ExactMatchReward, PythonReward, RewardSettings
 from rlhfless_operator.training.unscorable import UnscorableError, check_unscorable
+from tests.training.test_asynchronous import AHEAD, check_journal, check_prompts, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, records_of, run_job, status_of
 
 REWARDS = [
@@ -76,6 +77,26 @@ def test_a_job_whose_rewards_score_nothing_fails_and_goes_on_once_they_are_mende
     run_job(file)
     (record,) = records_of(file)
     assert record["metrics"]["reward/unscorable"] == 0
+
+
+@pytest.mark.parametrize(("steps", "failures"), [(1, 2), (3, 1)])
+def test_an_asynchronous_job_fails_too_and_goes_on_though_a_step_has_learnt_from_some_groups(
+    tiny_job: MakeJob, steps: int, failures: int
+) -> None:
+    """How many samples of a rollout have a reward is known once all of its groups are there to be learnt from."""
+    folder = tiny_job().parent
+    file = tiny_job(**AHEAD, steps=steps, rewards=multi_task(folder, "poetry"))
+    for _ in range(failures):
+        with pytest.raises(UnscorableError, match=r"step \d: no reward scored 16 of 16 samples.*'task-poetry' left 16"):
+            run_job(file)
+        assert status_of(file)["phase"] == "Failed"
+        assert "limits.unscorable" in status_of(file)["message"]
+
+    (folder / "task_poetry.py").write_text("def reward(completions): return [float(c.count('1')) for c in completions]")
+    assert run_job(file)["phase"] == "Succeeded"
+    check_journal(file, steps, 1)
+    check_prompts(file)
+    assert "the same weights bit for bit" in replayed(file)
 
 
 def test_the_limit_is_the_users(tiny_job: MakeJob) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.planner.history import History
 
 MakeJob = Callable[..., Path]
 """Makes a job's file of a name and of what its spec is to have."""
@@ -95,6 +96,19 @@ def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+def assert_same_final_weights(file: Path, other: Path) -> None:
+    """That two jobs have succeeded with the same weights bit for bit."""
+    assert_equal_weights(final_weights(file), final_weights(other))
+
+
+def assume_measured(monkeypatch: pytest.MonkeyPatch, known: Mapping[str, float]) -> None:
+    """Have a driver's plans take these for the means of what earlier steps took, by their names in its history."""
+    mean = History.mean
+    monkeypatch.setattr(
+        History, "mean", lambda history, name, default=0.0: known.get(name) or mean(history, name, default)
+    )
 
 
 def half_written(folder: Path) -> list[Path]:

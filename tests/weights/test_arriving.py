@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -15,6 +16,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.weights import ArrivingPolicy, NotArrivedError, load_arriving, load_policy
+from rlhfless_functions.weights import arriving as arriving_weights
 from tests.artifacts.folders import publish
 from tests.weights.random_models import CONFIGS, TOKENS, random_model, settings_of, version
 
@@ -245,6 +247,47 @@ def test_an_abandoned_policy_lets_its_pass_go(store: Store) -> None:
     assert ended.wait(60)
     assert arriving.failed
     store.end()
+
+
+def test_an_abandoned_policy_is_written_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    exactly = arriving_weights._exactly
+
+    def held_up(*given: Any) -> torch.Tensor:
+        reading.set()
+        assert go_on.wait(60)
+        return exactly(*given)
+
+    monkeypatch.setattr(arriving_weights, "_exactly", held_up)
+    threading.Thread(target=store.send, args=(store.content,)).start()
+    arriving = load(store)
+    assert reading.wait(60)
+    arriving.abandon()
+    assert all(not tensor.numel() for tensor in arriving.policy.parameters())
+    target, name = arriving._plan[0]
+    target.data = torch.full(arriving._header("model.safetensors")[name].shape, 7.0)
+    go_on.set()
+    arriving._thread.join(60)
+    assert not arriving._thread.is_alive()
+    assert (target == 7.0).all(), "what has the memory now keeps it"
+    store.end()
+
+
+def test_a_policy_with_tensors_that_belong_to_no_layer_is_loaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = random_model(CONFIGS["qwen3"], tmp_path / "model")
+    build_empty = arriving_weights.build_empty
+
+    def with_one_more(*given: Any) -> Any:
+        policy = build_empty(*given)
+        policy.scale = torch.nn.Parameter(torch.ones(3))
+        return policy
+
+    monkeypatch.setattr(arriving_weights, "build_empty", with_one_more)
+    save_file(load_file(folder / "model.safetensors") | {"scale": torch.zeros(3)}, folder / "model.safetensors")
+    assert load_arriving(settings_of(folder), version(folder), CPU) is None
+    assert "belong to no layer" in caplog.text
 
 
 @pytest.mark.usefixtures("artifact_cache")

@@ -91,6 +91,12 @@ class Arriving:
             return self._result is not None or self._error is not None
 
     @property
+    def failed(self) -> bool:
+        """Whether fetching it has failed."""
+        with self._changed:
+            return self._error is not None
+
+    @property
     def sound(self) -> bool:
         """Whether no file was begun again."""
         with self._changed:
@@ -143,7 +149,7 @@ class Arriving:
             except Exception:
                 with self._changed:
                     if folder == self._folder:
-                        if all((folder / name).exists() for name in self._complete):
+                        if self._result is not None or all((folder / name).exists() for name in self._complete):
                             raise
                         # Fetching has failed, and its files are being removed: its own error says more.
                         self._wait(lambda: self._folder != folder)  # noqa: B023

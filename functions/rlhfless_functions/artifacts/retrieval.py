@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ from rlhfless_functions.artifacts.errors import (
     unwritable,
     writing,
 )
-from rlhfless_functions.artifacts.files import beside, exists, join, local_path, remote, walk
+from rlhfless_functions.artifacts.files import exists, join, local_path, make_held_beside, remote, walk
 from rlhfless_functions.artifacts.manifest import (
     WORKERS,
     Manifest,
@@ -67,9 +67,12 @@ class Fetched:
 
 _fetched = Fetched()
 _counting = threading.Lock()
-_making: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
-"""By copy: threads of this process that want one make it once."""
+_making: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+"""By copy, held while one thread makes it: the others of this process wait, and find it."""
 _under_way: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
+"""By URI."""
+_beginning = threading.Lock()
+"""Of the two above."""
 
 
 def fetched() -> Fetched:
@@ -85,12 +88,13 @@ def arrive(uri: str, *, sources: Sources | None = None) -> Arriving:
     Args:
         sources: as those of `local_folder`.
     """
-    under_way = _under_way.get(uri)
-    if under_way is None or under_way.ended:
-        _under_way[uri] = under_way = Arriving(
-            lambda arriving: local_folder(uri, published=False, sources=sources, arriving=arriving)
-        )
-    return under_way
+    with _beginning:
+        under_way = _under_way.get(uri)
+        if under_way is None or under_way.ended:
+            _under_way[uri] = under_way = Arriving(
+                lambda arriving: local_folder(uri, published=False, sources=sources, arriving=arriving)
+            )
+        return under_way
 
 
 def local_folder(
@@ -159,7 +163,9 @@ def _cached(uri: str, found: Manifest | None, sources: Sources | None, arriving:
     with reading(uri):
         identity = found.dump() if found else repr(_listing(uri)).encode()
     place = copy_place(uri, identity)
-    with _making[place]:
+    with _beginning:
+        alone = _making.setdefault(place, threading.Lock())
+    with alone:
         _make_copy(uri, found, place, sources, arriving)
     if found is not None and sources is not None:
         relay(place.name, found.files, place)
@@ -177,7 +183,7 @@ def _make_copy(
     else:
         with writing(str(cache_folder())):
             forget_old_copies()
-        folder = beside(place)
+            folder, holding = make_held_beside(place)
         if arriving is not None and found is not None:
             arriving.begins(folder, found.files)
         try:
@@ -194,6 +200,7 @@ def _make_copy(
                 arriving.moved(place)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(holding)
 
 
 @contextmanager
@@ -287,29 +294,32 @@ def _fetch_files(
 ) -> None:
     """Fetch files whole; where there is a manifest, what they should be is compared. A peer is asked first.
 
-    Someone who uses files as they arrive wants one large file after the other, each from its beginning.
+    Large files that are used as they arrive come one after the other, each from its beginning.
     """
     filesystem, base = remote(uri)
     grew = arriving.grew if arriving is not None else None
+
+    def began(name: str) -> None:
+        if arriving is not None:
+            arriving.began(name)
 
     def fetch(name: str, stored: str) -> None:
         source, copy = join(uri, stored), folder / name
         with writing(str(copy)):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            if arriving is not None:
-                arriving.began(name)
             if peer is not None and found is not None and peer.fetch(name, found[name], copy, grew):
                 _count(relayed_bytes=found[name].size)
                 return
-        if arriving is not None:
-            arriving.began(name)
+        began(name)
         try:
             with reading(source):
-                if (
-                    (peer is None and arriving is None)
-                    or found is None
-                    or not _get_in_order(filesystem, join(base, stored), name, found[name], copy, grew)
+                if not (
+                    (peer is not None or arriving is not None)
+                    and found is not None
+                    and _get_in_order(filesystem, join(base, stored), name, found[name], copy, grew)
                 ):
+                    # It may fill the file in any order, and what was read before may be what is amiss.
+                    began(name)
                     filesystem.get_file(join(base, stored), str(copy))
         except ArtifactMissingError as error:
             if isinstance(error.__cause__, OSError) and no_space(error.__cause__):

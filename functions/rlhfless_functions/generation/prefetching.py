@@ -30,7 +30,7 @@ class WeightsPrefetcher:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._watch: _Watch | None = None
-        self._fetching: WeightsReference | None = None
+        self._fetching: tuple[WeightsReference, _Watch] | None = None
         self._ready: tuple[WeightsReference, Any] | None = None
         self._settled: int | None = None
         self._present = -1
@@ -72,20 +72,24 @@ class WeightsPrefetcher:
         """Look no further, and forget what is ready and what is being fetched."""
         self.pause()
         with self._changed:
-            if self._watch is not None:
-                self._watch.forgotten = True
+            if self._fetching is not None:
+                # It may be the fetch of an earlier request.
+                self._fetching[1].forgotten = True
             self._watch = self._ready = None
             self._changed.notify_all()
 
     def take(self, weights: WeightsReference) -> Any | None:
         """What a fetch of this version returned, once; None if it is not here. Waits while it is being fetched."""
         with self._changed:
-            self._changed.wait_for(lambda: self._fetching != weights or self._watch is None)
+            self._changed.wait_for(lambda: not self._is_awaited(weights))
             if self._ready is None or self._ready[0] != weights:
                 return None
             _, prefetched = self._ready
             self._ready = None
             return prefetched
+
+    def _is_awaited(self, weights: WeightsReference) -> bool:
+        return self._fetching is not None and self._fetching[0] == weights and not self._fetching[1].forgotten
 
     def _run(self, watch: "_Watch") -> None:
         left = watch.upcoming
@@ -121,7 +125,7 @@ class WeightsPrefetcher:
             if self._ready is not None and self._ready[0] == weights:
                 self._settled = weights.version
                 return
-            self._fetching = weights
+            self._fetching = weights, watch
             # There is memory for one version.
             self._ready = None
         prefetched = None

@@ -20,6 +20,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.runtime.device_memory import empty
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
@@ -96,10 +97,11 @@ class ArrivingPolicy:
         self._changed = threading.Condition()
         self._arrived: set[int] = set()
         self._problem: BaseException | None = None
+        self._filling = threading.Lock()
+        """Held while a tensor is written: an abandoned policy is written no more."""
         self._abandoned = False
         self._settled = False
-        self.failed = False
-        """Whether the policy holds no sound weights and never will."""
+        self._unsound = False
         names = folder.names()
         if not names:
             raise MismatchError("the folder was not published, so its files are known only once they are complete")
@@ -115,11 +117,19 @@ class ArrivingPolicy:
         self._headers: dict[str, dict[str, _Place]] = {}
         self._file_of = self._files(names)
         self._plan = plan_of(self.policy, self._shapes())
-        self._awaited = list(_units(self.policy, {id(target) for target, _ in self._plan}))
+        awaited = {id(target) for target, _ in self._plan}
+        self._awaited = list(_units(self.policy, awaited))
+        if awaited != frozenset().union(*(ids for _, ids in self._awaited)):
+            raise MismatchError("there are tensors that belong to no layer")
         self._passed: set[nn.Module] = set()
         self._hooks = [unit.register_forward_pre_hook(self._waiting(ids)) for unit, ids in self._awaited]
         self._thread = threading.Thread(target=self._fill, name="layers arrive", daemon=True)
         self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the policy holds no sound weights and never will."""
+        return self._unsound or self._folder.failed
 
     @property
     def is_settled(self) -> bool:
@@ -152,7 +162,7 @@ class ArrivingPolicy:
         """
         if self._settled:
             return not computed
-        self.failed = True
+        self._unsound = True
         try:
             with store_errors():
                 self._folder.result()
@@ -169,17 +179,21 @@ class ArrivingPolicy:
                 "the layers of %s that came early are of no use, and it is loaded again: %s", self._ref.uri, problem
             )
             swap_policy(self.policy, self._ref, remedy=WEIGHTS_OF_CONFIG)
-        self.failed = False
+        self._unsound = False
         # A layer whose own pass did not come by may have been used by another one before it was there.
         return problem is None and (not computed or all(unit in self._passed for unit, _ in self._awaited))
 
     def abandon(self) -> None:
-        """Stop filling the policy, which is of no use any more."""
-        self.failed = self._settled = self._abandoned = True
+        """Stop filling the policy, which is of no use any more, and give its memory back.
+
+        A pass that waits for a layer ends with an error. No other pass may be under way."""
+        with self._filling:
+            self._unsound = self._settled = self._abandoned = True
         with self._changed:
             self._changed.notify_all()
         for hook in self._hooks:
             hook.remove()
+        empty(self.policy)
 
     # --- the layers ---
 
@@ -200,9 +214,11 @@ class ArrivingPolicy:
         try:
             with torch.no_grad():
                 for target, name in self._plan:
-                    if self._abandoned:
-                        return
-                    self._read(target, name, opened)
+                    content = self._read(target, name, opened)
+                    with self._filling:
+                        if self._abandoned:
+                            return
+                        target.copy_(content)
                     with self._changed:
                         self._arrived.add(id(target))
                         self._changed.notify_all()
@@ -214,7 +230,8 @@ class ArrivingPolicy:
             for file in opened.values():
                 file.close()
 
-    def _read(self, target: Tensor, name: str, opened: dict[str, BinaryIO]) -> None:
+    def _read(self, target: Tensor, name: str, opened: dict[str, BinaryIO]) -> Tensor:
+        """What a tensor of the policy is to hold."""
         file = self._file_of[name]
         place = self._header(file)[name]
         if place.shape != tuple(target.shape):
@@ -223,7 +240,7 @@ class ArrivingPolicy:
         if file not in opened:
             opened[file] = self._folder.read(lambda path: (path / file).open("rb", buffering=0))
         content = _exactly(opened[file], place.start, place.end - place.start)
-        target.copy_(content.view(place.dtype).view(place.shape))
+        return content.view(place.dtype).view(place.shape)
 
     def _files(self, names: frozenset[str]) -> Mapping[str, str]:
         """By tensor, the file that holds it."""

@@ -12,14 +12,14 @@ class AsyncSpec(Settings):
     Generation and learning need GPUs of their own: a pool whose pods use GPUs in turns is refused."""
 
     max_staleness: int = Field(default=1, ge=1, le=8)
-    """Most versions between the weights that sampled a step's groups and those that the step starts from. A step's
-    generation waits until the learner is near enough, so the bound always holds. Generation goes no further ahead than
-    keeps the learner from waiting."""
+    """Most versions between the weights that sampled a group and those that the step which learns from it starts from.
+    Generation waits until the learner is near enough, and `tooStale` says what happens where a group takes longer than
+    that allows. Generation goes no further ahead than keeps the learner from waiting."""
     new_weights: Literal["finish", "switch"] = "finish"
-    """What happens to a response when newer weights are published. `finish` completes it, and all groups of its step,
-    with the weights that began it. `switch` goes on with the newer weights from the next token on, where enough is left
-    to decode; each token keeps the log-probability under the weights that sampled it. `maxStaleness` then bounds the
-    oldest token of a group."""
+    """What happens to a response when newer weights are published. `finish` completes it, and all groups of its
+    rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on, where
+    enough is left to decode; each token keeps the log-probability under the weights that sampled it. `maxStaleness`
+    then bounds the oldest token of a group."""
     kv_cache: Literal["recompute", "keep"] = "recompute"
     """Keys and values of a response that goes on with newer weights. `recompute` computes them anew, and each token has
     the probabilities of one version. `keep` goes on at once with those of the older weights, on the instance that has

@@ -8,22 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from rlhfless_functions.api import STAGES, Stage
-from rlhfless_operator.knative import (
-    ApiError,
-    InvalidError,
-    NotFoundError,
-    UnavailableError,
-)
-from rlhfless_operator.planner.host_memory import NodeMate, pod_to_end
+from rlhfless_operator.knative import ApiError, InvalidError, NotFoundError, UnavailableError
+from rlhfless_operator.planner.host_memory import pod_to_end
 from rlhfless_operator.planner.shortage import Shortage
 from rlhfless_operator.planner.turns import SlotUse, Turns, WaitingTask, take_turns
 from rlhfless_operator.planner.usage import RecentUse
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
-from rlhfless_operator.platforms.slot_division import ClaimsReview, PoolDivision
+from rlhfless_operator.platforms.slot_division import PoolDivision
+from rlhfless_operator.platforms.slot_users import Hope, SlotUser
 from rlhfless_operator.platforms.slots import SlotAccount
 
 _logger = logging.getLogger(__name__)
@@ -37,50 +32,6 @@ _SCHEDULING_SECONDS = 15.0
 """Seconds that kube-scheduler may take to use freed memory: it retries a pod within 10 s."""
 _TICK_SECONDS = 1.0
 """Seconds between checks of a stage with a waiting task, even without news."""
-
-
-class SlotUser(Protocol):
-    """A job whose pods take turns."""
-
-    @property
-    def job(self) -> str:
-        """Unique id of the job."""
-
-    def free(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that are awake and have no task."""
-
-    def asleep(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that sleep and could take a task."""
-
-    def idle(self) -> Sequence[str]:
-        """Pods of any stage that are awake and have no task."""
-
-    def leaving(self) -> Sequence[str]:
-        """Pods of any stage that are releasing their slots."""
-
-    def take(self, pod: str) -> None:
-        """Assign a task to a pod."""
-
-    def put_to_sleep(self, pod: str) -> None:
-        """Put a pod to sleep, because another pod needs its slots."""
-
-    def could_start(self, stage: Stage) -> float | None:
-        """Seconds that one more pod of a stage takes to start; None if the stage can't have one more now."""
-
-    def start(self, stage: Stage) -> None:
-        """Start one more pod of a stage, because its tasks have waited long while slots were unused."""
-
-    def reviewed(self, claims: ClaimsReview) -> None:
-        """Handle a review of the claims."""
-
-    def node_mates(self) -> Sequence[NodeMate]:
-        """All pods, with what matters to other pods on their nodes."""
-
-    def end(self, pod: str) -> None:
-        """End a pod without a task, to free its node's memory for another one."""
-
-    def trouble(self, problem: str) -> None:
-        """Report a problem of the slots; an empty text ends it."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +188,7 @@ class SlotPool:
 
     # --- turns ---
 
-    async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: "Hope") -> str:
+    async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: Hope) -> str:
         """Wait for a pod of a stage to get its turn, and return it. All other pods on its slots are asleep then.
 
         Args:
@@ -396,10 +347,3 @@ class SlotPool:
                 return f"pool {self._name}: the API server refuses its ResourceClaims: {error.message}"
             case _:
                 return f"the slots of pool {self._name} in namespace {self._namespace}: {error}"
-
-
-class Hope(Protocol):
-    """Tells whether a task should keep waiting for a pod."""
-
-    def __call__(self) -> str | None:
-        """None to keep waiting; otherwise the reason to stop."""

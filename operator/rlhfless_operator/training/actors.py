@@ -32,6 +32,8 @@ class Actor:
     """Whether the request before that one sampled with older weights."""
     prefetched_version: int | None = None
     """The newest version that its instance is ready for, as it says itself; see `Progress.prefetched_version`."""
+    last_announced: int = 0
+    """The newest version that its request has told the instance of."""
 
     @property
     def name(self) -> str:
@@ -45,8 +47,11 @@ class Actor:
         self.prefetched_version = None
 
     def is_ready_for(self, weights: WeightsReference) -> bool:
-        """Whether its instance does not fetch these weights while it decodes: it has, cannot, or fetches none."""
-        return self.prefetched_version is None or self.prefetched_version >= weights.version
+        """Whether there is no reason to wait with these weights: its instance has them, cannot fetch them while it
+        decodes, or was not told of them and has all that it was told of."""
+        if self.prefetched_version is None:
+            return True
+        return self.prefetched_version >= min(weights.version, self.last_announced)
 
     def keep_unfinished(self, finished: Collection[Key]) -> None:
         """Forget the samples that are finished."""

@@ -43,6 +43,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
             evaluation = await evaluate(run, journal, step, learned.weights)
             await journal.commit(step, batch, learned, evaluation, partial(_position, run, ahead, batch))
             ahead.advance()
+        await ahead.finish()
 
 
 async def take_step(

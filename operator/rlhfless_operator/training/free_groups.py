@@ -1,11 +1,11 @@
 """The groups of an asynchronous job that go on their own: begun, prepared, taken or dropped. No I/O."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_functions.api import ExampleSample, GroupResult
+from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult
 from rlhfless_operator.training.async_journal import BegunRollout, TakenStep
 from rlhfless_operator.training.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup, TooStale
 
@@ -58,19 +58,20 @@ class FreeGroups:
             self.buffer.forget(name)
         self._dropped = [name for name in self._dropped if name not in begun.again]
 
-    def prepared(
-        self, rollout: int, part: str, results: Iterable[GroupResult], examples: Sequence[ExampleSample]
-    ) -> None:
+    def prepared(self, rollout: int, chunk: PrepareResult) -> None:
         """A chunk of a rollout's groups is prepared."""
         begun = self.rollouts[rollout]
-        for result in results:
+        metrics: Mapping[str, float] = {} if any(result.metrics for result in chunk.groups) else chunk.metrics
+        for result in chunk.groups:
             name = GroupName(rollout, result.prompt)
             if name in self._prepared:
                 continue
-            self._prepared[name] = PreparedGroup(result, [each for each in examples if each.row == result.prompt])
+            # An earlier release, which told none by group, may have prepared them. Steps add up what groups have.
+            result, metrics = result.model_copy(update={"metrics": {**result.metrics, **metrics}}), {}
+            self._prepared[name] = PreparedGroup(result, [each for each in chunk.examples if each.row == result.prompt])
             # An emulated preparation does not tell versions.
             version = result.sampled[0].version if result.sampled else begun.policy.version
-            self.buffer.complete(ReadyGroup(name, version, part))
+            self.buffer.complete(ReadyGroup(name, version, chunk.part))
         self.changed.set()
 
     def choose(self, step: int) -> list[ChosenGroup] | None:
@@ -105,13 +106,20 @@ class FreeGroups:
         count, self._newly_dropped = self._newly_dropped, 0
         return count
 
-    def again(self, most: int) -> list[GroupName]:
-        """Dropped groups whose prompts the next rollout has to draw, each prompt once."""
-        chosen: dict[int, GroupName] = {}
+    def next_rollout(self, groups: int) -> tuple[list[GroupName], int]:
+        """What the next rollout draws: the prompts of these dropped groups, each prompt once, and so many others.
+
+        Args:
+            groups: of all steps of the job.
+        """
+        most = min(self.buffer.size, groups - self.buffer.live)
+        again: dict[int, GroupName] = {}
         for name in self._dropped:
-            if len(chosen) < most:
-                chosen.setdefault(name.prompt, name)
-        return list(chosen.values())
+            if len(again) < most:
+                again.setdefault(name.prompt, name)
+        # A prompt that was dropped twice keeps its place for a later rollout.
+        left = groups - self.buffer.live - len(self._dropped)
+        return list(again.values()), min(most - len(again), left)
 
     # --- what is kept ---
 
@@ -154,18 +162,19 @@ class FreeGroups:
                 self.measured.add(begun.step)
         self.last = state["last"]
 
-    def needs(self, step: int, checkpoint: int) -> dict[str, int]:
+    def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
         """What garbage collection keeps once a step is done.
 
         Args:
             checkpoint: step of the newest checkpoint.
+            last: the newest rollout that may begin before the garbage is collected.
         """
         first = self._first(step)
         self._oldest_of = {number: oldest for number, oldest in self._oldest_of.items() if number > checkpoint}
         versions = [begun.policy.version for number, begun in self.rollouts.items() if number >= first]
         return {
             "rollout": first,
-            "last": self.last,
+            "last": last,
             "batch": min([first, *self._oldest_of.values()]),
             "version": min([step, *versions]),
         }

@@ -180,6 +180,8 @@ class _Stage:
             actor.name, actor.attempts, actor.weights, actor.samples, sink, places.resume_from, places.known_until
         )
         request = self._settings.make_request(attempt)
+        upcoming = [each.weights.version for each in request.next_weights]
+        actor.last_announced = max(upcoming, default=actor.weights.version)
         self._outcome.sinks.append(sink)
         self._sinks.opened(sink, keys)
         actor.attempts += 1

@@ -45,13 +45,28 @@ class PreparationOutcome:
             self.sums[name] = max(self.sums[name], value) if name.endswith("/max") else self.sums[name] + value
 
 
+def results_before(folder: str) -> list[PrepareResult]:
+    """The chunks that earlier drivers of this step had prepared."""
+    return [PrepareResult.model_validate(artifacts.read_json(uri)) for uri in _result_uris(folder)]
+
+
 def prepared_before(folder: str) -> PreparationOutcome:
-    """The chunks that an earlier driver of this step had prepared."""
+    """The same, put together."""
     outcome = PreparationOutcome()
-    for uri in artifacts.list_files(folder):
-        if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json"):
-            outcome.add(PrepareResult.model_validate(artifacts.read_json(uri)))
+    for result in results_before(folder):
+        outcome.add(result)
     return outcome
+
+
+def forget_prepared(folder: str) -> None:
+    """Have all groups prepared anew by the next driver. Their parts stay, since steps may have learnt from some."""
+    for uri in _result_uris(folder):
+        artifacts.remove(uri)
+
+
+def _result_uris(folder: str) -> list[str]:
+    files = artifacts.list_files(folder)
+    return [uri for uri in files if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json")]
 
 
 async def prepare(

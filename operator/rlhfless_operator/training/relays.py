@@ -3,8 +3,9 @@
 from rlhfless_functions.api import Event, Started
 from rlhfless_operator.planner.relays import chain
 
-_VERSIONS = 8
-"""Chains that are kept."""
+_VERSIONS = 24
+"""Chains that are kept: more than there are versions that requests under way were told of. With `maxStaleness: 8` these
+are the newest, eight before it and eight after it."""
 
 
 class Relays:

@@ -245,18 +245,18 @@ class RequestBuilder:
         )
 
     def next_weights(
-        self, present: WeightsReference, last_version: int, chain: Callable[[int], Sequence[str]]
+        self, present: WeightsReference, count: int, chain: Callable[[int], Sequence[str]]
     ) -> list[NextWeights]:
         """The versions after the present one that may be published while a request decodes; none in a rehearsal.
 
         Args:
-            last_version: the newest of them.
+            count: how many.
             chain: says which instances may pass a version on.
         """
         if self._spec.rehearsal is not None:
             return []
         lora = self._spec.model.lora is not None
-        versions = range(present.version + 1, last_version + 1)
+        versions = range(present.version + 1, present.version + count + 1)
         return [
             NextWeights(
                 weights=WeightsReference(

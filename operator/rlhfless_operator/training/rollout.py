@@ -26,7 +26,7 @@ from rlhfless_operator.training.piece_journal import PieceJournal, cut
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
-from rlhfless_operator.training.preparation import PreparationOutcome, prepare, prepared_before
+from rlhfless_operator.training.preparation import PreparationOutcome, forget_prepared, prepare, prepared_before
 from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import training_examples
@@ -148,7 +148,9 @@ async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: Preparati
         check_unscorable(prepared.sums, run.spec.rewards, run.spec.limits.unscorable, f"step {task.step}")
     except UnscorableError:
         # What was generated stays. It is scored again once the rewards are mended.
-        await asyncio.to_thread(artifacts.remove, run.folder.batches(task.step, task.purpose))
+        folder = run.folder.batches(task.step, task.purpose)
+        forget = artifacts.remove if task.on_prepared is None else forget_prepared
+        await asyncio.to_thread(forget, folder)
         raise
 
 
@@ -286,7 +288,7 @@ def _generation_settings(
             draft_steps,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
-            next_weights=run.requests.next_weights(attempt.weights, weights.last_version, run.relays.chain),
+            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
         )
 
     return GenerationSettings(

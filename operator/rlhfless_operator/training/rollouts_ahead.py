@@ -6,13 +6,14 @@ them. With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import PrepareResult, WeightsReference
+from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training.affordable import check_affordable
@@ -26,7 +27,7 @@ from rlhfless_operator.training.async_journal import (
 )
 from rlhfless_operator.training.free_groups import FreeGroups
 from rlhfless_operator.training.planning import GenerationPlan
-from rlhfless_operator.training.preparation import prepared_before
+from rlhfless_operator.training.preparation import results_before
 from rlhfless_operator.training.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.rollout_record import (
     plan_record,
@@ -39,6 +40,7 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.unscorable import UnscorableError
 
 _ROLLOUT = "rollout"
 """Under which name the history has what rollouts took."""
@@ -48,8 +50,8 @@ _Made = tuple[BegunRollout, StepBatch]
 class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
-    Finished rollouts wait in the store. A failure is raised when the learner asks for that step; the steps before are
-    still learnt.
+    Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
+    that can be learnt from, except that an UnscorableError is raised with the next step.
 
     Args:
         run: the job in hand.
@@ -103,11 +105,13 @@ class RolloutsAhead:
         """
         groups = self.groups
         assert groups is not None
+        # The step's record has a plan.
+        await self._until_planned()
         if step in self._taken:
-            await self._until_planned()
             return self._taken.pop(step), False
         waited = False
         while True:
+            self._raise_unscorable()
             groups.changed.clear()
             chosen = groups.choose(step)
             if chosen is not None:
@@ -117,13 +121,9 @@ class RolloutsAhead:
             self.advance()
             running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
             if not running:
-                for rollout in self._rollouts.values():
-                    rollout.result()
-            changed = asyncio.create_task(groups.changed.wait())
-            try:
-                await asyncio.wait([changed, *running], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                changed.cancel()
+                self._raise_failure()
+                raise AssertionError(f"step {step} waits for groups, and no rollout is under way")
+            await _until(groups.changed, running)
         taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
         taken = await asyncio.to_thread(self._files.take, taken)
         groups.take(taken)
@@ -131,14 +131,27 @@ class RolloutsAhead:
 
     def advance(self) -> None:
         """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness allows."""
+        if self.groups is not None:
+            self.groups.finish(self._journal.status.step)
         number = self._last + 1
-        while self._is_admitted(number):
+        # What is begun is learnt from. More would hide a failure for longer.
+        while not self._has_failed and self._is_admitted(number):
             self._begin_task(number)
             number += 1
         for older, rollout in [*self._rollouts.items()]:
             # One that has failed is told of when nothing else can be learnt from.
-            if self.groups is not None and older < self._last and rollout.done() and rollout.exception() is None:
+            if self.groups is not None and older < self._last and rollout.done() and not _failed(rollout):
                 del self._rollouts[older]
+
+    async def finish(self) -> None:
+        """All steps are done: wait until it is known whether the last rollouts could be scored.
+
+        Raises:
+            UnscorableError: too few of the samples have a reward.
+        """
+        if self._rollouts:
+            await asyncio.wait(self._rollouts.values())
+        self._raise_unscorable()
 
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
         """The newest plan, and the metrics of the rollouts that are complete since the last call."""
@@ -178,10 +191,8 @@ class RolloutsAhead:
         self._cursor = prompts.cursor.state()
         self._last = groups.last
         for number in groups.rollouts:
-            outcome = await asyncio.to_thread(prepared_before, folder.batches(number, "training"))
-            for part, of_part in outcome.chunks.items():
-                results = [outcome.groups[prompt] for prompt in of_part]
-                groups.prepared(number, part, results, outcome.examples)
+            for chunk in await asyncio.to_thread(results_before, folder.batches(number, "training")):
+                groups.prepared(number, chunk)
         for taken in await asyncio.to_thread(taken_steps, folder, self._journal.checkpoint_step + 1):
             if taken.step <= done:
                 groups.remember(taken)
@@ -251,7 +262,7 @@ class RolloutsAhead:
         task = RolloutTask(step, "training", self._weights(begun))
         groups = self.groups
         if groups is not None:
-            on_prepared = partial(self._on_prepared, groups, step)
+            on_prepared = partial(groups.prepared, step)
             task = replace(task, prompts=begun.prompts, on_plan=self._on_plan, on_prepared=on_prepared)
         rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
         if isinstance(rollout, StepBatch):
@@ -278,11 +289,9 @@ class RolloutsAhead:
         begun = BegunRollout(step=number, policy=self._newest())
         if groups is None:
             return await asyncio.to_thread(self._files.begin, begun)
-        buffer = groups.buffer
-        count = min(buffer.size, draws.total_steps * buffer.size - buffer.live)
-        again = groups.again(count)
+        again, others = groups.next_rollout(draws.total_steps * groups.buffer.size)
         prompts = [name.prompt for name in again]
-        prompts += draws.cursor.draw(count - len(again), taken=prompts)
+        prompts += draws.cursor.draw(others, taken=prompts)
         chosen = {"prompts": prompts, "again": again, "cursor": draws.cursor.state()}
         begun = await asyncio.to_thread(self._files.begin, begun.model_copy(update=chosen))
         draws.go_to(begun.cursor)
@@ -295,30 +304,37 @@ class RolloutsAhead:
         groups = self.groups
         if groups is None:
             return {}
-        needs = groups.needs(step, self._journal.checkpoint_step)
+        needs = groups.needs(step, self._journal.checkpoint_step, self._last)
         state = groups.state(step)
-        groups.finish(step)
         plan = self._plan.model_dump() if self._plan is not None else None
         return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}
 
     async def _until_planned(self) -> None:
-        """Wait until any rollout is planned: the record of each step has a plan."""
+        """Wait until any rollout is planned, by this driver or an earlier one."""
         while self._plan is None:
-            planned = asyncio.create_task(self._planned.wait())
-            try:
-                await asyncio.wait([planned, *self._rollouts.values()], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                planned.cancel()
-            for rollout in self._rollouts.values():
-                if rollout.done():
-                    rollout.result()
+            await _until(self._planned, self._rollouts.values())
+            self._raise_failure()
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(_failed(rollout) for rollout in self._rollouts.values())
+
+    def _raise_failure(self) -> None:
+        """Raise what the earliest of the rollouts that have failed raised, if any has."""
+        for rollout in self._rollouts.values():
+            if rollout.done():
+                rollout.result()
+
+    def _raise_unscorable(self) -> None:
+        """Raise the UnscorableError of a rollout at once: its groups are not to be learnt from before they are scored
+        again."""
+        for rollout in self._rollouts.values():
+            if _failed(rollout) and isinstance(rollout.exception(), UnscorableError):
+                rollout.result()
 
     def _on_plan(self, plan: GenerationPlan) -> None:
-        self._plan = plan_record(plan)
+        self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
         self._planned.set()
-
-    def _on_prepared(self, groups: FreeGroups, number: int, result: PrepareResult) -> None:
-        groups.prepared(number, result.part, result.groups, result.examples)
 
     def _measure(self, groups: FreeGroups, number: int, batch: StepBatch) -> None:
         """Learn the lengths of a complete rollout, once."""
@@ -329,13 +345,26 @@ class RolloutsAhead:
 
     def _weights(self, begun: BegunRollout) -> SamplingWeights:
         """What the requests of a rollout sample with."""
-        # What the step makes is made of all of its groups.
-        last = begun.step - 1
+        # A group of it may be learnt from that many steps late, after those steps have made their weights.
+        newer = self._settings.max_staleness
         if self._settings.new_weights == "finish":
-            return SamplingWeights(begun.policy, last_version=last)
+            return SamplingWeights(begun.policy, newer_versions=newer)
         # A version that is not written down would be made anew by the next driver.
-        return SamplingWeights(begun.policy, self._newest, last)
+        return SamplingWeights(begun.policy, self._newest, newer)
 
     def _newest(self) -> WeightsReference:
         """The newest weights that are written down."""
         return self._run.requests.weights(self._journal.published.weights)
+
+
+async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) -> None:
+    """Wait until something has happened, or one of these rollouts ends."""
+    happened = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([happened, *rollouts], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        happened.cancel()
+
+
+def _failed(rollout: asyncio.Task[_Made]) -> bool:
+    return rollout.done() and rollout.exception() is not None

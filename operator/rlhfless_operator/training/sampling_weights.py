@@ -17,8 +17,8 @@ class SamplingWeights:
     """What the rollout began with, as it is written down."""
     newest: Callable[[], WeightsReference] | None = None
     """The newest weights that are written down, if requests take those; otherwise all of them take `begun`."""
-    last_version: int = 0
-    """The newest version that may be published while the rollout goes on."""
+    newer_versions: int = 0
+    """How many newer versions may be published while a request goes on, as far as is foreseen."""
 
     @property
     def now(self) -> WeightsReference:

@@ -1,7 +1,8 @@
 """The transformers engine with weights that are still on their way: its tokens, and what fails."""
 
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ def uri(folder: Path, tmp_path: Path, artifact_cache: Path) -> str:
     made = f"memory://{tmp_path.name}/model"
     publish(made, {path.name: path.read_bytes() for path in folder.iterdir()})
     return made
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The store sends only the beginning of weights until this is set."""
+    memory = type(fsspec.filesystem("memory"))
+    cat_file, let_through = memory.cat_file, threading.Event()
+
+    def slow(self: fsspec.AbstractFileSystem, path: str, start: int = 0, end: int | None = None) -> bytes:
+        if path.endswith("model.safetensors") and start:
+            assert let_through.wait(60)
+        return cat_file(self, path, start=start, end=end)
+
+    monkeypatch.setattr(retrieval, "_RANGE", 16384)
+    monkeypatch.setattr(memory, "cat_file", slow)
+    yield let_through
+    let_through.set()
 
 
 def damage(uri: str) -> Callable[[], None]:
@@ -112,18 +130,98 @@ def test_nothing_is_sampled_with_damaged_weights_and_the_engine_mends(
     assert generate(engine, share(6, 2)) == whole
 
 
+@pytest.mark.parametrize("sound", [True, False])
 def test_another_version_takes_the_place_of_weights_on_their_way(
-    uri: str, folder: Path, whole: dict[tuple[int, int], SequenceResult]
+    sound: bool, uri: str, folder: Path, whole: dict[tuple[int, int], SequenceResult], stalled: threading.Event
+) -> None:
+    engine = TransformersEngine()
+    if not sound:
+        damage(uri)
+    engine.load(settings_of(folder), version(uri))
+    stalled.set()
+    engine.load(settings_of(folder), version(folder, 1))
+    assert generate(engine, share(6, 2)) == whole
+
+
+def test_another_model_waits_for_no_weights_on_their_way(
+    uri: str, folder: Path, whole: dict[tuple[int, int], SequenceResult], stalled: threading.Event
+) -> None:
+    engine, loaded = TransformersEngine(), threading.Event()
+    engine.load(settings_of(uri), version(uri))
+    before = engine._loaded
+    assert before is not None
+
+    def load() -> None:
+        engine.load(settings_of(folder), version(folder))
+        loaded.set()
+
+    threading.Thread(target=load, daemon=True).start()
+    assert loaded.wait(60)
+    assert not any(tensor.numel() for tensor in before.policy.parameters()), "one model is in memory"
+    stalled.set()
+    assert generate(engine, share(6, 2)) == whole
+
+
+def test_a_load_tries_anew_after_weights_that_did_not_come(
+    uri: str, whole: dict[tuple[int, int], SequenceResult], stalled: threading.Event
 ) -> None:
     engine = TransformersEngine()
     mend = damage(uri)
-    with pytest.raises(TaskError, match="corrupt"):
-        engine.load(settings_of(folder), version(uri))
-        engine.load(settings_of(folder), version(folder, 1))
+    engine.load(settings_of(uri), version(uri))
+    stalled.set()
+    with pytest.raises(artifacts.ArtifactCorruptError):
+        artifacts.arrive(uri).result()
     mend()
-    engine.load(settings_of(folder), version(uri))
-    engine.load(settings_of(folder), version(folder, 1))
+    engine.load(settings_of(uri), version(uri))
     assert generate(engine, share(6, 2)) == whole
+
+
+def test_the_tokenizer_of_a_damaged_folder_is_not_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, loaded = retrieval._check, threading.Event()
+
+    def late(*given: Any) -> None:
+        assert loaded.wait(60)
+        check(*given)
+
+    monkeypatch.setattr(retrieval, "_check", late)
+    place = str(tmp_path / "published")
+    publish(place, {path.name: path.read_bytes() for path in folder.iterdir()})
+    configuration = Path(place, "tokenizer_config.json")
+    sound = configuration.read_text()
+    configuration.write_text(json.dumps(json.loads(sound) | {"eos_token": "7"}))
+    engine = TransformersEngine()
+    engine.load(settings_of(place), version(place))
+    loaded.set()
+    with pytest.raises(TaskError, match="manifest says"):
+        engine.start(share(6, 2), SAMPLING, None).await_weights()
+    engine.sleep()
+    configuration.write_text(sound)
+    engine.load(settings_of(place), version(place))
+    assert engine._loaded is not None
+    assert engine._loaded.tokenizer.eos_token == json.loads(sound)["eos_token"]
+
+
+def test_a_model_whose_tokenizer_cannot_be_had_takes_no_memory(
+    uri: str, monkeypatch: pytest.MonkeyPatch, stalled: threading.Event
+) -> None:
+    made: list[stored.ArrivingPolicy] = []
+    load_arriving = stored.load_arriving
+
+    def remembered(*given: Any) -> stored.ArrivingPolicy | None:
+        made.extend(found for found in [load_arriving(*given)] if found is not None)
+        return made[-1]
+
+    def refuses(self: stored.ArrivingPolicy) -> None:
+        raise TaskError("model_unloadable", "there is no tokenizer in it")
+
+    monkeypatch.setattr(stored, "load_arriving", remembered)
+    monkeypatch.setattr(stored.ArrivingPolicy, "load_tokenizer", refuses)
+    with pytest.raises(TaskError, match="no tokenizer"):
+        TransformersEngine().load(settings_of(uri), version(uri))
+    assert not any(tensor.numel() for tensor in made[0].policy.parameters())
+    stalled.set()
 
 
 def test_a_sleep_abandons_weights_on_their_way(uri: str, whole: dict[tuple[int, int], SequenceResult]) -> None:
@@ -155,21 +253,11 @@ def test_a_file_that_the_store_breaks_off_is_read_again(
 
 
 def test_loading_does_not_wait_for_the_weights_themselves(
-    uri: str, whole: dict[tuple[int, int], SequenceResult], monkeypatch: pytest.MonkeyPatch
+    uri: str, whole: dict[tuple[int, int], SequenceResult], stalled: threading.Event
 ) -> None:
-    memory = type(fsspec.filesystem("memory"))
-    cat_file, let_through = memory.cat_file, threading.Event()
-
-    def slow(self: fsspec.AbstractFileSystem, path: str, start: int = 0, end: int | None = None) -> bytes:
-        if path.endswith("model.safetensors") and start:
-            assert let_through.wait(60)
-        return cat_file(self, path, start=start, end=end)
-
-    monkeypatch.setattr(retrieval, "_RANGE", 16384)
-    monkeypatch.setattr(memory, "cat_file", slow)
     engine = TransformersEngine()
     engine.load(settings_of(uri), version(uri))
-    let_through.set()
+    stalled.set()
     assert generate(engine, share(6, 2)) == whole
 
 

@@ -205,6 +205,13 @@ def published(folder: Path, to: Path, seed: int) -> WeightsReference:
     return version(to / f"step-{seed}", seed)
 
 
+def assert_holds(engine: TransformersEngine, folder: Path, weights: WeightsReference) -> None:
+    """It samples what an engine samples that has never held anything else."""
+    fresh = TransformersEngine()
+    fresh.load(settings_of(folder), weights)
+    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+
+
 def test_a_swap_that_breaks_off_in_the_middle_leaves_no_mixture(
     engine: TransformersEngine, folder: Path, tmp_path: Path
 ) -> None:
@@ -213,9 +220,7 @@ def test_a_swap_that_breaks_off_in_the_middle_leaves_no_mixture(
     assert len(prefetched.pairs) > 4
     prefetched.pairs.insert(4, (prefetched.pairs[4][0], None))  # type: ignore[arg-type]
     engine.load(settings_of(folder), first, prefetched)
-    fresh = TransformersEngine()
-    fresh.load(settings_of(folder), first)
-    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+    assert_holds(engine, folder, first)
 
 
 def test_a_swap_that_breaks_off_with_weights_that_are_gone_leaves_the_engine_empty(
@@ -235,9 +240,7 @@ def test_a_swap_that_breaks_off_with_weights_that_are_gone_leaves_the_engine_emp
     with pytest.raises(TaskError, match="no weights are loaded"):
         engine.start(share(1, 1), SAMPLING, None)
     engine.load(settings_of(folder), version(folder))
-    fresh = TransformersEngine()
-    fresh.load(settings_of(folder), version(folder))
-    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+    assert_holds(engine, folder, version(folder))
 
 
 def test_prefetched_weights_of_another_version_are_not_taken(
@@ -245,9 +248,7 @@ def test_prefetched_weights_of_another_version_are_not_taken(
 ) -> None:
     first, second = published(folder, tmp_path, 1), published(folder, tmp_path, 2)
     engine.load(settings_of(folder), second, engine.prefetch(settings_of(folder), first))
-    fresh = TransformersEngine()
-    fresh.load(settings_of(folder), second)
-    assert generate(engine, share(4, 2)) == generate(fresh, share(4, 2))
+    assert_holds(engine, folder, second)
 
 
 def test_nothing_is_prefetched_where_host_memory_is_short(

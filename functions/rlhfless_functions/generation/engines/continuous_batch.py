@@ -1,7 +1,7 @@
 """The continuous batch: sequences join when there is room and leave when they end. A pass computes one token a row."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,10 +19,11 @@ from rlhfless_functions.generation.engines.base import (
     SequenceResult,
     SequenceTask,
 )
+from rlhfless_functions.generation.engines.batch_rows import BatchRows
 from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
-from rlhfless_functions.generation.engines.randomness import signed_keys, uniforms
+from rlhfless_functions.generation.engines.randomness import uniforms
 from rlhfless_functions.generation.engines.sampling import draw
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.runtime.task import TaskError
@@ -90,37 +91,26 @@ class ContinuousBatch(EngineRun):
         self._device = model.device
         self._eos = torch.zeros(model.config.get_text_config().vocab_size, dtype=torch.bool, device=self._device)
         self._eos[list(eos_token_ids)] = True
-        rows = padded_rows(slots, self._device)
-        # One value for each row, on the device. A row without a sequence has length 0; passes may compute it.
-        self._inputs = self._vector(rows)
-        self._lengths = self._vector(rows)
-        self._generated = self._vector(rows)
-        self._keys = self._vector(rows)
-        self._active = self._vector(rows)
-        self._tokens = torch.zeros(rows, sampling.max_response_tokens, dtype=torch.long, device=self._device)
-        self._log_probs = torch.zeros(rows, sampling.max_response_tokens, device=self._device)
-        # A copy on the host: a step can be planned without waiting for the device.
-        self._tasks: list[SequenceTask | None] = [None] * rows
-        self._host_active = np.zeros(rows, dtype=bool)
-        self._host_lengths = np.zeros(rows, dtype=np.int64)
-        self._host_generated = np.zeros(rows, dtype=np.int64)
+        self._state = BatchRows(padded_rows(slots, self._device), sampling.max_response_tokens, self._device)
         self._prompt_slots: dict[int, int] = {}
         self._intact = True
         if self._kept.tasks:
-            self._seat(self._kept.tasks)
+            self._seat(dict(self._kept.tasks))
 
     @property
     def running(self) -> int:
         """Sequences in the batch."""
-        return int(self._host_active.sum())
+        return int(self._state.host_active.sum())
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
-        return [(task.prompt, task.index, int(self._host_generated[slot])) for slot, task in self._running_tasks()]
+        return [
+            (task.prompt, task.index, int(self._state.host_generated[slot])) for slot, task in self._state.running()
+        ]
 
     def partials(self) -> list[SequenceResult]:
         """Every running sequence as it is now."""
-        return [self._result(slot, task, "cut") for slot, task in self._running_tasks()]
+        return [self._state.result(slot, "cut") for slot, _ in self._state.running()]
 
     def decoding(self) -> DecodeCounts:
         """How the tokens were generated."""
@@ -132,9 +122,8 @@ class ContinuousBatch(EngineRun):
         """What the rows of the cache hold of unfinished responses; nothing if a step failed and may have mixed them."""
         if not self._intact:
             return []
-        return [
-            HeldRow(slot, task, self._result(slot, task, "cut").response_tokens) for slot, task in self._running_tasks()
-        ]
+        state = self._state
+        return [HeldRow(slot, task, state.result(slot, "cut").response_tokens) for slot, task in state.running()]
 
     @torch.inference_mode()
     def await_weights(self) -> None:
@@ -151,7 +140,7 @@ class ContinuousBatch(EngineRun):
         with self._memory_told():
             self._admit()
             self._compact()
-            if not self._host_active.any():
+            if not self._state.host_active.any():
                 return []
             return self._decode()
 
@@ -172,7 +161,8 @@ class ContinuousBatch(EngineRun):
     # --- decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self) -> list[SequenceResult]:
-        active = np.flatnonzero(self._host_active)
+        state = self._state
+        active = np.flatnonzero(state.host_active)
         drafter = self._drafter if self._drafter is not None and self._drafter.on(len(active)) else None
         drafts = self._propose(drafter, active) if drafter is not None else None
         began = time.perf_counter()
@@ -187,9 +177,9 @@ class ContinuousBatch(EngineRun):
         else:
             counts = np.ones(len(active), dtype=np.int64)
             reasons = self._sample(rows)
-            tokens = self._inputs[:rows].cpu().numpy()[active] if drafter is not None else counts
-        self._host_lengths[active] += counts
-        self._host_generated[active] += counts
+            tokens = state.inputs[:rows].cpu().numpy()[active] if drafter is not None else counts
+        state.host_lengths[active] += counts
+        state.host_generated[active] += counts
         self._computed += ComputedTokens(response=int(counts.sum()), sequence_passes=len(active), passes=1)
         if drafter is not None:
             timing = PassTiming(time.perf_counter() - began, rows, plain_rows, int(active[-1]) + 1)
@@ -197,26 +187,28 @@ class ContinuousBatch(EngineRun):
         return self._release(reasons) if reasons else []
 
     def _propose(self, drafter: Drafter, active: np.ndarray) -> Drafts | None:
-        def tokens_of(slot: int) -> tuple[int, Sequence[int], Sequence[int]]:
-            task = self._tasks[slot]
-            assert task is not None
-            return task.prompt, task.prompt_tokens, self._tokens[slot, : int(self._host_generated[slot])].tolist()
+        state = self._state
 
-        remaining = self._sampling.max_response_tokens - self._host_generated[active]
+        def tokens_of(slot: int) -> tuple[int, Sequence[int], Sequence[int]]:
+            task = state.task(slot)
+            return task.prompt, task.prompt_tokens, state.tokens[slot, : int(state.host_generated[slot])].tolist()
+
+        remaining = self._sampling.max_response_tokens - state.host_generated[active]
         return drafter.propose(active, remaining, tokens_of, int(active[-1]) + 1, self._rows, self._most_rows)
 
     def _sample(self, rows: int) -> dict[int, FinishReason]:
         """Sample a token for each row; returns the rows that have ended, and why."""
-        lengths, generated = self._lengths[:rows], self._generated[:rows]
-        window = padded(int(self._host_lengths[self._host_active].max()) + 1)
+        state = self._state
+        lengths, generated = state.lengths[:rows], state.generated[:rows]
+        window = padded(int(state.host_lengths[state.host_active].max()) + 1)
         self._cache.decode(lengths, window)
-        logits = self._passes.forward(self._inputs[:rows], lengths, window)
-        tokens, log_probs, sound = draw(logits, self._sampling.temperature, uniforms(self._keys[:rows], generated))
+        logits = self._passes.forward(state.inputs[:rows], lengths, window)
+        tokens, log_probs, sound = draw(logits, self._sampling.temperature, uniforms(state.keys[:rows], generated))
         column = generated[:, None]
-        self._tokens[:rows].scatter_(1, column, tokens[:, None])
-        self._log_probs[:rows].scatter_(1, column, log_probs[:, None])
-        self._inputs[:rows] = tokens
-        active = self._active[:rows]
+        state.tokens[:rows].scatter_(1, column, tokens[:, None])
+        state.log_probs[:rows].scatter_(1, column, log_probs[:, None])
+        state.inputs[:rows] = tokens
+        active = state.active[:rows]
         lengths += active
         generated += active
         ended = self._ended(rows, tokens)
@@ -227,7 +219,7 @@ class ContinuousBatch(EngineRun):
         slots = notable.nonzero()[:, 0].tolist()
         for slot in slots:
             if not sound[slot]:
-                self._raise_unsound(slot, int(self._host_generated[slot]))
+                self._raise_unsound(slot, int(state.host_generated[slot]))
         natural = ended.tolist()
         return {slot: "stop" if natural[slot] else "truncated" for slot in slots}
 
@@ -238,10 +230,11 @@ class ContinuousBatch(EngineRun):
 
         Returns how many tokens each active row got, the tokens, and which rows have ended. If a row is not a valid
         distribution, it removes every trace of the drafts and returns None."""
+        state = self._state
         slots = self._index(layout.slots)
-        positions = self._host_lengths[layout.slots] + layout.offsets
-        columns = self._host_generated[layout.slots] + layout.offsets
-        inputs = self._inputs[slots]
+        positions = state.host_lengths[layout.slots] + layout.offsets
+        columns = state.host_generated[layout.slots] + layout.offsets
+        inputs = state.inputs[slots]
         inputs[layout.used :] = self._index(layout.drafted(drafts.tokens))
         window = padded(int(positions.max()) + 1)
         if layout.used == 1:
@@ -251,7 +244,7 @@ class ContinuousBatch(EngineRun):
             self._cache.verify(slots, self._index(positions), window)
             with attending_by_slot(RowsBySlot(slots, layout.used, layout.runs)):
                 logits = self._passes.forward(inputs, self._index(positions), window)
-        noise = uniforms(self._keys[slots], self._index(columns))
+        noise = uniforms(state.keys[slots], self._index(columns))
         tokens, log_probs, sound = draw(logits, self._sampling.temperature, noise)
         drafted = np.arange(layout.used, layout.used + len(drafts.tokens))
         if not sound[self._index(np.concatenate([active, drafted]))].all():
@@ -270,25 +263,26 @@ class ContinuousBatch(EngineRun):
         for slot, count, row in zip(active.tolist(), counts.tolist(), last.tolist(), strict=True):
             if ends[row]:
                 reasons[slot] = "stop"
-            elif slot not in reasons and int(self._host_generated[slot]) + count >= self._sampling.max_response_tokens:
+            elif slot not in reasons and int(state.host_generated[slot]) + count >= self._sampling.max_response_tokens:
                 reasons[slot] = "truncated"
         at = self._index(rows)
-        self._tokens[slots[at], self._index(columns[rows])] = tokens[at]
-        self._log_probs[slots[at], self._index(columns[rows])] = log_probs[at]
+        state.tokens[slots[at], self._index(columns[rows])] = tokens[at]
+        state.log_probs[slots[at], self._index(columns[rows])] = log_probs[at]
         grown = self._index(active)
-        self._inputs[grown] = tokens[self._index(last)]
-        self._lengths[grown] += self._index(counts)
-        self._generated[grown] += self._index(counts)
+        state.inputs[grown] = tokens[self._index(last)]
+        state.lengths[grown] += self._index(counts)
+        state.generated[grown] += self._index(counts)
         return counts, drawn[rows], reasons
 
     def _ended(self, rows: int, tokens: torch.Tensor) -> torch.Tensor:
+        state = self._state
         ended = self._eos[tokens]
         if self._stop_strings is None:
             return ended
-        slots = np.flatnonzero(self._host_active).tolist()
-        columns = self._generated[:rows, None] - torch.arange(self._stop_strings.window, 0, -1, device=self._device)
-        newest = self._tokens[:rows].gather(1, columns.clamp(min=0)).tolist()
-        ends = (self._host_generated + 1).tolist()
+        slots = np.flatnonzero(state.host_active).tolist()
+        columns = state.generated[:rows, None] - torch.arange(self._stop_strings.window, 0, -1, device=self._device)
+        newest = state.tokens[:rows].gather(1, columns.clamp(min=0)).tolist()
+        ends = (state.host_generated + 1).tolist()
         tails = [newest[slot][-ends[slot] :] for slot in slots]
         found = [slot for slot, stops in zip(slots, self._stop_strings.ended(tails), strict=True) if stops]
         ended[found] = True
@@ -298,9 +292,10 @@ class ContinuousBatch(EngineRun):
         self, active: np.ndarray, counts: np.ndarray, sampled: np.ndarray
     ) -> dict[int, FinishReason]:
         """End responses at the first token that completes a stop string; returns these responses."""
+        state = self._state
         assert self._stop_strings is not None
-        window, ends = self._stop_strings.window, self._host_generated.tolist()
-        before = [self._tokens[slot, max(0, ends[slot] - window) : ends[slot]].tolist() for slot in active.tolist()]
+        window, ends = self._stop_strings.window, state.host_generated.tolist()
+        before = [state.tokens[slot, max(0, ends[slot] - window) : ends[slot]].tolist() for slot in active.tolist()]
         tokens = [each.tolist() for each in np.split(sampled, np.cumsum(counts)[:-1])]
         found = self._stop_strings.first_ends(before, tokens)
         cut = np.array([end is not None for end in found])
@@ -308,37 +303,17 @@ class ContinuousBatch(EngineRun):
         return dict.fromkeys(active[cut].tolist(), "stop")
 
     def _raise_unsound(self, slot: int, position: int) -> None:
-        task = self._tasks[slot]
-        assert task is not None
+        task = self._state.task(slot)
         self._cache.reset()
         raise NonFiniteLogitsError(task.prompt, task.index, position)
 
     def _release(self, reasons: dict[int, FinishReason]) -> list[SequenceResult]:
         slots = list(reasons)
-        results = []
-        for slot, reason in reasons.items():
-            task = self._tasks[slot]
-            assert task is not None
-            results.append(self._result(slot, task, reason))
-            self._tasks[slot] = None
+        results = [self._state.result(slot, reason) for slot, reason in reasons.items()]
         if self._drafter is not None:
             self._drafter.released(slots, [result.response_tokens for result in results])
-        self._host_active[slots] = False
-        self._host_lengths[slots] = 0
-        self._host_generated[slots] = 0
-        index = torch.tensor(slots, device=self._device)
-        for vector in (self._active, self._lengths, self._generated):
-            vector.index_fill_(0, index, 0)
+        self._state.clear(slots)
         return results
-
-    def _result(self, slot: int, task: SequenceTask, reason: FinishReason) -> SequenceResult:
-        end = int(self._host_generated[slot])
-        return SequenceResult(
-            task.prompt, task.index, self._tokens[slot, :end].tolist(), self._log_probs[slot, :end].tolist(), reason
-        )
-
-    def _running_tasks(self) -> list[tuple[int, SequenceTask]]:
-        return [(slot, task) for slot, task in enumerate(self._tasks) if task is not None]
 
     # --- admission -----------------------------------------------------------------------------------------------
 
@@ -346,7 +321,7 @@ class ContinuousBatch(EngineRun):
         """Give free slots to waiting sequences, in order, and prepare their rows for the next sampled token."""
         if not self._waiting:
             return
-        free = [slot for slot in range(self._slots) if self._tasks[slot] is None]
+        free = [slot for slot in range(self._slots) if self._state.tasks[slot] is None]
         # Prompts that ran in the last step: the rows that it released hold them until the next pass writes.
         known = self._prompt_slots
         admitted: dict[int, SequenceTask] = {}
@@ -370,66 +345,35 @@ class ContinuousBatch(EngineRun):
             new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
             self._computed += ComputedTokens(prompt=self._passes.prefill(new))
             self._seat(admitted)
-        self._prompt_slots = {task.prompt: slot for slot, task in self._running_tasks() if task not in self._kept}
+        self._prompt_slots = {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
 
-    def _seat(self, admitted: Mapping[int, SequenceTask]) -> None:
+    def _seat(self, admitted: dict[int, SequenceTask]) -> None:
         """Set the rows' state, and replay the tokens that were sampled before and are not in kept rows."""
-        slots = list(admitted)
-        tasks = list(admitted.values())
+        self._state.seat(admitted)
         for slot, task in admitted.items():
-            self._tasks[slot] = task
-            done = len(task.response_tokens)
-            if done:
-                self._tokens[slot, :done] = torch.tensor(task.response_tokens, device=self._device)
-                self._log_probs[slot, :done] = torch.tensor(task.log_probs, device=self._device)
-                if task not in self._kept:
-                    self._passes.replay(slot, task)
-        generated = [len(task.response_tokens) for task in tasks]
-        lengths = [len(task.prompt_tokens) - 1 + done for task, done in zip(tasks, generated, strict=True)]
-        inputs = [(task.response_tokens or task.prompt_tokens)[-1] for task in tasks]
-        self._host_active[slots] = True
-        self._host_lengths[slots] = lengths
-        self._host_generated[slots] = generated
-        index = self._index(slots)
-        self._active[index] = 1
-        self._lengths[index] = self._index(lengths)
-        self._generated[index] = self._index(generated)
-        self._inputs[index] = self._index(inputs)
-        self._keys[index] = self._index(signed_keys([task.seed for task in tasks]))
+            if task.response_tokens and task not in self._kept:
+                self._passes.replay(slot, task)
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
     def _compact(self) -> None:
         """Move the last rows into free ones, if the batch then needs fewer rows."""
+        state = self._state
         if self._waiting:
             return
-        occupied = np.flatnonzero(self._host_active)
+        occupied = np.flatnonzero(state.host_active)
         count = len(occupied)
         if count == 0 or self._rows(count) >= self._rows(int(occupied[-1]) + 1):
             return
         sources = occupied[occupied >= count]
-        holes = np.flatnonzero(~self._host_active[:count])
-        self._cache.copy(self._index(sources), self._index(holes), padded(int(self._host_lengths[sources].max())))
-        source_index, hole_index = self._index(sources), self._index(holes)
-        for tensor in (
-            self._inputs, self._lengths, self._generated, self._keys, self._active, self._tokens, self._log_probs,
-        ):  # fmt: skip
-            tensor[hole_index] = tensor[source_index]
-        for vector in (self._active, self._lengths, self._generated):
-            vector.index_fill_(0, source_index, 0)
-        for array in (self._host_active, self._host_lengths, self._host_generated):
-            array[holes] = array[sources]
-            array[sources] = 0
+        holes = np.flatnonzero(~state.host_active[:count])
+        self._cache.copy(self._index(sources), self._index(holes), padded(int(state.host_lengths[sources].max())))
+        state.move(sources, holes)
         if self._drafter is not None:
             self._drafter.moved(sources, holes)
-        for source, hole in zip(sources.tolist(), holes.tolist(), strict=True):
-            self._tasks[hole], self._tasks[source] = self._tasks[source], None
 
     def _rows(self, rows: int) -> int:
         return padded_rows(rows, self._device)
-
-    def _vector(self, rows: int) -> torch.Tensor:
-        return torch.zeros(rows, dtype=torch.long, device=self._device)
 
     def _index(self, values: Collection[int] | np.ndarray) -> torch.Tensor:
         return index_of(self._device, values)

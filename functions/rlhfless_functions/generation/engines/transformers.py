@@ -42,7 +42,7 @@ class _Loaded:
     tokenizer: PreTrainedTokenizerBase
     masks: Masks
     arriving: stored.ArrivingPolicy | None = None
-    """While the weights come."""
+    """Set if the model was loaded before all of its weights had arrived."""
 
 
 class TransformersEngine:
@@ -71,36 +71,19 @@ class TransformersEngine:
         """
         # Count as empty until everything is loaded: a failure must not leave a mixture of weights.
         held, self._loaded = self._loaded, None
-        if held is not None and held.arriving is not None:
-            if held.arriving.failed:
-                held = None
-            elif held.weights != weights or held.settings != model:
-                held.arriving.settle()
+        if held is not None and not _can_take(held, model, weights):
+            self._drop(held)
+            held = None
         if held is not None and held.weights != weights and isinstance(prefetched, stored.PrefetchedWeights):
-            held = self._take_over(held, model, weights, prefetched)
-        if held is None or not _takes(held, model, weights):
-            self._cache = self._run = held = None
+            held = _take_over(held, weights, prefetched)
+        if held is None:
+            self._cache = self._run = None
             held = self._load(model, weights)
             self._experience = DraftExperience(self._device.type)
         elif held.weights != weights:
             stored.swap_policy(held.policy, weights)
             held.weights = weights
         self._loaded = held
-
-    def _take_over(
-        self, held: _Loaded, model: ModelSettings, weights: WeightsReference, prefetched: stored.PrefetchedWeights
-    ) -> _Loaded | None:
-        """The model with prefetched weights; as it was if they are not of use; None if that broke off."""
-        if not _takes(held, model, weights) or not prefetched.is_of(held.policy, weights):
-            return held
-        try:
-            stored.take_over(prefetched)
-        except Exception:
-            logger.exception("prefetched weights could not be taken over whole, and the model is loaded anew")
-            empty(held.policy)
-            return None
-        held.weights = weights
-        return held
 
     def prefetch(self, model: ModelSettings, weights: WeightsReference) -> stored.PrefetchedWeights:
         """Read weights into host memory, in the model's number format, for a later `load`.
@@ -120,22 +103,38 @@ class TransformersEngine:
 
     def _load(self, model: ModelSettings, weights: WeightsReference) -> _Loaded:
         arriving = stored.load_arriving(model, weights, self._device)
-        policy = arriving.policy if arriving is not None else stored.load_policy(model, weights)
-        use_grouped_attention(_backbone(policy))
-        masks = Masks(policy.config.get_text_config())
-        if self._tokenizer is None or self._tokenizer[0] != model:
-            load = arriving.load_tokenizer if arriving is not None else lambda: stored.load_tokenizer(model, weights)
-            self._tokenizer = model, load()
-        if arriving is None:
-            torch.nn.Module.to(policy, self._device)
+        try:
+            policy = arriving.policy if arriving is not None else stored.load_policy(model, weights)
+            use_grouped_attention(_backbone(policy))
+            masks = Masks(policy.config.get_text_config())
+            if self._tokenizer is None or self._tokenizer[0] != model:
+                self._tokenizer = (
+                    model,
+                    (arriving.load_tokenizer() if arriving is not None else stored.load_tokenizer(model, weights)),
+                )
+            if arriving is None:
+                torch.nn.Module.to(policy, self._device)
+        except BaseException:
+            if arriving is not None:
+                arriving.abandon()
+            raise
         return _Loaded(model, weights, policy, self._tokenizer[1], masks, arriving)
+
+    def _drop(self, held: _Loaded) -> None:
+        """Give back the memory of a model that is of no use any more."""
+        arriving = held.arriving
+        if arriving is None:
+            empty(held.policy)
+            return
+        if arriving.failed or not arriving.is_settled:
+            # The tokenizer is from the same files, which are damaged or not checked yet.
+            self._tokenizer = None
+        arriving.abandon()
 
     def sleep(self) -> None:
         """Release the memory of model and KV cache. The model is read again from files on the host."""
         if self._loaded is not None:
-            if self._loaded.arriving is not None:
-                self._loaded.arriving.abandon()
-            empty(self._loaded.policy)
+            self._drop(self._loaded)
         if self._cache is not None:
             self._cache.reset()
         self._loaded = self._cache = self._run = None
@@ -240,6 +239,34 @@ class TransformersEngine:
 def _takes(held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
     """Whether the model in memory can take these weights in place. With an adapter its backbone stays."""
     return held.settings == model and (model.lora is None or held.weights.uri == weights.uri)
+
+
+def _can_take(held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
+    """Whether it can once its own weights, which may still be on their way, have arrived; waits for them if it must."""
+    arriving = held.arriving
+    if not _takes(held, model, weights) or (arriving is not None and arriving.failed):
+        return False
+    if arriving is not None and held.weights != weights:
+        try:
+            arriving.settle()
+        except TaskError as error:
+            logger.warning("the weights before did not arrive, and the model is loaded anew: %s", error)
+            return False
+    return True
+
+
+def _take_over(held: _Loaded, weights: WeightsReference, prefetched: stored.PrefetchedWeights) -> _Loaded | None:
+    """The model with prefetched weights; as it was if they are not of use; None if that broke off."""
+    if not prefetched.is_of(held.policy, weights):
+        return held
+    try:
+        stored.take_over(prefetched)
+    except Exception:
+        logger.exception("prefetched weights could not be taken over whole, and the model is loaded anew")
+        empty(held.policy)
+        return None
+    held.weights = weights
+    return held
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

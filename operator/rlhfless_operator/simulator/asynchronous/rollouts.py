@@ -1,9 +1,9 @@
-"""Ours in discrete events, as the live loop has it: whole steps whose rollouts overlap on the instances.
+"""Ours in discrete events: steps that learn from whole rollouts, which overlap on the instances.
 
 The rules are those of `training/rollouts_ahead.py` and `training/instance_queue.py`, and staleness, the plans, the
 predictions of lengths and what is remembered of earlier steps are the live loop's own code. Every response ends with
-the weights that began it, and each step learns from its own groups. What the live loop does besides is left out: its
-samples are not moved between the actors of a step.
+the weights that began it. Two things of the live loop are left out: a live step takes complete groups of any rollouts,
+where these learn from their own, and samples move between the actors of a live rollout.
 """
 
 import heapq

@@ -89,8 +89,8 @@ SYSTEMS: dict[str, System] = {
             ahead=None,
             repack_seconds=5.0,
         ),
-        Rollouts("rlhfless-async-1", "ours with maxStaleness 1, as the live loop has it", max_staleness=1),
-        Rollouts("rlhfless-async-2", "ours with maxStaleness 2, as the live loop has it", max_staleness=2),
+        Rollouts("rlhfless-async-1", "ours with maxStaleness 1; a step learns from its own rollout", max_staleness=1),
+        Rollouts("rlhfless-async-2", "ours with maxStaleness 2; a step learns from its own rollout", max_staleness=2),
         Rollouts(
             "rlhfless-async-2-one-preparer",
             "the same with preparation.instances left out: one instance prepares for all rollouts",
@@ -105,7 +105,8 @@ SYSTEMS: dict[str, System] = {
         ),
     )
 }
-"""By name. All but the last are what a system does; the last one is not in ours yet."""
+"""By name. All but ours are what a system does. Ours does not keep groups to their step, and the learner's GPUs do not
+prepare."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
-from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
+from rlhfless_functions.generation.engines.base import SequenceTask, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
 from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
+from rlhfless_functions.generation.engines.vllm.limits import check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.salts import CacheSalts
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
@@ -35,9 +36,6 @@ from rlhfless_functions.weights.tensors import MismatchError, layout, layout_dif
 from rlhfless_functions.weights.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures above 0 to this one."""
 
 
 @dataclass
@@ -382,35 +380,6 @@ def import_vllm() -> None:
 
 def _lost(why: str) -> TaskError:
     return TaskError("engine_lost", f"{why}; this instance ends, and another one continues", retryable=True)
-
-
-def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
-    """Refuse a share that cannot be sampled exactly.
-
-    Args:
-        tasks: the share.
-        sampling: the job's settings.
-        positions: most tokens of a sequence in this engine.
-
-    Raises:
-        TaskError: naming the first fault.
-    """
-    if 0 < sampling.temperature < LEAST_TEMPERATURE:
-        raise TaskError(
-            "bad_request",
-            f"sampling.temperature ({sampling.temperature}) is below {LEAST_TEMPERATURE}, and vLLM would sample at"
-            " that instead; raise it, or set generation.engine to transformers",
-        )
-    for task in tasks:
-        check_prompt(task)
-        if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
-            raise TaskError(
-                "bad_request",
-                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; together with sampling.maxResponseTokens"
-                f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions; lower"
-                " sampling.maxResponseTokens, lower sampling.maxPromptTokens to drop the prompt, or raise"
-                " generation.vllm.maxModelLen if it is less than the model's positions",
-            )
 
 
 def _tied(config: PretrainedConfig) -> bool:
