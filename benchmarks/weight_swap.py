@@ -1,6 +1,7 @@
 """How long decoding pauses for a new version of the weights, prefetched and not, in turns.
 
-    python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 4] [--store local|s3] [--json FILE]
+    python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 4] [--store local|s3]
+                                     [--kv-cache recompute|keep] [--json FILE]
 
 One instance with a model of 126 MB decodes a share of samples, and the driver's own code (`training/generation.py`)
 cuts its request for each new version and makes the next one (`newWeights: switch`). A rollout has two switches. Only
@@ -8,6 +9,7 @@ its first request is told which version comes next, and prefetches it. The pause
 decode step with the old weights to the beginning of the first one with the new weights, without the prefill and the
 replay in between, which are listed beside it. On a busy machine much of it is waiting for a core. The instance's
 processor time in the pause is beside it, too. `--store s3` puts all artifacts into an S3 server on this machine (moto).
+With `--kv-cache keep` responses go on with the keys and values of older weights, and nothing is replayed.
 """
 
 import argparse
@@ -91,11 +93,12 @@ def make_versions(folder: Path, count: int) -> list[Path]:
 class Run:
     """One job's generation on one instance."""
 
-    def __init__(self, made: list[Path], root: str, url: str, threads: int) -> None:
+    def __init__(self, made: list[Path], root: str, url: str, threads: int, *, keep: bool = False) -> None:
         from rlhfless_functions.api import WeightsReference
 
         self._made, self._root, self._url = made, root, url
         self.threads = threads
+        self._keep = keep
         self.versions = [WeightsReference(version=0, uri=str(made[0]))]
         self.driver_pauses: list[float] = []
         self.ready: asyncio.Event | None = None
@@ -147,6 +150,7 @@ class Run:
                 model=model,
                 weights=attempt.weights,
                 oldest_version=0,
+                keep_kv_cache=self._keep,
                 next_weights=upcoming,
                 prompts=f"{self._root}/prompts.parquet",
                 samples=attempt.samples,
@@ -304,6 +308,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two versions")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--store", choices=("local", "s3"), default="local")
+    parser.add_argument("--kv-cache", choices=("recompute", "keep"), default="recompute")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
 
@@ -332,7 +337,8 @@ def main() -> None:
         )
         try:
             assert process.stdout is not None
-            run = Run(made, root, f"http://127.0.0.1:{int(process.stdout.readline())}", given.threads)
+            url, keep = f"http://127.0.0.1:{int(process.stdout.readline())}", given.kv_cache == "keep"
+            run = Run(made, root, url, given.threads, keep=keep)
             asyncio.run(run.generate(given.switches, given.every))
         finally:
             process.kill()

@@ -14,10 +14,10 @@ from rlhfless_functions.api import Event, GenerationRequest, GenerationResult, P
 from rlhfless_functions.data.rollouts import Rollout, read_rollouts
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
+from tests.generation.shares import Ticks, run, run_and_kill
 from tests.generation.shares import generator as generator  # The fixtures.
 from tests.generation.shares import make_request as make_request
 from tests.generation.shares import prompts as prompts
-from tests.generation.shares import run, run_and_kill
 from tests.generation.shares import undisturbed as undisturbed
 from tests.generation.shares import whole as whole
 
@@ -174,6 +174,38 @@ def test_a_response_that_older_weights_began_keeps_their_tokens_and_says_which_a
         for span in rollout.versions:
             expected = log_probs_under(versions[span.version], rollout)
             assert rollout.log_probs[span.start : span.end] == pytest.approx(expected[span.start : span.end], abs=1e-4)
+
+
+@pytest.mark.parametrize("instance", ["the same", "another", "the same, after an evaluation", "the same, not asked to"])
+def test_a_response_keeps_the_keys_and_values_of_older_weights_if_its_own_instance_goes_on_with_it(
+    make_request: Callable[..., GenerationRequest], versions: list[WeightsReference], instance: str
+) -> None:
+    ticks = Ticks()
+    first = Generator(clock=ticks)
+    events: list[Event] = []
+    context = TaskContext(emit=events.append)
+    ticks.at[20] = lambda: context.stop("cut")
+    keep = {"keep_kv_cache": True, "oldest_version": 0}
+    begun = first.run(make_request("begun", weights=versions[0], **keep), context)
+    held = {key: each for key, each in read_rollouts(begun.parts).items() if not each.finished}
+    if instance == "the same, after an evaluation":
+        run(make_request("evaluation", weights=versions[1], purpose="evaluation"), first)
+    request = make_request("goes-on", weights=versions[1], resume_from=[make_request("begun").sink], **keep)
+    if instance == "the same, not asked to":
+        request = request.model_copy(update={"keep_kv_cache": False})
+    outcome = run(request, Generator() if instance == "another" else first)
+    kept = outcome.result.decoding.kept_responses
+    assert kept == (len(held) if instance == "the same" else 0)
+    assert held
+    differ = 0
+    for key, before in held.items():
+        rollout = outcome.finished()[key]
+        tokens = len(before.response_tokens)
+        assert rollout.response_tokens[:tokens] == before.response_tokens
+        assert rollout.log_probs[:tokens] == before.log_probs
+        anew = log_probs_under(versions[1], rollout)[tokens:]
+        differ += rollout.log_probs[tokens:] != pytest.approx(anew, abs=1e-4)
+    assert differ > len(held) / 2 if instance == "the same" else differ == 0
 
 
 def log_probs_under(weights: WeightsReference, rollout: Rollout) -> list[float]:

@@ -118,6 +118,16 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "learning.overlap",
             "dynamic sampling (algorithm dapo, dynamicSamplingRounds: 4)",
         ),
+        ({"async": {"kvCache": "keep"}}, "async.kvCache", "write newWeights: switch, or kvCache: recompute"),
+        (
+            {
+                "async": {"newWeights": "switch", "kvCache": "keep"},
+                "generation": {"engine": "vllm"},
+                "model": {"source": "m", "lora": {"rank": 4}},
+            },
+            "async.kvCache",
+            "never finds keys and values of the adapter before; write recompute, or generation.engine: transformers",
+        ),
         ({"generation": {"instances": {"min": 2, "max": 1}}}, "generation.instances", "min 2 is more than max 1"),
         ({"checkpoints": {"best": True}}, "checkpoints.best", "add spec.evaluation"),
         ({"rewards": LONG, "sampling": {"maxResponseTokens": 64}}, "rewards", "is not less than"),
@@ -182,7 +192,13 @@ def test_all_broken_rules_are_found_at_once() -> None:
     # Where an accelerator is unknown its price on spot is, too; and no money is counted without any price.
     broken |= {"prices": {"accelerators": {"A100": "2", "H100": "4"}}}
     spot = {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}
-    others = {"evaluation": evaluation, "pods": spot, "prices": {"accelerators": {"H100": "4"}}}
+    # Where responses switch to newer weights, keys and values may be kept.
+    others = {
+        "async": {"kvCache": "keep"},
+        "evaluation": evaluation,
+        "pods": spot,
+        "prices": {"accelerators": {"H100": "4"}},
+    }
     for spec in (broken, others, {"budget": {"money": "1"}}):
         with pytest.raises(ValidationError) as caught:
             job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}})

@@ -31,6 +31,13 @@ def test_an_actor_with_a_long_way_to_go_switches_and_one_that_is_nearly_done_doe
     assert not is_worth_switching(actor_of((5_000, 5_000, 200.0)), LATENCY, pause_seconds=0.5)
 
 
+def test_contexts_that_are_kept_cost_nothing() -> None:
+    actor = actor_of((5_000, 5_000, 1_000.0))
+    assert not is_worth_switching(actor, LATENCY, 0.5)
+    assert is_worth_switching(actor, LATENCY, 0.5, 0)
+    assert not is_worth_switching(actor, LATENCY, 5.0, 0), "the pause remains"
+
+
 def test_an_actor_that_holds_nothing_stays_as_it_is() -> None:
     assert not is_worth_switching(Actor("a"), LATENCY, pause_seconds=0.0)
 

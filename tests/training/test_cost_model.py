@@ -96,6 +96,14 @@ def test_newer_weights_are_worth_it_by_the_pauses_that_switches_took(tiny_job: M
     assert cost_model.is_worth_switching(actor), "a switch takes 0.6 seconds and the prefill"
 
 
+def test_contexts_that_a_job_keeps_speak_against_no_switch(tiny_job: MakeJob) -> None:
+    actor = Actor("a", {(0, 0): Unfinished(prompt_tokens=500, tokens=500, remaining=100.0)})
+    for kv_cache, worth in (("recompute", False), ("keep", True)):
+        cost_model = cost_model_of(tiny_job(kv_cache, **{"async": {"newWeights": "switch", "kvCache": kv_cache}}))
+        cost_model.calibration = Calibration(LinearLatency(step_seconds=0.1, prefill_token_seconds=0.001))
+        assert cost_model.is_worth_switching(actor) == worth, "a second of prefill, and ten to decode"
+
+
 def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob) -> None:
     planning = {"policy": "cost", "migration": {"policy": "benefit"}}
     cost_model = cost_model_of(tiny_job(planning=planning, generation={"instances": {"min": 1, "max": 1}}))

@@ -25,7 +25,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "ppo": {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.0}}},
     "dapo-lora": {"algorithm": {"name": "dapo", "kl": {"coefficient": 0.0}}, "model": {"lora": {"rank": 4}}},
-    "ahead": {"async": {}},
+    "ahead": {"async": {"newWeights": "switch", "kvCache": "keep"}},
     "overlap": {
         "batch": {"minibatchSamples": 16},
         "learning": {"overlap": "auto"},

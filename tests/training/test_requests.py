@@ -79,6 +79,16 @@ def test_only_requests_with_the_weights_that_the_step_began_with_share_prefixes(
         assert (made.shared_prefixes is not None) == (version == 0)
 
 
+def test_only_requests_that_keep_tokens_of_older_weights_keep_their_keys_and_values() -> None:
+    for kv_cache, oldest, wanted in (("keep", 0, True), ("keep", None, False), ("recompute", 0, False)):
+        made = RequestBuilder(
+            job(**{"async": {"newWeights": "switch", "kvCache": kv_cache}}), JobFolder("runs/job"), "uid"
+        )
+        attempt = attempt_of([SampleTask(prompt=3, index=0)], 1)
+        request = made.generate(2, "training", made.initial, oldest, None, DraftHistory().steps_for, attempt)
+        assert request.keep_kv_cache == wanted
+
+
 @pytest.mark.parametrize("relays", ["auto", "never"])
 def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str) -> None:
     requests = RequestBuilder(job(generation={"weightRelays": relays}), JobFolder("runs/job"), "uid")

@@ -139,8 +139,12 @@ def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(
 
 
 @pytest.mark.usefixtures("prefetches")
-def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_job: MakeJob) -> None:
-    kept = {"generation": {"flush": "1ms", "keepAlive": "10m"}}
+@pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
+def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_job: MakeJob, kv_cache: str) -> None:
+    kept = {
+        "generation": {"flush": "1ms", "keepAlive": "10m"},
+        "async": {"maxStaleness": 1, "newWeights": "switch", "kvCache": kv_cache},
+    }
     file = tiny_job("prefetched", **{**SWITCHING, **kept}, steps=3)
     assert run_job(file)["phase"] == "Succeeded"
     assert check_switched(file, 3, 1) > 0
@@ -148,6 +152,11 @@ def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_
     assert sum(step["generation/switches"] for step in metrics) > 0
     assert sum(step.get("weights/prefetched", 0) for step in metrics) > 0
     assert all(step["generation/lost_instances"] == 0 for step in metrics)
+    if kv_cache == "keep":
+        assert sum(step["generation/kept_responses"] for step in metrics) > 0
+        assert sum(step["generation/kept_tokens"] for step in metrics) > 0
+    else:
+        assert all("generation/kept_responses" not in step for step in metrics)
     assert "3 steps taken again: the same weights bit for bit" in replayed(file)
 
 
@@ -159,9 +168,12 @@ def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_
         {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.01}}},
         {"algorithm": {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1}},
         {"model": {"lora": {"rank": 4}}},
-        {"async": {"maxStaleness": 2, "newWeights": "switch"}, "generation": {"flush": "1ms", "drafting": "auto"}},
+        {
+            "async": {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep"},
+            "generation": {"flush": "1ms", "drafting": "auto"},
+        },
     ],
-    ids=["ppo", "dapo", "an adapter", "drafts"],
+    ids=["ppo", "dapo", "an adapter", "drafts and kept keys"],
 )
 def test_whatever_a_job_trains_it_learns_from_switched_responses(tiny_job: MakeJob, changes: dict[str, Any]) -> None:
     file = tiny_job("changed", **{**SWITCHING, **changes}, steps=3)

@@ -94,6 +94,11 @@ class DecodeCounts(Message):
     """Seconds to look up drafts."""
     unreadable: int = 0
     """Parts of the history that could not be used for drafts."""
+    kept_tokens: int = 0
+    """Tokens of prompts and responses whose keys and values were kept from the request before, and not computed anew.
+    A prompt that several responses have counts once."""
+    kept_responses: int = 0
+    """Responses that went on with them."""
 
 
 class SampleTask(Message):

@@ -98,6 +98,9 @@ class GenerationRequest(BaseRequest):
     oldest_version: int | None = Field(default=None, ge=0)
     """Oldest weights whose tokens in `resume_from` are kept; newer ones up to those of `weights` count too. By default
     only tokens of `weights` are kept, and a sample with others is generated anew."""
+    keep_kv_cache: bool = False
+    """Whether a response that the instance's last request left unfinished goes on with the keys and values of older
+    weights, if the instance still has them. By default the request's weights compute them anew."""
     weights_from: list[str] | None = None
     """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
     store. If omitted, each fetches from the store, and none passes them on."""

@@ -1,7 +1,8 @@
 """The generation stage: samples the responses of a share at one weights version, and publishes them as they finish.
 
 A response that older weights began keeps their tokens and log-probabilities. The rest is sampled with the request's
-weights, which compute the keys and values of all tokens before it anew.
+weights, which compute the keys and values of all tokens before it anew. If the request says so, the engine keeps those
+of the older weights instead, as far as it has them.
 """
 
 import logging
@@ -224,7 +225,13 @@ class _Share:
     def open(self, engine: Engine) -> EngineRun:
         """Give the share to an engine."""
         request = self._request
-        self._run = engine.start(self.tasks, request.sampling, request.kv_budget_tokens, request.drafts)
+        self._run = engine.start(
+            self.tasks,
+            request.sampling,
+            request.kv_budget_tokens,
+            request.drafts,
+            keep_kv_cache=request.keep_kv_cache,
+        )
         return self._run
 
     def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:

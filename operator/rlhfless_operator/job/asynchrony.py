@@ -18,8 +18,13 @@ class AsyncSpec(Settings):
     new_weights: Literal["finish", "switch"] = "finish"
     """What happens to a response when newer weights are published. `finish` completes it, and all groups of its
     rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on, where
-    enough is left to decode; keys and values are computed anew, and each token keeps the log-probability under the
-    weights that sampled it. `maxStaleness` then bounds the oldest token of a group."""
+    enough is left to decode; each token keeps the log-probability under the weights that sampled it. `maxStaleness`
+    then bounds the oldest token of a group."""
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """Keys and values of a response that goes on with newer weights. `recompute` computes them anew, and each token has
+    the probabilities of one version. `keep` goes on at once with those of the older weights, on the instance that has
+    them; a token then has probabilities of no single version, and the losses correct for it as for stale weights. It
+    needs `newWeights: switch`."""
     too_stale: Literal["wait", "drop", "downweight"] = "wait"
     """What happens where a group takes so long that it would exceed `maxStaleness`. With `wait` the learner
     waits for it before it takes a step that would leave it too stale. With `drop` the learner goes on. The group is

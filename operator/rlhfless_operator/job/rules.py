@@ -91,6 +91,22 @@ def _switching_is_possible(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
+def _keys_can_be_kept(spec: "RLHFJobSpec") -> str | None:
+    if spec.asynchronous is None or spec.asynchronous.kv_cache != "keep":
+        return None
+    if spec.asynchronous.new_weights != "switch":
+        return (
+            f"with newWeights: {spec.asynchronous.new_weights} no response goes on with newer weights, and nothing can"
+            " be kept; write newWeights: switch, or kvCache: recompute"
+        )
+    if spec.generation.engine == "vllm" and spec.model.lora is not None:
+        return (
+            "with model.lora vLLM never finds keys and values of the adapter before; write recompute, or"
+            " generation.engine: transformers"
+        )
+    return None
+
+
 def _stale_samples_are_corrected(spec: "RLHFJobSpec") -> str | None:
     algorithm = spec.algorithm
     correction = algorithm.importance_sampling
@@ -255,6 +271,17 @@ SPEC_RULES = (
             " (!has(self.algorithm.kl) || self.algorithm.kl.coefficient == 0.0 ||"
             " self.algorithm.kl.placement != 'reward')",
             "async.newWeights: switch can't be combined with rehearsal or algorithm.kl.placement: reward",
+        ),
+    ),
+    Rule(
+        "async.kvCache",
+        ("async", "generation.engine", "model.lora"),
+        _keys_can_be_kept,
+        CelRule(
+            "!has(self.async) || self.async.kvCache != 'keep' || self.async.newWeights == 'switch' &&"
+            " (self.generation.engine != 'vllm' || !has(self.model.lora))",
+            "async.kvCache: keep needs newWeights: switch, and can't be combined with generation.engine: vllm and"
+            " model.lora",
         ),
     ),
     Rule(

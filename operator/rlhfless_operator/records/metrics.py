@@ -35,6 +35,16 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/switches": Metric(
         "requests", "With `newWeights: switch`: requests cut to continue their samples with newer weights."
     ),
+    "generation/kept_responses": Metric(
+        "samples",
+        "With `kvCache: keep`: times that a response went on with the keys and values that its instance had, mostly of"
+        " older weights.",
+    ),
+    "generation/kept_tokens": Metric(
+        "tokens",
+        "With `kvCache: keep`: tokens of these responses and their prompts that were not computed anew. A prompt that"
+        " several of them have counts once in each request.",
+    ),
     "generation/lost_instances": Metric("instances", "Instances lost during generation."),
     "generation/cuts": Metric("requests", "Cut requests, whose samples continued on other actors."),
     "generation/moved_samples": Metric("samples", "Samples that the driver chose to move to another actor."),

@@ -150,7 +150,9 @@ class CostModel:
     def is_worth_switching(self, actor: Actor) -> bool:
         """Whether an actor has enough left to decode to go on with newer weights."""
         unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
-        return is_worth_switching(actor, self.latency, self.history.mean("pause/switch", unknown))
+        pause = self.history.mean("pause/switch", unknown)
+        keeps = self._spec.asynchronous is not None and self._spec.asynchronous.kv_cache == "keep"
+        return is_worth_switching(actor, self.latency, pause, 0 if keeps else None)
 
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""

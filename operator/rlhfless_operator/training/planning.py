@@ -78,7 +78,8 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
     """What a request did, in the terms of the latency model; None if it generated nothing.
 
     An engine that counts its passes says how many there were, and how many drafted rows. Of others it is taken that
-    every pass gave each sequence a token.
+    every pass gave each sequence a token. Tokens whose keys and values were kept from the request before count as
+    nothing.
     """
     made = {key: max(0, tokens - stretch.begun[key]) for key, tokens in stretch.tokens.items()}
     total = sum(made.values())
@@ -97,7 +98,9 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
         sequence_steps=sequence_steps,
         context_tokens=contexts * sequence_steps / total,
         # What had been generated before is computed again like a prompt.
-        prefill_tokens=max(0.0, prompt_total - stretch.fetched_tokens) + sum(stretch.begun.values()),
+        prefill_tokens=max(
+            0.0, max(0.0, prompt_total - stretch.fetched_tokens) + sum(stretch.begun.values()) - counts.kept_tokens
+        ),
         # It may have begun to wait before it was first heard of.
         seconds=max(stretch.seconds - stretch.waited_seconds, 0.1 * stretch.seconds),
         drafted_rows=counts.drafted,

@@ -17,6 +17,7 @@ _OF_A_ROLLOUT = ("dynamic_sampling/", "generation/", "weights/", "planning/", "p
 """How the metrics begin that are of a whole rollout, not of its groups."""
 _COUNTS = {
     *(f"generation/{name}" for name in ("lost_instances", "cuts", "moved_samples", "switches", "passes")),
+    *(f"generation/{name}" for name in ("kept_responses", "kept_tokens")),
     *(f"generation/drafts/{name}" for name in ("tried", "accepted", "seconds", "unreadable")),
     *(f"generation/prefixes/{name}_{way}" for name in ("tokens", "bytes", "seconds") for way in ("sent", "fetched")),
     *(f"weights/{name}" for name in ("bytes_fetched", "deltas", "deltas_refused", "bytes_relayed", "relays_refused")),
@@ -47,11 +48,12 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     prepared = mean_metrics(rollout.prepared.sums)
     report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
     predicted = report.metrics()
+    kept = _kept(rollout.generated.decoding) if run.requests.keeps_kv_cache else {}
     return StepBatch(
         batch=rollout.batch,
         cursor=rollout.cursor,
         lengths=lengths,
-        metrics=prepared | _metrics(rollout, bound) | predicted,
+        metrics=prepared | _metrics(rollout, bound) | kept | predicted,
         plan=plan_record(plan, report, prefixes=run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
@@ -148,6 +150,11 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
         "generation/drafts/seconds": counts["drafting_seconds"],
         "generation/drafts/unreadable": float(counts["unreadable"]),
     }
+
+
+def _kept(counts: Mapping[str, float]) -> dict[str, float]:
+    """How much went on with the keys and values of older weights."""
+    return {f"generation/{name}": float(counts.get(name, 0)) for name in ("kept_responses", "kept_tokens")}
 
 
 def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *, prefixes: str = "") -> PlanRecord:

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.generation.engines.base import Engine, EngineRun, SequenceResult, SequenceTask
@@ -120,6 +127,26 @@ def reference_log_probs(folder: Path, task: SequenceTask, response: Sequence[int
         logits = model(torch.tensor([[*task.prompt_tokens, *response]])).logits[0]
     start = len(task.prompt_tokens) - 1
     log_probs = torch.log_softmax(logits[start : start + len(response)] / temperature, -1)
+    return log_probs.gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+
+
+def log_probs_with_kept_keys(
+    passes: Sequence[tuple[Path, int]], task: SequenceTask, response: Sequence[int]
+) -> list[float]:
+    """Of each response token, by plain transformers in float64, where several models have computed keys and values.
+
+    Args:
+        passes: each model computes the tokens of the sequence up to a number, over the keys and values of those before.
+    """
+    tokens, logits, cache, begin = [*task.prompt_tokens, *response], [], DynamicCache(), 0
+    for folder, end in passes:
+        if end > begin:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+            with torch.no_grad():
+                logits.append(model(torch.tensor([tokens[begin:end]]), past_key_values=cache).logits[0])
+            begin = end
+    start = len(task.prompt_tokens) - 1
+    log_probs = torch.log_softmax(torch.cat(logits)[start : start + len(response)], -1)
     return log_probs.gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 

@@ -82,9 +82,11 @@ def start(
     drafts: list[str],
     sampling: SamplingSettings = SAMPLING,
     budget: int | None = None,
+    *,
+    keep_kv_cache: bool = False,
 ) -> ContinuousBatch:
     """A run whose history has been read."""
-    run = engine.start(tasks, sampling, budget, drafts)
+    run = engine.start(tasks, sampling, budget, drafts, keep_kv_cache=keep_kv_cache)
     assert run._drafter is not None
     if run._drafter._history is not None:
         run._drafter._history.wait()
@@ -122,18 +124,20 @@ def test_any_drafts_split_order_room_and_cut_give_the_same_bits(
     actors = data.draw(st.integers(1, 4))
     budget = data.draw(st.sampled_from([None, 200, 1000]))
     cut = data.draw(st.integers(0, 6))
+    keeps = data.draw(st.booleans())
     parts: Results = {}
     for actor in range(actors):
         mine = order[actor::actors]
         if not mine:
             continue
-        run = start(engine, mine, drafts, budget=budget)
+        run = start(engine, mine, drafts, budget=budget, keep_kv_cache=keeps)
         parts |= {(result.prompt, result.index): result for _ in range(cut) for result in run.step()}
         rest = continued([task for task in mine if (task.prompt, task.index) not in parts], run.unfinished())
         if rest:
             # Elsewhere with drafts or without.
             with_drafts = data.draw(st.booleans())
-            parts |= drafted(engine, rest, drafts, budget=budget) if with_drafts else generate(engine, rest)
+            changes = {"budget": budget, "keep_kv_cache": keeps}
+            parts |= drafted(engine, rest, drafts, **changes) if with_drafts else generate(engine, rest)
     assert parts == whole
 
 

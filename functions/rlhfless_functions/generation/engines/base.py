@@ -231,6 +231,8 @@ class Engine(Protocol):
         sampling: EngineSampling,
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
+        *,
+        keep_kv_cache: bool = False,
     ) -> EngineRun:
         """Open a run. There is one run at a time. An abandoned run needs no closing.
 
@@ -240,6 +242,9 @@ class Engine(Protocol):
             kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
             drafts: folders with responses of earlier steps, the most useful one last. An engine that supports drafting
                 drafts tokens from them; None turns drafting off. The sampled tokens do not depend on it.
+            keep_kv_cache: whether a response that the run before left unfinished goes on with the keys and values that
+                it has, even if older weights have computed them. No other response uses them. What is left of them
+                after other use of the engine, such as a run without this, is computed anew.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.

@@ -20,6 +20,7 @@ from rlhfless_functions.generation.engines.base import (
     SequenceTask,
 )
 from rlhfless_functions.generation.engines.batch_rows import BatchRows
+from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import uniforms
@@ -59,6 +60,7 @@ class ContinuousBatch(EngineRun):
         drafter: drafts tokens; None turns drafting off.
         most_rows: most rows of a pass with drafts.
         arriving: the model's weights, if they may still be on their way.
+        kept: the rows of the cache that already hold what some tasks go on with.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class ContinuousBatch(EngineRun):
         drafter: Drafter | None = None,
         most_rows: int = 0,
         arriving: ArrivingPolicy | None = None,
+        kept: KeptRows | None = None,
     ) -> None:
-        super().__init__(tasks, room)
+        self._kept = kept or KeptRows()
+        super().__init__([task for task in tasks if task not in self._kept], room)
         self._passes = ModelPasses(model, masks, cache, arriving)
         self._cache = cache
         self._sampling = sampling
@@ -89,6 +93,9 @@ class ContinuousBatch(EngineRun):
         self._eos[list(eos_token_ids)] = True
         self._state = BatchRows(padded_rows(slots, self._device), sampling.max_response_tokens, self._device)
         self._prompt_slots: dict[int, int] = {}
+        self._intact = True
+        if self._kept.tasks:
+            self._seat(dict(self._kept.tasks))
 
     @property
     def running(self) -> int:
@@ -107,8 +114,16 @@ class ContinuousBatch(EngineRun):
 
     def decoding(self) -> DecodeCounts:
         """How the tokens were generated."""
-        counts = super().decoding()
-        return counts if self._drafter is None else counts.model_copy(update=self._drafter.counted())
+        kept = {"kept_tokens": self._kept.tokens, "kept_responses": len(self._kept.tasks)}
+        drafted = self._drafter.counted() if self._drafter is not None else {}
+        return super().decoding().model_copy(update=kept | drafted)
+
+    def held_rows(self) -> list[HeldRow]:
+        """What the rows of the cache hold of unfinished responses; nothing if a step failed and may have mixed them."""
+        if not self._intact:
+            return []
+        state = self._state
+        return [HeldRow(slot, task, state.result(slot, "cut").response_tokens) for slot, task in state.running()]
 
     @torch.inference_mode()
     def await_weights(self) -> None:
@@ -131,6 +146,7 @@ class ContinuousBatch(EngineRun):
 
     @contextmanager
     def _memory_told(self) -> Iterator[None]:
+        self._intact = False
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -140,6 +156,7 @@ class ContinuousBatch(EngineRun):
                 f" generation.kvBudgetTokens or sampling.maxResponseTokens ({error})",
                 retryable=True,
             ) from error
+        self._intact = True
 
     # --- decoding ------------------------------------------------------------------------------------------------
 
@@ -327,11 +344,15 @@ class ContinuousBatch(EngineRun):
             )
             new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
             self._computed += ComputedTokens(prompt=self._passes.prefill(new))
-            self._state.seat(admitted)
-            for slot, task in admitted.items():
-                if task.response_tokens:
-                    self._passes.replay(slot, task)
-        self._prompt_slots = {task.prompt: slot for slot, task in self._state.running()}
+            self._seat(admitted)
+        self._prompt_slots = {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
+
+    def _seat(self, admitted: dict[int, SequenceTask]) -> None:
+        """Set the rows' state, and replay the tokens that were sampled before and are not in kept rows."""
+        self._state.seat(admitted)
+        for slot, task in admitted.items():
+            if task.response_tokens and task not in self._kept:
+                self._passes.replay(slot, task)
 
     # --- rows ----------------------------------------------------------------------------------------------------
 

@@ -98,8 +98,11 @@ class ReplayEngine:
         sampling: EngineSampling,
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
+        *,
+        keep_kv_cache: bool = False,
     ) -> "EmulatedBatch":
-        """Open a run. With drafts of any step before, as many tokens are drafted as make the least time a token.
+        """Open a run. With drafts of any step before, as many tokens are drafted as make the least time a token. Keys
+        and values are as good with any weights.
 
         Raises:
             TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt

@@ -17,6 +17,7 @@ from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
+from rlhfless_functions.generation.engines.kept_rows import KeptRows, keep_rows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.memory import free_kv_tokens
 from rlhfless_functions.generation.engines.passes import padded_rows
@@ -55,6 +56,8 @@ class TransformersEngine:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._loaded: _Loaded | None = None
         self._cache: SlotCache | None = None
+        self._run: ContinuousBatch | None = None
+        """The last to write into the cache, if its rows may be kept."""
         self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
         self._experience = DraftExperience(self._device.type)
         self._history = HistoryCache()
@@ -75,7 +78,7 @@ class TransformersEngine:
         if held is not None and held.weights != weights and isinstance(prefetched, stored.PrefetchedWeights):
             held = _take_over(held, weights, prefetched)
         if held is None:
-            self._cache = None
+            self._cache = self._run = None
             held = self._load(model, weights)
             self._experience = DraftExperience(self._device.type)
         elif held.weights != weights:
@@ -135,7 +138,7 @@ class TransformersEngine:
             self._drop(self._loaded)
         if self._cache is not None:
             self._cache.reset()
-        self._loaded = self._cache = None
+        self._loaded = self._cache = self._run = None
         give_back()
 
     def start(
@@ -144,6 +147,8 @@ class TransformersEngine:
         sampling: EngineSampling,
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
+        *,
+        keep_kv_cache: bool = False,
     ) -> ContinuousBatch:
         """Open a run.
 
@@ -171,14 +176,18 @@ class TransformersEngine:
         )
         slots = min(len(tasks), room.sequences)
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
-        cache = self._reserve(padded_rows(slots, self._device), capacity)
+        rows = padded_rows(slots, self._device)
+        kept = self._keep(tasks, slots, rows, capacity) if keep_kv_cache else KeptRows()
+        self._run = None
+        cache = self._reserve(rows, capacity) if self._cache is None or not kept.tasks else self._cache
+        kept.move(cache, self._device)
         eos = eos_token_ids(model, tokenizer)
         arriving = self._loaded.arriving
         if arriving is not None and arriving.is_settled:
             # What a pass computes from now on is never computed again.
             arriving = None
         drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
-        return ContinuousBatch(
+        run = ContinuousBatch(
             model,
             cache,
             self._loaded.masks,
@@ -191,7 +200,10 @@ class TransformersEngine:
             drafter,
             most_rows,
             arriving,
+            kept,
         )
+        self._run = run if keep_kv_cache else None
+        return run
 
     def _drafter(
         self,
@@ -207,6 +219,13 @@ class TransformersEngine:
         known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
         vocabulary = loaded.policy.config.get_text_config().vocab_size
         return Drafter(self._experience, padded_rows(slots, self._device), longest, known_tokens, vocabulary, history)
+
+    def _keep(self, tasks: Sequence[SequenceTask], slots: int, rows: int, capacity: int) -> KeptRows:
+        """The rows of the last run that tasks go on with; none if the cache is too small for the new run."""
+        held, run = self._cache, self._run
+        if held is None or run is None or held.slots < rows or held.capacity < capacity:
+            return KeptRows()
+        return keep_rows(run.held_rows(), tasks, slots)
 
     def _reserve(self, slots: int, capacity: int) -> SlotCache:
         """The cache of the last run if it is large enough and not far too large, otherwise a new one."""

@@ -12,6 +12,7 @@ from rlhfless_functions.generation.engines.transformers import TransformersEngin
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings, ModelSettings
 from tests.generation.engines.shares import (
+    SAMPLING,
     assert_same,
     generate,
     long_prompt,
@@ -43,6 +44,9 @@ def test_the_next_version_of_an_adapter_takes_the_place_of_the_last(folder: Path
     for number, named in enumerate([None, published, None, published]):
         engine.load(model, version(folder, number, named))
         assert_same(generate(engine, tasks), wanted[named])
+    with pytest.raises(TaskError, match="vLLM never finds keys and values of the adapter before; write recompute"):
+        engine.start(tasks, SAMPLING, None, keep_kv_cache=True)
+    assert_same(generate(engine, tasks), wanted[published])
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, D
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.limits import check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
+from rlhfless_functions.generation.engines.vllm.salts import CacheSalts
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
@@ -71,6 +72,9 @@ class VllmEngine:
         self._loaded: _Loaded | None = None
         self._usable = False
         self._run: VllmRun | None = None
+        self._salts = CacheSalts()
+        self._keeps = False
+        """Whether the newest run's keys and values may outlive its weights."""
         self._experience = DraftExperience(self._device.type)
         self._history = HistoryCache()
 
@@ -80,7 +84,8 @@ class VllmEngine:
         """Hold exactly these weights: replace them in place if the model is the same, start vLLM otherwise.
 
         Before a replacement in place, names and shapes are compared with those in vLLM. Checksums are compared with the
-        manifest during it, and nothing is sampled before they match. Cached prefixes of the old weights are dropped.
+        manifest during it, and nothing is sampled before they match. Cached prefixes of the old weights are dropped, or
+        only found by the responses that they belong to if the last run was opened with `keep_kv_cache`.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`: the engine then holds nothing, and may load again;
@@ -141,7 +146,9 @@ class VllmEngine:
         taken = f"took over weights version {weights.version}"
         with self._lost_on_failure(taken), weights_awake(held.engine):
             held.engine.collective_rpc("replace_weights", args=([str(file) for file in files], _tied(held.config)))
-            if not held.engine.reset_prefix_cache():
+            if self._keeps:
+                self._salts.next_version()
+            elif not held.engine.reset_prefix_cache():
                 raise RuntimeError("the prefix cache could not be reset")
 
     @contextmanager
@@ -228,6 +235,8 @@ class VllmEngine:
         """
         held, self._usable = self._loaded, False
         self._abandon()
+        self._keeps = False
+        self._salts.left({})
         if held is None:
             return
         if not can_sleep(held.engine):
@@ -257,6 +266,7 @@ class VllmEngine:
     def close(self) -> None:
         """End vLLM's engine and give its memory back."""
         held, self._loaded, self._usable = self._loaded, None, False
+        self._salts, self._keeps = CacheSalts(), False
         run, self._run = self._run, None
         if run is not None:
             run.close()
@@ -275,6 +285,8 @@ class VllmEngine:
         sampling: EngineSampling,
         kv_budget_tokens: int | None,
         drafts: Sequence[str] | None = None,
+        *,
+        keep_kv_cache: bool = False,
     ) -> VllmRun:
         """Open a run.
 
@@ -284,10 +296,16 @@ class VllmEngine:
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget;
-                `bad_request` for a temperature that vLLM would change.
+                `bad_request` for a temperature that vLLM would change, and to keep keys and values with an adapter.
         """
         if self._loaded is None or not self._usable:
             raise TaskError("model_unloadable", "no weights are loaded")
+        if keep_kv_cache and self._loaded.adapters is not None:
+            raise TaskError(
+                "bad_request",
+                "async.kvCache is keep, but with model.lora vLLM never finds keys and values of the adapter before;"
+                " write recompute, or set generation.engine to transformers",
+            )
         self._abandon()
         configuration = self._loaded.engine.vllm_config
         positions = configuration.model_config.max_model_len
@@ -314,7 +332,11 @@ class VllmEngine:
         adapter = held.adapters.request if held.adapters is not None else None
         shared_as = str(held.weights) if self._settings.share_prefixes else None
         drafted = self._drafted(held, tasks, sampling, room, longest, drafts) if drafts is not None else None
-        self._run = VllmRun(held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as, drafted)
+        self._keeps = keep_kv_cache
+        salts = self._salts.of_run(keep=keep_kv_cache)
+        self._run = VllmRun(
+            held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as, drafted, salts
+        )
         return self._run
 
     def _drafted(
@@ -343,6 +365,7 @@ class VllmEngine:
 
     def _abandon(self) -> None:
         if self._run is not None:
+            self._salts.left(self._run.unfinished_salts() if self._keeps else {})
             self._run.abort()
             self._run = None
 

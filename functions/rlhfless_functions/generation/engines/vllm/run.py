@@ -17,6 +17,7 @@ from rlhfless_functions.generation.engines.base import (
 from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.drafting import DraftedRequests
+from rlhfless_functions.generation.engines.vllm.salts import KeptBlocks, RunSalts
 from rlhfless_functions.generation.engines.vllm.worker import END, GREEDY, KEY
 from rlhfless_functions.generation.prefix_exchange import PrefixExchange
 from rlhfless_functions.runtime.task import TaskError
@@ -33,6 +34,7 @@ class _Running:
     task: SequenceTask
     name: str
     state: Any
+    salt: str | None = None
     searched: int = 0
     """New tokens that have been searched for stop strings."""
 
@@ -69,6 +71,7 @@ class VllmRun(EngineRun):
         adapter: the requests' adapter, if any.
         shared_as: the weights of shared prefixes, if prefixes can be shared.
         drafted: proposes drafts; None turns drafting off.
+        salts: which blocks of the prefix cache each task may use.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class VllmRun(EngineRun):
         adapter: Any = None,
         shared_as: str | None = None,
         drafted: DraftedRequests | None = None,
+        salts: RunSalts | None = None,
     ) -> None:
         super().__init__(tasks, room)
         self._engine = engine
@@ -92,6 +96,8 @@ class VllmRun(EngineRun):
         self._adapter = adapter
         self._shared_as = shared_as
         self._drafted = drafted
+        self._salts = salts or RunSalts()
+        self._kept = KeptBlocks()
         if drafted is not None:
             engine.collective_rpc("draft_for", args=(drafted,))
         self._running: dict[str, _Running] = {}
@@ -112,8 +118,14 @@ class VllmRun(EngineRun):
 
     def decoding(self) -> DecodeCounts:
         """How the tokens were generated. Passes are counted only if tokens are drafted."""
-        counts = super().decoding()
-        return counts if self._drafted is None else counts.model_copy(update=self._drafted.drafter.counted())
+        for each in self._running.values():
+            self._note_kept(each)
+        drafted = self._drafted.drafter.counted() if self._drafted is not None else {}
+        return super().decoding().model_copy(update=self._kept.counted() | drafted)
+
+    def unfinished_salts(self) -> dict[int, str | None]:
+        """The salt of each running sequence, by the sample's seed."""
+        return {each.task.seed: each.salt for each in self._running.values()}
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """(prompt, index, response tokens) of the running sequences."""
@@ -198,9 +210,10 @@ class VllmRun(EngineRun):
                 **self._transfer(task),
             },
         )
-        tokens = tokens_input([*task.prompt_tokens, *task.response_tokens])
+        salt = self._salts.of(task)
+        tokens = tokens_input([*task.prompt_tokens, *task.response_tokens], cache_salt=salt)
         name = self._engine.add_request(key, tokens, parameters, lora_request=self._adapter)
-        self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name])
+        self._running[key] = _Running(task, name, self._engine.output_processor.request_states[name], salt)
         if self._drafted is not None:
             self._drafted.add(name, task)
 
@@ -276,7 +289,12 @@ class VllmRun(EngineRun):
     def _remove(self, key: str) -> _Running:
         each = self._running.pop(key)
         self._computed += each.computed
+        self._note_kept(each)
         return each
+
+    def _note_kept(self, each: _Running) -> None:
+        if each.new_tokens and self._salts.keeps(each.task):
+            self._kept.found(each.task, int(each.state.num_cached_tokens))
 
     def _result(self, each: _Running, reason: FinishReason, length: int | None) -> SequenceResult:
         result = _result(each, reason, length)
