@@ -133,10 +133,10 @@ class Run:
         from rlhfless_functions.settings import ModelSettings, SamplingSettings
         from rlhfless_operator.planner.migration import Migration
         from rlhfless_operator.platforms.stream import open_session, run_task
+        from rlhfless_operator.training.actor_attempt import ActorAttempt
         from rlhfless_operator.training.generated import GenerationOutcome
         from rlhfless_operator.training.generation import GenerationSettings, generate
         from rlhfless_operator.training.instance_queue import InstanceQueue
-        from rlhfless_operator.training.requests import ActorAttempt
         from rlhfless_operator.training.sampling_weights import SamplingWeights
 
         model = ModelSettings(source=str(self._made[0]), dtype="float32")

@@ -17,7 +17,8 @@ from rlhfless_operator.platforms.stream import open_session, run_task
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
+from rlhfless_operator.training.actor_attempt import ActorAttempt
+from rlhfless_operator.training.requests import RequestBuilder
 
 _STALL_SECONDS = 120.0
 _PROMPTS = 4

@@ -26,10 +26,10 @@ from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.migration import Actor, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
 from rlhfless_operator.training import moves
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.generated import GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
 from rlhfless_operator.training.instance_queue import InstanceQueue
-from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 
 Key = tuple[int, int]

@@ -17,8 +17,8 @@ from rlhfless_functions.api import (
     SampleTask,
     WeightsReference,
 )
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.generated import GenerationOutcome
-from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.tasks import StageFailedError
 from tests.training.generating import RandomMoves, UnreliablePlatform, make_request, run_stage, settings_of, shares_of

@@ -16,8 +16,9 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.draft_history import DraftHistory
-from rlhfless_operator.training.requests import ActorAttempt, RequestBuilder
+from rlhfless_operator.training.requests import RequestBuilder
 
 
 def job(**spec: object) -> RLHFJob:

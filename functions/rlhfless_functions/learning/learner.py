@@ -40,6 +40,7 @@ from rlhfless_functions.learning.publishing import (
     result_of,
     version_of,
 )
+from rlhfless_functions.learning.request_checks import check_pieces, check_steps, processes
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
 from rlhfless_functions.learning.step import StepInPieces, train_step
 from rlhfless_functions.learning.team import Team
@@ -93,7 +94,7 @@ class Learner:
                 context.awake()
                 return export(request)
             # Check before instances meet: one that refuses later would leave the others waiting.
-            step = _check_steps(request)
+            step = check_steps(request)
             with ends_where_stuck(request.gang, context):
                 self._call_ranks(request, context)
                 return self._learn(request, step, context)
@@ -160,7 +161,7 @@ class Learner:
         """Start the processes that the request needs, here and in other instances, and send them the request."""
         if self._follows:
             return
-        size = _processes(request)
+        size = processes(request)
         alone = self._ranks.instances == 1
         if request.gang is None:
             if not alone or size != self._ranks.size:
@@ -206,7 +207,7 @@ class Learner:
     def _learn(self, request: LearnRequest, step: int, context: TaskContext) -> LearnResult:
         started = time.monotonic()
         request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
-        _check_pieces(request)
+        check_pieces(request)
 
         def go_on() -> None:
             check(context, step)
@@ -358,57 +359,3 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started
-
-
-def _processes(request: LearnRequest) -> int:
-    """Ranks of this instance."""
-    gpus = torch.cuda.device_count()
-    processes = request.learning.processes or max(1, gpus)
-    if 0 < gpus < processes:
-        raise TaskError(
-            "bad_request",
-            f"learning.processes is {processes}, but the instance has {gpus} GPUs; lower it, or give the learning pods"
-            " more",
-        )
-    return processes
-
-
-def _check_steps(request: LearnRequest) -> int:
-    """The step to take, after a check that checkpoint, replay and base lead up to it."""
-    step = request.batch.step
-    begin = request.checkpoint_step if request.checkpoint is not None else 0
-    if [begin + 1 + i for i in range(len(request.replay) + 1)] != [*(batch.step for batch in request.replay), step]:
-        raise TaskError(
-            "bad_request",
-            f"replay: the batches of steps {[batch.step for batch in request.replay]} do not lead from checkpoint_step"
-            f" {begin} to batch step {step}; name every step between them, in order",
-        )
-    if request.base.version != step - 1:
-        raise TaskError("bad_request", f"base: step {step} does not start from version {request.base.version}")
-    ranks = _processes(request) * (request.gang.size if request.gang is not None else 1)
-    if request.optimizer.name == "muon" and ranks > 1:
-        raise TaskError(
-            "bad_request",
-            "optimizer.name: muon needs whole matrices, but each of several learning processes holds parts of them;"
-            " write adamw, or set learning.processes to 1 and learning.instances.max to 1",
-        )
-    if (request.algorithm.advantage == "gae") != (request.publish_critic is not None):
-        raise TaskError("bad_request", "publish_critic: must be set with algorithm.advantage gae, and with no other")
-    return step
-
-
-def _check_pieces(request: LearnRequest) -> None:
-    """Refuse pieces if the update needs the whole batch before its first gradient."""
-    if not request.batch.pieces and request.following is None:
-        return
-    size = request.batch_settings.minibatch_samples
-    if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
-        raise TaskError(
-            "bad_request", "batch.pieces: a step with pieces must be one optimizer update; remove the pieces"
-        )
-    if request.algorithm.normalizes_batch:
-        normalization = request.algorithm.advantage_normalization
-        raise TaskError(
-            "bad_request",
-            f"batch.pieces: algorithm.advantageNormalization {normalization} needs the whole batch; remove the pieces",
-        )

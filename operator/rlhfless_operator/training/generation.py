@@ -19,11 +19,11 @@ from rlhfless_functions.artifacts import join
 from rlhfless_operator.planner.migration import Actor as ActorView
 from rlhfless_operator.planner.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors import Actor, ActorPool, Heard, key_of
 from rlhfless_operator.training.generated import CompleteGroup, Completion, GenerationOutcome
 from rlhfless_operator.training.instance_queue import Part
 from rlhfless_operator.training.moves import MoveInProgress
-from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.sampling_weights import SamplingWeights
 from rlhfless_operator.training.sinks import SinkIndex
 from rlhfless_operator.training.tasks import check_retry

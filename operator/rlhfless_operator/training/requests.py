@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlhfless_functions.api import (
     BatchReference,
@@ -28,29 +27,10 @@ from rlhfless_operator.job.spec import Overlap, RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
 _HEARTBEAT_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class ActorAttempt:
-    """What an actor asks of an instance, once."""
-
-    actor: str
-    """Its name."""
-    number: int
-    """How many attempts it had before."""
-    weights: WeightsReference
-    """What it samples with."""
-    samples: list[SampleTask]
-    """What it has left, in the order of admission."""
-    sink: str
-    """Folder that its rollout parts go to."""
-    resume_from: list[str]
-    """Sinks and parts in which earlier requests may have left something of its samples."""
-    known_until: dict[str, str]
-    """The newest part of each of these sinks that was announced."""
 
 
 class RequestBuilder:

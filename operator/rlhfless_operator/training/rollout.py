@@ -19,6 +19,7 @@ from rlhfless_functions.api import (
 )
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.dynamic_sampling import SamplingRounds
 from rlhfless_operator.training.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.generation import GenerationSettings, generate
@@ -27,7 +28,6 @@ from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.preparation import PreparationOutcome, forget_prepared, prepare, prepared_before
-from rlhfless_operator.training.requests import ActorAttempt
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.samples import training_examples
 from rlhfless_operator.training.sampling_weights import SamplingWeights
