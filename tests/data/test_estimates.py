@@ -1,4 +1,4 @@
-"""Advantages of samples: of one each, whichever others stand beside it."""
+"""Advantages of samples: with a critic, those of a sample do not depend on the other samples."""
 
 from pathlib import Path
 
