@@ -114,12 +114,14 @@ def summarize(steps: list[StepRecord], scale: float, split: tuple[int, int], gpu
 
     charged = held("generation") + held("preparation") + learner_gpus * held("learning")
     stale = [step.metrics.get("generation/staleness", 0.0) for step in steps]
+    # A step of an asynchronous job tells of the rollouts that became complete since the one before, which may be none.
+    generated = [step.metrics for step in steps if "generation/seconds" in step.metrics]
     return {
         "steps": len(steps),
         "step_seconds": seconds / len(steps),
         "steps_an_hour": 3600 * len(steps) / seconds,
-        "generation_seconds": statistics.fmean(step.metrics["generation/seconds"] for step in steps) / scale,
-        "expected_generation_seconds": statistics.fmean(step.metrics["planning/expected_seconds"] for step in steps)
+        "generation_seconds": statistics.fmean(each["generation/seconds"] for each in generated) / scale,
+        "expected_generation_seconds": statistics.fmean(each["planning/expected_seconds"] for each in generated)
         / scale,
         "learner_busy_seconds": held("learning", "busy") / len(steps),
         "charged_gpu_seconds": charged / len(steps),
@@ -127,7 +129,7 @@ def summarize(steps: list[StepRecord], scale: float, split: tuple[int, int], gpu
         "actors_idle": 1 - held("generation", "busy") / (actors * seconds),
         "learner_idle": 1 - held("learning", "busy") / seconds,
         "actors_busy_seconds": held("generation", "busy") / len(steps),
-        "moved_samples": statistics.fmean(step.metrics["generation/moved_samples"] for step in steps),
+        "moved_samples": sum(each["generation/moved_samples"] for each in generated) / len(steps),
         "staleness_mean": statistics.fmean(stale),
         "staleness_max": max(stale),
     }
