@@ -15,10 +15,8 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,11 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.one_instance import TOKEN, in_milliseconds, running_instance, tell, until_free  # noqa: E402
 from benchmarks.s3_server import start_s3_server  # noqa: E402
 from benchmarks.weight_relays import Link  # noqa: E402
 
-TOKEN = "a-benchmarks-token"
 PROMPT, RESPONSE = 40, 60
 INSTANCE = """
 import json, sys, time
@@ -162,12 +159,7 @@ async def learn(url: str, model: Path, root: str, steps: int, samples: int) -> l
                     if isinstance(event, Learnt):
                         unpublished = True
                         break
-            # As the platforms do: a request is sent once the instance is free.
-            while True:
-                async with session.get(f"{url}/readyz") as answer:
-                    if not (await answer.json(content_type=None))["busy"]:
-                        break
-                await asyncio.sleep(0.005)
+            await until_free(session, url)
     return published
 
 
@@ -181,33 +173,23 @@ def summary(log: Path, published: list[dict[str, float]], steps: int) -> dict[st
     # The first steps warm caches up.
     beside = [step for step in range(4, steps) if step % 2 == 0]
     before = [step for step in range(3, steps) if step % 2]
-    gaps = {step: 1000 * (train[step + 1][0] - train[step][1]) for step in range(1, steps)}
-    copies = {step: 1000 * (ended - began) for step, (began, ended) in hold.items()}
-    publications = {
-        int(each["step"]): 1000 * each["seconds/publish"] for each in published if "seconds/publish" in each
-    }
-    lengths = {step: 1000 * (ended - began) for step, (began, ended) in train.items()}
-
-    def told(values: list[float]) -> dict[str, float | list[float]]:
-        return {
-            "median_ms": round(statistics.median(values), 1),
-            "max_ms": round(max(values), 1),
-            "all_ms": [round(value, 1) for value in values],
-        }
-
+    gaps = {step: train[step + 1][0] - train[step][1] for step in range(1, steps)}
+    copies = {step: ended - began for step, (began, ended) in hold.items()}
+    publications = {int(each["step"]): each["seconds/publish"] for each in published if "seconds/publish" in each}
+    lengths = {step: ended - began for step, (began, ended) in train.items()}
     with_beside, without = [gaps[step] for step in beside], [gaps[step] for step in before]
     copy = [copies[step] for step in beside]
     return {
-        "held up, published beside the next step": told(with_beside),
-        "held up, published before the next step": told(without),
-        "copy to the host's memory": told(copy),
-        "publication beside a step": told([publications[step] for step in beside]),
-        "publication before the next step": told([publications[step] for step in before]),
-        "training beside a publication": told([lengths[step + 1] for step in beside]),
-        "training alone": told([lengths[step + 1] for step in before]),
+        "held up, published beside the next step": in_milliseconds(with_beside),
+        "held up, published before the next step": in_milliseconds(without),
+        "copy to the host's memory": in_milliseconds(copy),
+        "publication beside a step": in_milliseconds([publications[step] for step in beside]),
+        "publication before the next step": in_milliseconds([publications[step] for step in before]),
+        "training beside a publication": in_milliseconds([lengths[step + 1] for step in beside]),
+        "training alone": in_milliseconds([lengths[step + 1] for step in before]),
         "of it neither copying nor publishing": {
-            "published beside the next step": told([gaps[step] - copies[step] for step in beside]),
-            "published before the next step": told([gaps[step] - publications[step] for step in before]),
+            "published beside the next step": in_milliseconds([gaps[step] - copies[step] for step in beside]),
+            "published before the next step": in_milliseconds([gaps[step] - publications[step] for step in before]),
         },
         "ratio_to_before": round(statistics.median(with_beside) / statistics.median(without), 4),
         "ratio_to_copy": round(statistics.median(with_beside) / statistics.median(copy), 3),
@@ -224,8 +206,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
 
-    from rlhfless_functions.serving.instance import InstanceOptions
-
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         root = str(folder / "run")
@@ -236,31 +216,12 @@ def main() -> None:
         make_model(folder / "model")
         write_batch(f"{root}/batch.parquet", given.samples)
         version_bytes = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
-        options = InstanceOptions(
-            stage="learning", name="one", token=TOKEN, threads=given.threads, started_at=time.time()
-        )
         log = folder / "spans"
-        process = subprocess.Popen(
-            [sys.executable, "-c", INSTANCE, options.model_dump_json(), str(log)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout is not None
-            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        with running_instance(INSTANCE, "learning", given.threads, log) as url:
             published = asyncio.run(learn(url, folder / "model", root, given.steps, given.samples))
-        finally:
-            process.kill()
-            process.wait()
         found = summary(log, published, given.steps)
-    record: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/publishing.py", *sys.argv[1:]]),
-        "version_bytes": version_bytes,
-        **({"link_bytes_per_second": given.rate * 1e6} if given.store == "s3" else {}),
-        **found,
-        **describe_machine(["torch", "transformers"]),
-    }
-    print(json.dumps(record, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    link = {"link_bytes_per_second": given.rate * 1e6} if given.store == "s3" else {}
+    tell("publishing.py", {"version_bytes": version_bytes, **link, **found}, given.json)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -30,11 +28,10 @@ from typing import Any, NamedTuple
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.model_126_mb import QWEN3_126_MB  # noqa: E402
+from benchmarks.one_instance import TOKEN, in_milliseconds, running_instance, tell, until_free  # noqa: E402
 from benchmarks.s3_server import start_s3_server  # noqa: E402
 
-TOKEN = "a-benchmarks-token"
 ROWS, PROMPTS, PROMPT, RESPONSE = 16, 64, 40, 200
 INSTANCE = """
 import json, sys, time
@@ -173,14 +170,7 @@ class Run:
                             yield event
                 finally:
                     # As the platforms do: the instance is free once it has published what it had.
-                    await asyncio.shield(published())
-
-        async def published() -> None:
-            while True:
-                async with session.get(f"{url}/readyz") as answer:
-                    if not (await answer.json(content_type=None))["busy"]:
-                        return
-                await asyncio.sleep(0.005)
+                    await asyncio.shield(until_free(session, url))
 
         class Capacity:
             async def use(self, *_: object) -> None:
@@ -293,12 +283,7 @@ def decode_pace(spans: list[Span]) -> dict[str, float]:
 
 def summary(found: list[dict[str, float]]) -> dict[str, Any]:
     return {
-        name: {
-            "median_ms": round(1000 * statistics.median(each[name] for each in found), 1),
-            "max_ms": round(1000 * max(each[name] for each in found), 1),
-            "all_ms": [round(1000 * each[name], 1) for each in found],
-        }
-        for name in ("pause", "processor", "load", "recompute")
+        name: in_milliseconds([each[name] for each in found]) for name in ("pause", "processor", "load", "recompute")
     }
 
 
@@ -313,7 +298,6 @@ def main() -> None:
     given = parser.parse_args()
 
     from rlhfless_functions.data.prompts import Prompt, write_prompts
-    from rlhfless_functions.serving.instance import InstanceOptions
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -328,39 +312,24 @@ def main() -> None:
         write_prompts(f"{root}/prompts.parquet", rows)
         made = make_versions(folder, given.switches)
         version_bytes = sum(file.stat().st_size for file in made[0].glob("*.safetensors"))
-        options = InstanceOptions(
-            stage="generation", name="one", token=TOKEN, threads=given.threads, started_at=time.time()
-        )
         log = folder / "spans"
-        process = subprocess.Popen(
-            [sys.executable, "-c", INSTANCE, options.model_dump_json(), str(log)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout is not None
-            url, keep = f"http://127.0.0.1:{int(process.stdout.readline())}", given.kv_cache == "keep"
-            run = Run(made, root, url, given.threads, keep=keep)
+        with running_instance(INSTANCE, "generation", given.threads, log) as url:
+            run = Run(made, root, url, given.threads, keep=given.kv_cache == "keep")
             asyncio.run(run.generate(given.switches, given.every))
-        finally:
-            process.kill()
-            process.wait()
         spans = read_spans(log)
     found = pauses(spans)
     # Each third one is between two rollouts, with the same weights.
     arms = {"prefetched": found[0::3], "not prefetched": found[1::3]}
     driver = {"prefetched": run.driver_pauses[0::2], "not prefetched": run.driver_pauses[1::2]}
-    record: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/weight_swap.py", *sys.argv[1:]]),
+    record = {
         "version_bytes": version_bytes,
         **{name: summary(values) for name, values in arms.items()},
         "driver_pause_median_ms": {
             name: round(1000 * statistics.median(values), 1) for name, values in driver.items() if values
         },
         "decoding": decode_pace(spans),
-        **describe_machine(["torch", "transformers"]),
     }
-    print(json.dumps(record, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    tell("weight_swap.py", record, given.json)
 
 
 if __name__ == "__main__":

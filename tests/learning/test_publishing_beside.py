@@ -70,6 +70,14 @@ def checksums(job: Job, step: int, where: str) -> dict[str, list[str]]:
     return {name: [each.checksum for each in found.files.values()] for name, found in manifests.items() if found}
 
 
+def let_go_beside(job: Job) -> Learner:
+    """A learner that has taken the first step, and whose request was cut before that was published."""
+    learner = Learner()
+    with pytest.raises(LetGoError):
+        learner.run(beside(job, 1), Heard(cuts=True))
+    return learner
+
+
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is published beside a step before this is set."""
@@ -179,11 +187,8 @@ def test_a_version_that_cannot_be_published_is_an_error_and_the_step_can_be_take
     when: str, job: Job, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.undisturbed(2)
-    learner = Learner()
     step = 1 if when == "beside its own request" else 2
-    if step == 2:
-        with pytest.raises(LetGoError):
-            learner.run(beside(job, 1), Heard(cuts=True))
+    learner = Learner() if step == 1 else let_go_beside(job)
     with monkeypatch.context() as patched:
 
         def full(*given: Any, **more: Any) -> None:
@@ -203,9 +208,7 @@ def test_a_version_that_cannot_be_published_is_an_error_and_the_step_can_be_take
 
 def test_where_a_step_fails_the_one_before_is_published_and_reported_first(job: Job, gate: threading.Event) -> None:
     job.undisturbed(2)
-    learner, heard = Learner(), Heard()
-    with pytest.raises(LetGoError):
-        learner.run(beside(job, 1), Heard(cuts=True))
+    learner, heard = let_go_beside(job), Heard()
     part = str(job.folder / "poisoned.parquet")
     nothing = [replace(each, advantages=[math.nan] * len(each.response_tokens)) for each in samples_of(2)]
     write_prepared(part, nothing)
@@ -221,9 +224,7 @@ def test_a_step_that_is_drained_leaves_the_one_before_to_be_published_until_the_
     job: Job, gate: threading.Event
 ) -> None:
     job.undisturbed(2)
-    learner = Learner()
-    with pytest.raises(LetGoError):
-        learner.run(beside(job, 1), Heard(cuts=True))
+    learner = let_go_beside(job)
     with pytest.raises(TaskError, match="step 2 was interrupted by a drain"):
         learner.run(beside(job, 2), StoppedContext(1))
     assert not artifacts.exists(str(job.folder / "beside" / "weights-1"))
@@ -249,9 +250,7 @@ def test_a_step_that_is_asked_for_again_waits_for_the_publication_that_its_cut_r
 ) -> None:
     """As by a driver that comes later: it knows nothing of what the one before has learnt."""
     job.undisturbed(1)
-    learner = Learner()
-    with pytest.raises(LetGoError):
-        learner.run(beside(job, 1), Heard(cuts=True))
+    learner = let_go_beside(job)
     threading.Timer(0.2, gate.set).start()
     learner.run(beside(job, 1), context())
     assert checksums(job, 1, "beside") == checksums(job, 1, "undisturbed")
