@@ -61,7 +61,7 @@ async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothi
     assert on_a.held["generation"] == 2
     await a.close()
     await b.close()
-    assert told[1:] == [None], "a job that ends waits for nobody"
+    assert told[1:] == [None], "a job that has ended does not wait"
 
 
 async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for():
