@@ -296,6 +296,11 @@ class RLHFJobSpec(Settings):
         return self.preparation.instances.min < self.preparation.instances.max and self.planning.policy == "cost"
 
     @property
+    def keeps_kv_cache(self) -> bool:
+        """Whether responses that go on with newer weights keep the keys and values of older ones."""
+        return self.asynchronous is not None and self.asynchronous.kv_cache == "keep"
+
+    @property
     def instance_prices(self) -> dict[Stage, Decimal]:
         """Price of an instance of each stage for an hour, in the currency of the prices."""
         return instance_prices(self)

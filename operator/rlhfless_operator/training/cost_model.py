@@ -151,8 +151,7 @@ class CostModel:
         """Whether an actor has enough left to decode to go on with newer weights."""
         unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
         pause = self.history.mean("pause/switch", unknown)
-        keeps = self._spec.asynchronous is not None and self._spec.asynchronous.kv_cache == "keep"
-        return is_worth_switching(actor, self.latency, pause, 0 if keeps else None)
+        return is_worth_switching(actor, self.latency, pause, 0 if self._spec.keeps_kv_cache else None)
 
     def restart_seconds(self, steps: int) -> float:
         """What a fresh learner takes before it can work: loading, and so many steps again."""

@@ -88,11 +88,6 @@ class RequestBuilder:
         return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
 
     @property
-    def keeps_kv_cache(self) -> bool:
-        """Whether responses that go on with newer weights keep the keys and values of older ones."""
-        return self._spec.asynchronous is not None and self._spec.asynchronous.kv_cache == "keep"
-
-    @property
     def _publishes_deltas(self) -> bool:
         return self._spec.learning.weight_deltas == "auto" and self._spec.model.lora is None
 
@@ -213,7 +208,7 @@ class RequestBuilder:
             model=self._spec.model,
             weights=attempt.weights,
             oldest_version=oldest_version,
-            keep_kv_cache=oldest_version is not None and self.keeps_kv_cache,
+            keep_kv_cache=oldest_version is not None and self._spec.keeps_kv_cache,
             weights_from=list(weights_from) if self.relays_weights else None,
             next_weights=list(next_weights),
             prompts=self._folder.data(purpose),

@@ -48,7 +48,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     prepared = mean_metrics(rollout.prepared.sums)
     report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
     predicted = report.metrics()
-    kept = _kept(rollout.generated.decoding) if run.requests.keeps_kv_cache else {}
+    kept = _kept(rollout.generated.decoding) if run.spec.keeps_kv_cache else {}
     return StepBatch(
         batch=rollout.batch,
         cursor=rollout.cursor,
