@@ -183,6 +183,20 @@ def test_reading_and_writing_does_not_import_pandas(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], check=True)
 
 
+def test_a_part_is_read_without_threads_of_arrow(tmp_path: Path) -> None:
+    # A thread that still held a part when the interpreter ended aborted the process.
+    program = """
+        import os, sys
+        from rlhfless_functions.data.parquet import read_table
+        from rlhfless_functions.data.rollouts import ROLLOUT_SCHEMA, Rollout, write_rollouts
+        write_rollouts(sys.argv[1], [Rollout(0, 0, [1], [], [], "cut", [])])
+        threads = os.listdir("/proc/self/task")
+        assert len(read_table(sys.argv[1], ROLLOUT_SCHEMA)) == 1
+        assert os.listdir("/proc/self/task") == threads
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "part.parquet")], check=True)
+
+
 # --- prepared samples --------------------------------------------------------------------------------------------
 
 

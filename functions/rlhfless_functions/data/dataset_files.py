@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.data.parquet import table_of
 from rlhfless_functions.data.rows import (
     GROUND_TRUTH_COLUMNS,
     PROMPT_COLUMNS,
@@ -108,7 +108,7 @@ def _decompressed(source: str) -> bytes:
 def _read_parquet(source: str) -> Table:
     content = artifacts.read_bytes(source)
     try:
-        rows = pq.read_table(pa.BufferReader(content)).to_pylist()
+        rows = table_of(content).to_pylist()
     except pa.ArrowException as error:
         raise invalid(f"{source} is not a readable Parquet file ({error})") from error
     return Table(source, rows)

@@ -44,9 +44,21 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
     """
     data = artifacts.read_bytes(uri)
     try:
-        return pq.ParquetFile(pa.BufferReader(data)).read().select(schema.names).cast(schema)
+        return table_of(data).select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise unreadable(uri, str(error)) from error
+
+
+def table_of(content: bytes) -> pa.Table:
+    """The table in a Parquet file's content.
+
+    It is read without Arrow's threads. One of them may be the last to hold the content, and aborts the process if the
+    interpreter ends meanwhile (apache/arrow#34314).
+
+    Raises:
+        pa.ArrowException, ValueError, OSError: the content is not a Parquet file.
+    """
+    return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
 
 
 def unreadable(uri: str, problem: str) -> artifacts.ArtifactCorruptError:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.data.parquet import write_table
+from rlhfless_functions.data.parquet import table_of, write_table
 from rlhfless_functions.data.rollouts import Rollout
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
@@ -105,17 +104,16 @@ def _parts(uri: str) -> list[str]:
 
 def _read_part(uri: str) -> dict[str, Integers]:
     try:
-        file = pq.ParquetFile(pa.BufferReader(artifacts.read_bytes(uri)))
+        table = table_of(artifacts.read_bytes(uri))
     except artifacts.ArtifactError as error:
         raise ValueError(str(error)) from error
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ValueError(f"{uri} is not a Parquet file ({error}); name a trace") from error
-    present = file.schema_arrow.names
+    present = table.column_names
     missing = [name for name in COLUMNS if name not in present]
     if missing:
         raise ValueError(f"{uri} has no column {missing[0]!r}: a trace has {', '.join(COLUMNS)}")
     names = [*COLUMNS, "step"] if "step" in present else list(COLUMNS)
-    table = file.read(columns=names)
     return {name: _whole_numbers(uri, name, table.column(name)) for name in names}
 
 
