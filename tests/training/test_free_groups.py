@@ -25,6 +25,8 @@ class Job:
         self.taken: list[TakenStep] = []
         self.done = self.checkpoint = 0
         self.position: dict[str, Any] | None = None
+        self.told = 0
+        """Dropped groups, by the records of the steps that are done."""
         self.needs = {"rollout": 1, "batch": 1, "version": 0, "last": 10**6}
         self.cursor = DataCursor(prompts, 0, shuffle=True)
         self.groups = FreeGroups(size, most, rule, 0)
@@ -76,10 +78,14 @@ class Job:
         self.groups.take(self.taken[-1])
         return True
 
-    def learn(self) -> bool:
-        """The step that has its groups is done."""
+    def learn(self, begins: int = 0) -> bool:
+        """The step that has its groups is done. So many rollouts begin after its record is made, and before that is
+        written down."""
         if len(self.taken) == self.done:
             return False
+        self.told += self.groups.count_dropped()
+        for _ in range(begins):
+            self.begin()
         self.done += 1
         assert [each.result.prompt for each in self.groups.learnt(self.taken[-1])] == [
             name.prompt for name in names_of(self.taken[-1])
@@ -136,7 +142,8 @@ class Job:
 
 EVENTS = st.lists(
     st.one_of(
-        st.sampled_from([("begin", 0), ("take", 0), ("learn", 0), ("restart", 0)]),
+        st.sampled_from([("begin", 0), ("take", 0), ("restart", 0)]),
+        st.tuples(st.just("learn"), st.integers(0, 1)),
         st.tuples(st.just("prepare"), st.integers(0, 40)),
         st.tuples(st.just("go_on"), st.integers(0, 4)),
     ),
@@ -147,13 +154,14 @@ EVENTS = st.lists(
 @pytest.mark.parametrize("rule", ["wait", "drop", "downweight"])
 @settings(deadline=None)
 @example(size=2, most=1, more=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), *[("go_on", 1)] * 2])
+@example(size=2, most=1, more=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), ("go_on", 1), ("restart", 0)])
 @given(size=st.integers(1, 4), most=st.integers(1, 3), more=st.integers(0, 5), events=EVENTS)
 def test_whenever_a_driver_comes_no_group_is_lost_taken_twice_or_collected(
     rule: TooStale, size: int, most: int, more: int, events: list[tuple[str, int]]
 ) -> None:
     job = Job(size, most, rule, steps=8, prompts=size + more)
     for kind, place in events:
-        if kind in ("prepare", "go_on"):
+        if kind in ("prepare", "go_on", "learn"):
             getattr(job, kind)(place)
         else:
             getattr(job, kind)()
@@ -166,6 +174,7 @@ def test_whenever_a_driver_comes_no_group_is_lost_taken_twice_or_collected(
     assert len(set(names)) == len(names) == 8 * size, "none is taken twice"
     assert sorted([*names, *again]) == sorted(drawn), "each is learnt from, or generated anew"
     assert not again or rule == "drop"
+    assert job.told == len(again), "each is counted once"
     expected = DataCursor(size + more, 0, shuffle=True).draw(size + more)
     fresh = Counter(prompt for begun in job.begun for prompt in (begun.prompts or [])[len(begun.again) :])
     assert fresh.total() == 8 * size
@@ -239,7 +248,31 @@ def test_dropped_groups_are_counted_once() -> None:
     prepare(groups, 1, [0])
     assert groups.drop(2) == 0
     assert groups.drop(3) == groups.drop(3) == 1
+    assert groups.count_dropped() == 0, "that is not written down yet"
+    again = begun(2, [0], version=2).model_copy(update={"again": [GroupName(1, 0)]})
+    groups.begin(again)
     assert (groups.count_dropped(), groups.count_dropped()) == (1, 0)
+
+
+def test_a_later_driver_counts_the_dropped_groups_that_no_record_tells_of() -> None:
+    def dropped() -> FreeGroups:
+        """Group 0 of the first rollout is dropped, and the second one makes it anew."""
+        groups = FreeGroups(1, 1, "drop", done=2)
+        groups.begin(begun(1, [0]))
+        prepare(groups, 1, [0])
+        groups.drop(3)
+        groups.begin(begun(2, [0], version=2).model_copy(update={"again": [GroupName(1, 0)]}))
+        return groups
+
+    def later(groups: FreeGroups) -> FreeGroups:
+        found = FreeGroups(1, 1, "drop", done=2)
+        found.restore(groups.state(2))
+        return found
+
+    assert later(dropped()).count_dropped() == 1, "it began before the step's record, which did not count it"
+    told = dropped()
+    told.count_dropped()
+    assert later(told).count_dropped() == 0
 
 
 def test_what_is_needed_are_groups_that_are_left_steps_since_the_checkpoint_and_weights_that_sample() -> None:

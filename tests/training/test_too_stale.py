@@ -114,4 +114,5 @@ def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
     assert len(set(names)) == len(names) == 20
     drawn = {(entry["step"], prompt) for entry in entries(file, "begun") for prompt in entry["prompts"]}
     assert drawn == {*names, *again}
+    assert sum(metric(file, "generation/dropped_groups")) == len(again)
     assert "5 steps taken again: the same weights bit for bit" in replayed(file)

@@ -19,7 +19,7 @@ DRIVER_METRICS: dict[str, Metric] = {
         " stale (`tooStale: wait`); else 0.",
     ),
     "generation/dropped_groups": Metric(
-        "groups", "With `tooStale: drop`: groups that were dropped since the previous step, to be generated anew."
+        "groups", "With `tooStale: drop`: dropped groups whose generation anew began since the previous step."
     ),
     "generation/downweighted_groups": Metric(
         "groups", "With `tooStale: downweight`: groups whose advantages the step multiplied by less than 1."

@@ -43,7 +43,8 @@ class FreeGroups:
         self._taken: dict[GroupName, int] = {}
         """Step that has taken a group; 0 for a group that was dropped and is generated anew."""
         self._dropped: list[GroupName] = []
-        self._newly_dropped = 0
+        self._uncounted = 0
+        """Dropped groups that rollouts make anew, and that no step's record counts."""
         self._oldest_of: dict[int, int] = {}
         """Number of the oldest rollout that a step has taken groups of."""
 
@@ -57,6 +58,7 @@ class FreeGroups:
             self._taken[name] = 0
             self.buffer.forget(name)
         self._dropped = [name for name in self._dropped if name not in begun.again]
+        self._uncounted += len(begun.again)
 
     def prepared(self, rollout: int, chunk: PrepareResult) -> None:
         """A chunk of a rollout's groups is prepared."""
@@ -97,13 +99,15 @@ class FreeGroups:
     def drop(self, step: int) -> int:
         """Drop what is too stale for a step; returns how many groups wait to be generated anew."""
         stale = self.buffer.drop(step)
-        self._newly_dropped += len(stale)
         self._dropped += stale
         return len(self._dropped)
 
     def count_dropped(self) -> int:
-        """Groups that were dropped since the last call."""
-        count, self._newly_dropped = self._newly_dropped, 0
+        """Dropped groups that the rollouts which have begun since the last call make anew.
+
+        That is written down, and a drop alone is not: a later driver drops such a group again.
+        """
+        count, self._uncounted = self._uncounted, 0
         return count
 
     def next_rollout(self, groups: int) -> tuple[list[GroupName], int]:
@@ -138,6 +142,7 @@ class FreeGroups:
         first = self._first(step)
         return {
             "last": self.last,
+            "dropped": self._uncounted,
             "rollouts": [
                 {
                     "begun": begun.model_dump(mode="json"),
@@ -161,6 +166,8 @@ class FreeGroups:
             if entry["measured"]:
                 self.measured.add(begun.step)
         self.last = state["last"]
+        # An earlier release counted groups when they were dropped.
+        self._uncounted = state.get("dropped", 0)
 
     def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
         """What garbage collection keeps once a step is done.
