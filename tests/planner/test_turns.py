@@ -31,6 +31,13 @@ def test_one_that_is_awake_without_a_task_is_preferred():
     assert turns.granted == {1: "actor-b"}
 
 
+def test_the_instance_that_did_a_part_before_comes_first():
+    homes = use(TWO_GROUPS, awake=("actor-a", "actor-b"), idle=["actor-a", "actor-b"])
+    assert take_turns([task(1, "actor-a", "actor-b", last="actor-b")], homes).granted == {1: "actor-b"}
+    waiting = [task(1, "actor-b"), task(2, "actor-a", "actor-b", last="actor-b")]
+    assert take_turns(waiting, homes).granted == {1: "actor-b", 2: "actor-a"}, "it does not wait for it"
+
+
 def test_an_idle_instance_is_put_to_sleep_where_no_free_slot_does():
     turns = take_turns([task(1, "learner")], use(TWO_GROUPS, awake=("actor-a",), idle=["actor-a"]))
     assert (turns.granted, turns.sleeps) == ({}, ["actor-a"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Stage, TaskKey, WeightsReference
+from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Stage, Started, TaskKey, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms import local
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
@@ -47,11 +47,11 @@ def in_state(changes: list[StateChange], state: str) -> set[str]:
     return {instance for instance, current in newest.items() if current == state}
 
 
-def an_export(source: str) -> ExportRequest:
+def an_export(source: str, part: str = "export", result: str = "") -> ExportRequest:
     stage: Stage = "learning"
     return ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage=stage, part="export", attempt=0),
-        result=f"{source}-result.json",
+        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
+        result=result or f"{source}-result.json",
         model=ModelSettings(source=source, dtype="float32"),
         weights=WeightsReference(version=0, uri=source),
         destination=f"{source}-exported",
@@ -172,3 +172,22 @@ async def test_an_instance_that_is_busy_with_what_was_cut_is_asked_again(
         assert isinstance(events[-1], Done)
         assert refusals == 0
         assert {change.instance for change in changes} == {"learning-1"}
+
+
+async def test_the_next_attempt_at_a_part_goes_to_the_instance_that_had_the_last_one(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Several may be cut at the same time, and each instance has kept something of its own part."""
+    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    async with platform(tmp_path, keep_alive=0.0) as (made, changes):
+        await made.hold("learning", 3, preload)
+        await until(lambda: len(in_state(changes, "idle")) == 3)
+
+        async def attempt(part: str, result: str) -> str:
+            request = an_export(str(tiny_model), part, str(tmp_path / f"{part}-{result}.json"))
+            async with aclosing(made.run(request)) as events:
+                return next([event.instance async for event in events if isinstance(event, Started)])
+
+        first = [await attempt(part, "first") for part in "abc"]
+        assert len(set(first)) == 3
+        assert [await attempt(part, "second") for part in "cba"] == first[::-1], "not the one that is idle for longest"

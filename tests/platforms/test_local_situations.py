@@ -20,10 +20,10 @@ class Machine:
         self.gpus = GpuAccount(gpus, EACH)
         self.processes: dict[str, LocalProcess] = {}
 
-    def has(self, name: str, state: InstanceState, *home: str) -> LocalProcess:
+    def has(self, name: str, state: InstanceState, *home: str, last: str = "") -> LocalProcess:
         """An instance in a state. The ones that are named first are idle, or asleep, for longer."""
         stage: Stage = name.split("-")[0]  # type: ignore[assignment]
-        process = LocalProcess(name, stage, state, idle_since=float(len(self.processes)))
+        process = LocalProcess(name, stage, state, last_part=(1, last), idle_since=float(len(self.processes)))
         self.processes[name] = process
         self.gpus.place(name, home)
         if state != "asleep":
@@ -33,7 +33,9 @@ class Machine:
     def turns(self, waiting: Sequence[Stage], most: int = 1) -> Turns:
         """What is decided for tasks that wait, numbered from 0."""
         loop = asyncio.new_event_loop()
-        tasks = {number: Waiting(stage, loop.create_future()) for number, stage in enumerate(waiting)}
+        tasks = {
+            number: Waiting(stage, (1, f"part-{number}"), loop.create_future()) for number, stage in enumerate(waiting)
+        }
         loop.close()
         situation = look(tasks, list(self.processes.values()), self.gpus, lambda stage: most)
         return take_turns(situation.tasks, situation.use)
@@ -111,3 +113,17 @@ def test_without_gpus_every_task_has_an_instance_at_once() -> None:
     machine.has("generation-1", "idle")
     turns = machine.turns(["generation", "preparation"])
     assert (turns.granted, turns.sleeps) == ({0: "generation-1", 1: "preparation"}, [])
+
+
+def test_a_task_goes_on_where_its_part_was_done_before_if_that_instance_is_idle() -> None:
+    for gpus in ((), ("0", "1", "2")):
+        machine = Machine(*gpus)
+        machine.has("generation-1", "idle", *gpus[:1])
+        machine.has("generation-2", "idle", *gpus[1:2], last="part-0")
+        machine.has("preparation-3", "asleep", *gpus[1:2], last="part-0")
+        assert machine.turns(["generation"]).granted == {0: "generation-2"}, "though the other is idle for longer"
+        assert machine.turns(["generation"] * 2).granted == {0: "generation-2", 1: "generation-1"}
+    machine = Machine("0", "1")
+    machine.has("generation-1", "idle", "0")
+    machine.has("generation-2", "asleep", "1", last="part-0")
+    assert machine.turns(["generation"]).granted == {0: "generation-1"}, "one that sleeps has kept nothing"

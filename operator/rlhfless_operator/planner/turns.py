@@ -26,6 +26,8 @@ class WaitingTask:
     """Of its stage in the step: what is nearer to the step's end has the higher one."""
     passed: int = 0
     """Tasks of its priority that came later and went before it."""
+    last: str = ""
+    """The instance that did its part before, if that is awake. It may have kept something of it, and comes first."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,14 @@ class _Round:
             return -task.priority, False, 0, 0.0, task.number
         return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
-    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, int, int, int]:
-        """An instance that is awake comes first, then one that displaces none. Of the others, first one that is not
-        where another stage of its job has an instance of its size, which may have a task before this one ends:
-        preparation works while others generate. Then one on slots that the fewest large instances of other jobs could
-        have now; a job's own learner comes after its other stages."""
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, bool, int, int, int]:
+        """The task's last instance comes first, then one that is awake, then one that displaces none. Of the others,
+        first one that is not where another stage of its job has an instance of its size, which may have a task before
+        this one ends: preparation works while others generate. Then one on slots that the fewest large instances of
+        other jobs could have now; a job's own learner comes after its other stages."""
         home = set(self._use.homes[name])
         if not home:
-            return name in self._use.unstarted, name not in self._use.idle, 0, 0, 0
+            return name != task.last, name in self._use.unstarted, name not in self._use.idle, 0, 0, 0
         holders = {self._use.holders[slot] for slot in home} - {None, name}
         neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
         mine = {other for other in neighbours if self._use.jobs.get(other) == task.job} - set(task.instances)
@@ -124,7 +126,8 @@ class _Round:
             for other in neighbours
             if self._use.jobs.get(other) != task.job
         )
-        return name in self._use.unstarted, name not in self._use.idle, len(holders), small, large
+        idle = name in self._use.idle
+        return name != task.last, name in self._use.unstarted, not idle, len(holders), small, large
 
     def _give(self, task: WaitingTask, name: str) -> None:
         home = self._use.homes[name]

@@ -98,7 +98,7 @@ class LocalPlatform:
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Send a task to a free instance of its stage; see `Platform.run`."""
         while True:
-            process = await self._acquire(request.key.stage)
+            process = await self._acquire(request.key.stage, (request.key.step, request.key.part))
             try:
                 async with aclosing(self._carry(process, request)) as events:
                     async for event in events:
@@ -155,13 +155,15 @@ class LocalPlatform:
     def _kept(self, stage: Stage) -> list[LocalProcess]:
         return [process for process in self._processes.values() if process.stage == stage and process.kept]
 
-    async def _acquire(self, stage: Stage) -> LocalProcess:
+    async def _acquire(self, stage: Stage, part: tuple[int, str]) -> LocalProcess:
         turn: asyncio.Future[LocalProcess] = asyncio.get_running_loop().create_future()
         number = next(self._numbers_of_tasks)
-        self._waiting[number] = Waiting(stage, turn)
+        self._waiting[number] = Waiting(stage, part, turn)
         try:
             self._take_turns()
-            return await turn
+            process = await turn
+            process.last_part = part
+            return process
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # Its turn had come at the same moment.

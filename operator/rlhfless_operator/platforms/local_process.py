@@ -33,6 +33,8 @@ class LocalProcess:
     """Whether it was told to end."""
     pid: int | None = None
     port: int | None = None
+    last_part: tuple[int, str] | None = None
+    """Step and part of its newest task."""
     idle_since: float = 0.0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 

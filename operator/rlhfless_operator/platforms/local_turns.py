@@ -18,6 +18,8 @@ class Waiting:
     """A task without an instance."""
 
     stage: Stage
+    part: tuple[int, str]
+    """Its step and part."""
     turn: asyncio.Future[LocalProcess]
     """Done once its turn has come."""
 
@@ -73,7 +75,8 @@ def look(
         ]
         if may_displace and each.stage in unstarted:
             able.append(each.stage)
-        tasks.append(WaitingTask(number, _JOB, able))
+        last = [process.name for process in idle if (process.stage, process.last_part) == (each.stage, each.part)]
+        tasks.append(WaitingTask(number, _JOB, able, last="".join(last[-1:])))
     homes: dict[str, Sequence[str]] = {**gpus.homes, **unstarted}
     jobs = dict.fromkeys(homes, _JOB)
     return Situation(tasks, SlotUse(homes, gpus.holders, jobs, set(idle_names), leaving, unstarted=unstarted))
