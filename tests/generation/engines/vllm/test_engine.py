@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, write_prompts
-from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceTask
 from rlhfless_functions.generation.engines.choice import choose_engine
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.generation.stage import Generator
@@ -157,6 +158,26 @@ def test_sequences_that_outgrow_the_cache_are_preempted_and_none_is_lost(folder:
     roomy = TransformersEngine()
     roomy.load(settings_of(folder), version(folder))
     assert_same(crowded, generate(roomy, share(8, 3), sampling))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_weights_that_gave_nan_leave_none_in_the_blocks_of_others(
+    engine: VllmEngine, folder: Path, tmp_path: Path, keep: bool
+) -> None:
+    """Attention multiplies what an unfinished block holds beyond its sequence by zero, and NaN stays NaN."""
+    tasks = [replace(task, prompt_tokens=long_prompt(task.prompt, 40)) for task in share(64, 6)]
+    before = generate(engine, tasks)
+    poisoned = shutil.copytree(folder, tmp_path / "poisoned")
+    weights = load_file(poisoned / "model.safetensors")
+    weights["model.embed_tokens.weight"][65] = float("nan")
+    save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
+    engine.load(settings_of(folder), version(poisoned, 1))
+    nan = [SequenceTask(prompt, 0, [65] * 900, prompt) for prompt in range(8)]
+    with pytest.raises(NonFiniteLogitsError):
+        finish(engine.start(nan, SAMPLING, None, keep_kv_cache=keep))
+    engine.load(settings_of(folder), version(folder))
+    run = engine.start(tasks, SAMPLING, None, keep_kv_cache=keep)
+    assert_same({(result.prompt, result.index): result for result in finish(run)}, before)
 
 
 def test_a_temperature_that_vllm_would_change_is_refused(engine: VllmEngine) -> None:

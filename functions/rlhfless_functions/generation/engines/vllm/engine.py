@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
-from rlhfless_functions.generation.engines.base import SequenceTask, check_room
+from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceTask, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
@@ -218,8 +218,10 @@ class VllmEngine:
             EngineRoom(sequences=1, kv_tokens=1),
         )
         try:
-            while run.running or run.waiting:
-                run.step(check=False)
+            # Weights that give NaN fail their first request, and its error names them.
+            with suppress(NonFiniteLogitsError):
+                while run.running or run.waiting:
+                    run.step()
         except TaskError as error:
             # This fails in every instance, so a retry elsewhere would not help.
             raise error.__cause__ or error from None

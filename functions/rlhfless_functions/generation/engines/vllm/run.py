@@ -149,11 +149,8 @@ class VllmRun(EngineRun):
         """Every unfinished sequence that has response tokens from a valid distribution."""
         return [result for result in map(_sound, super().unfinished()) if result.response_tokens]
 
-    def step(self, *, check: bool = True) -> list[SequenceResult]:
+    def step(self) -> list[SequenceResult]:
         """Hand over the sequences that fit, sample a token for each that vLLM runs, and return the finished ones.
-
-        Args:
-            check: whether to refuse logits that are not finite.
 
         Raises:
             NonFiniteLogitsError: if a sequence's logits are not a valid distribution.
@@ -173,9 +170,8 @@ class VllmRun(EngineRun):
         finished = [self._finish(output) for output in outputs if output.finished]
         if self._stop_strings is not None:
             finished += self._stopped(self._stop_strings)
-        if check:
-            for result in finished:
-                self._check(result)
+        for result in finished:
+            self._check(result)
         return finished
 
     def abort(self) -> None:
@@ -302,10 +298,18 @@ class VllmRun(EngineRun):
             self._drafted.finished(each.name, result.response_tokens)
         return result
 
+    def _erase_blocks(self) -> None:
+        """Overwrite all keys and values. Blocks are used again, and a mask does not hide NaN in them."""
+        if not self._engine.reset_prefix_cache():
+            problem = "vLLM could not empty its prefix cache, which may hold NaN; this instance ends"
+            raise TaskError("engine_lost", problem, retryable=True)
+        self._engine.collective_rpc("erase_blocks")
+
     def _check(self, result: SequenceResult) -> None:
         for position, log_prob in enumerate(result.log_probs):
             if not math.isfinite(log_prob):
                 self.abort()
+                self._erase_blocks()
                 raise NonFiniteLogitsError(result.prompt, result.index, position)
 
 

@@ -111,6 +111,13 @@ class WorkerExtension:
         connector = get_kv_transfer_group()
         return asdict(connector.traffic) if connector.shares else {}
 
+    def erase_blocks(self) -> None:
+        """Overwrite all keys and values with zeros. The caller has emptied the prefix cache."""
+        for cache in self.model_runner.kv_caches:
+            # A layer with a recurrent state has several tensors.
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                tensor.zero_()
+
     def replace_weights(self, files: list[str], tied: bool) -> None:
         """Replace all weights in place by those of a checkpoint. The caller has checked that it is complete.
 
