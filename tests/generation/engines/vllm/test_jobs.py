@@ -1,5 +1,6 @@
 """Whole jobs on this machine that generate with vLLM."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,10 @@ import yaml
 from rlhfless_functions import artifacts
 from tests.command_line import run_command, run_to_its_end
 from tests.generation.engines.shares import save_model
+from tests.training.test_asynchronous import replayed
+from tests.training.test_switching import SWITCHING, check_switched
+from tests.training.test_switching import switches_midway as switches_midway  # A fixture.
+from tests.training.whole_jobs import records_of, run_job
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
@@ -64,3 +69,27 @@ def test_a_job_goes_on_when_its_instance_of_vllm_is_killed_in_mid_stream(
     assert metrics["batch/samples"] == 16
     # What two instances have made between them is what one model would have.
     assert metrics["mismatch/mean_exp_abs"] < 1.01
+
+
+@pytest.mark.usefixtures("switches_midway")
+def test_responses_go_on_with_newer_weights_and_the_keys_and_values_of_older_ones(
+    tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    source = save_model(tmp_path / "model", tiny_model, max_position_embeddings=1024)
+    settings = {
+        "model": {"source": str(source), "dtype": "float32"},
+        "generation": {"engine": "vllm", "instances": {"min": 1, "max": 1}, "flush": "1ms", "keepAlive": "10m"},
+        "async": {"maxStaleness": 1, "newWeights": "switch", "kvCache": "keep"},
+        "sampling": {"maxPromptTokens": 64, "maxResponseTokens": 160},
+    }
+    job = tiny_job(**{**SWITCHING, **settings}, steps=2)
+    # vLLM keeps whole blocks, so prompts have more than one.
+    prompts = [{"prompt": "+".join("0123" * 5) + f"{number}=", "ground_truth": number} for number in range(8)]
+    (job.parent / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    assert run_job(job)["phase"] == "Succeeded"
+    assert check_switched(job, 2, 1) > 0
+    metrics = [record["metrics"] for record in records_of(job)]
+    assert [each["generation/lost_instances"] for each in metrics] == [0, 0]
+    assert sum(each["generation/kept_responses"] for each in metrics) > 0
+    assert sum(each["generation/kept_tokens"] for each in metrics) > 0
+    assert "2 steps taken again: the same weights bit for bit" in replayed(job)
