@@ -61,10 +61,11 @@ def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_rai
 
 @pytest.mark.usefixtures("steady_learning")
 def test_steps_that_are_generated_ahead_are_paid_for_before_another_one_begins(tiny_job: MakeJob) -> None:
-    """There is money for four steps and a half. Two of them may be under way when the fifth is to begin."""
+    """There is money for four steps and a half. Two of them may be under way when the fifth is to begin. It is refused
+    then, and again once they are done."""
     ahead = tiny_job("ahead", steps=STEPS, prices={"instanceHour": "3600"}, **{"async": {"maxStaleness": 2}})
     file = with_budget(ahead, money=str(4.5 * STEP_SECONDS))
-    with pytest.raises(BudgetExhaustedError, match=r"step 5 is not begun: .* the steps before it take up to"):
+    with pytest.raises(BudgetExhaustedError, match="step 5 is not begun: "):
         run_job(file)
     status = status_of(file)
     assert (status["phase"], status["step"]) == ("Suspended", 4)

@@ -17,6 +17,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training import rollouts_ahead
 from rlhfless_operator.training.async_journal import AsyncJournal
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.cursor import DataCursor
 from rlhfless_operator.training.rollout import RolloutTask
 from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
@@ -61,6 +62,7 @@ async def making(
     most: int = 1,
     rule: Literal["wait", "drop", "downweight"] = "wait",
     steps: int = 8,
+    affords: Callable[..., None] = lambda *arguments: None,
 ) -> AsyncIterator[RolloutsAhead]:
     """Rollouts of one group each; those that have no script are complete at once."""
 
@@ -79,7 +81,7 @@ async def making(
     async def at_once(*arguments: Any, **options: Any) -> None: ...
 
     monkeypatch.setattr(rollouts_ahead, "roll_out", roll_out)
-    monkeypatch.setattr(rollouts_ahead, "check_affordable", lambda *arguments: None)
+    monkeypatch.setattr(rollouts_ahead, "check_affordable", affords)
     job = JobFolder(str(folder))
     run: Any = SimpleNamespace(
         folder=job,
@@ -139,6 +141,29 @@ async def test_once_a_rollout_has_failed_what_is_begun_is_learnt_from_and_nothin
         with pytest.raises(StageFailedError, match="its instances are lost"):
             await learn(ahead, 5)
     assert begun(tmp_path) == [1, 2, 3, 4, 5]
+
+
+async def test_a_rollout_that_the_budget_has_no_room_for_begins_once_a_step_has_left_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is begun may take less than its forecast. The job stops where nothing that is begun is left."""
+    asked: list[tuple[int, int]] = []
+
+    def affords(run: Any, journal: Any, step: int) -> None:
+        asked.append((step, journal.status.step))
+        # The third and fourth rollout fit in once two steps are done, and the sixth never does.
+        if step >= 6 or (step >= 3 and journal.status.step < 2):
+            raise BudgetExhaustedError(f"step {step} is not begun")
+
+    async with making(tmp_path, monkeypatch, {}, most=2, affords=affords) as ahead:
+        assert await learn(ahead, 1) == [1]
+        assert begun(tmp_path) == [1, 2]
+        for step in range(2, 6):
+            assert await learn(ahead, step) == [step]
+        with pytest.raises(BudgetExhaustedError, match="step 6 is not begun"):
+            await learn(ahead, 6)
+    assert begun(tmp_path) == [1, 2, 3, 4, 5]
+    assert (6, 5) in asked, "asked once more when all steps before it were done"
 
 
 async def test_groups_that_are_to_be_scored_again_are_not_learnt_from(

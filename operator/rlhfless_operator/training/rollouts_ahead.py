@@ -25,6 +25,7 @@ from rlhfless_operator.training.async_journal import (
     chosen_groups,
     taken_steps,
 )
+from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.free_groups import FreeGroups
 from rlhfless_operator.training.planning import GenerationPlan
 from rlhfless_operator.training.preparation import results_before
@@ -51,7 +52,8 @@ class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
     Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
-    that can be learnt from, except that an UnscorableError is raised with the next step.
+    that can be learnt from, except that an UnscorableError is raised with the next step. A rollout that the budget has
+    no room for is tried again after each step.
 
     Args:
         run: the job in hand.
@@ -132,7 +134,12 @@ class RolloutsAhead:
         return taken, waited
 
     def advance(self) -> None:
-        """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness allows."""
+        """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness and the budget
+        allow."""
+        for number, rollout in sorted(self._rollouts.items()):
+            # The step may have taken less than its forecast.
+            if _failed(rollout) and isinstance(rollout.exception(), BudgetExhaustedError):
+                self._begin_task(number)
         self._begin_more()
         if self.groups is not None:
             # A step that waits for groups waits for these rollouts, too.
