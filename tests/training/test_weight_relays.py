@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhfless_functions import artifacts
 from tests.training.test_weight_deltas import OWN_COPIES, run_in_store, weights_in_store
 from tests.training.whole_jobs import MakeJob, assert_equal_weights
 
@@ -22,6 +23,7 @@ def wait_longer():
     if (peers := sys.modules.get("rlhfless_functions.artifacts.peers")) is None:
         return
     peers.PATIENCE_SECONDS = peers.ANSWER_SECONDS = 120.0
+    sys.modules["rlhfless_functions.artifacts.line"].SETTLING_SECONDS = 3.0
 
 os.register_at_fork(after_in_child=wait_longer)
 """
@@ -51,3 +53,17 @@ def test_instances_read_the_store_once_and_learn_the_same(tiny_job: MakeJob, s3:
         assert both == 2 * before["weights/bytes"]
     assert with_relays[-1]["weights/bytes_relayed"] == with_relays[-2]["weights/bytes"]
     assert_equal_weights(weights_in_store(f"{s3}/relayed"), weights_in_store(f"{s3}/alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_copies", "nothing_is_left_behind")
+def test_new_instances_of_each_step_fetch_from_each_other_and_learn_the_same(tiny_job: MakeJob, s3: str) -> None:
+    new = {**KEPT, "generation": {"instances": {"min": 2, "max": 2}, "keepAlive": "0s", "weightRelays": "auto"}}
+    steps = run_in_store(tiny_job("new", **new), f"{s3}/new")[-STEPS:]
+    kept = run_in_store(tiny_job("alone", **KEPT), f"{s3}/alone")[-STEPS:]
+    for before, step in pairwise(steps):
+        assert step["weights/bytes_fetched"] == step["weights/bytes_relayed"] == before["weights/bytes"]
+        assert "weights/relays_refused" not in step
+    assert not any("weights/bytes_relayed" in step for step in kept)
+    assert_equal_weights(weights_in_store(f"{s3}/new"), weights_in_store(f"{s3}/alone"))
+    assert artifacts.list_files(f"{s3}/new/lines") == []
