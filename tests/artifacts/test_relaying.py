@@ -1,4 +1,7 @@
-"""Versions that go from instance to instance, in chains and lines: processes with servers and copies of their own, and sources that fail."""
+"""Versions that go from instance to instance, in chains and lines.
+
+Instances are processes with servers and copies of their own. Sources that fail are servers of the test.
+"""
 
 import hashlib
 import http.server

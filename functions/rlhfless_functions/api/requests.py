@@ -107,8 +107,8 @@ class GenerationRequest(BaseRequest):
     """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
     store. If omitted, each fetches from the store, and none passes them on."""
     weights_line: str | None = None
-    """URI of a folder in which instances that fetch these weights say where they are reached. An instance that is not in
-    `weights_from` fetches from those that said so before it. If omitted, it fetches from the store."""
+    """URI of a folder in which instances that fetch these weights say where they are reached. An instance that is not
+    in `weights_from` fetches from those that said so before it. If omitted, it fetches from the store."""
     next_weights: list[NextWeights] = Field(default=[])
     """Newer versions that may be published meanwhile, the oldest first. The instance may fetch them into its memory
     while it decodes. The samples do not depend on it."""

@@ -1,8 +1,8 @@
 """The line in which instances that fetch the same published folder find those that began before them.
 
-The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name says
-when that was and where the instance is reached. Names order the line. An instance fetches only from those before it, and
-so no two wait for each other, whatever the clocks of their hosts say.
+The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name
+says when that was and where the instance is reached. Names order the line. An instance fetches only from those before
+it, and so no two wait for each other, whatever the clocks of their hosts say.
 """
 
 import ipaddress

@@ -111,7 +111,8 @@ class Instance:
             loop = asyncio.get_running_loop()
             preload: Any = self._function.preload
             if weights_line is not None:
-                preload = partial(preload, sources=artifacts.Sources.of_chain((), self.address, self.token, weights_line))
+                sources = artifacts.Sources.of_chain((), self.address, self.token, weights_line)
+                preload = partial(preload, sources=sources)
             try:
                 await loop.run_in_executor(self._worker, preload, model, weights)
             except Exception:

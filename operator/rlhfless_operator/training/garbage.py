@@ -73,8 +73,8 @@ def kept(
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
     the newest checkpoint (or of all steps), responses to draft from, and whatever the running step, the one after the
     status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay. The
-    learner may have published the running step already, and be publishing the next one. Instances fetch the weights that
-    sample.
+    learner may have published the running step already, and be publishing the next one. Only the weights that sample
+    have lines.
     """
     running = status.step + 1
     publishing = (running, running + 1) if retention.staleness else (running,)
