@@ -1,9 +1,10 @@
-"""When the last of eight instances has new weights: from a store with a narrow link, and in a chain of relays.
+"""When the last of eight instances has new weights: in a chain of relays, in a line of new instances, and from a store.
 
     python benchmarks/weight_relays.py [--instances 8] [--rate 10] [--json FILE]
 
-Each instance is a process with an instance's server and a folder of copies of its own. The store is an S3 server on
-this machine. A proxy before the store, and one before each instance, lets `--rate` MB/s through to all of its readers
+Each instance is a process with an instance's server and a folder of copies of its own. In the chain each is told which
+come before it. In the line all begin at once, and find each other in the store. The store is an S3 server on this
+machine. A proxy before the store, and one before each instance, lets `--rate` MB/s through to all of its readers
 together, and delays each connection's first bytes by 10 ms. Real links are faster; the rate is what two busy cores
 keep up with for all links at once, and times are compared as multiples of one transfer.
 """
@@ -35,7 +36,7 @@ INSTANCE = f"""
 import asyncio, os, sys, time
 import uvicorn
 from rlhfless_functions import artifacts
-from rlhfless_functions.artifacts import Sources, peers
+from rlhfless_functions.artifacts import Line, Sources, peers
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.serving.server import InstanceServer, create_app
 
@@ -50,8 +51,11 @@ async def main():
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(InstanceServer(config, instance, listening).serve())
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        relays, uri, *addresses = line.split()
-        sources = Sources(addresses, {TOKEN!r}) if relays == "relays" else None
+        way, uri, *addresses = line.split()
+        sources = Sources(addresses, {TOKEN!r}) if way == "chain" else None
+        if way == "line":
+            folder, address = addresses
+            sources = Sources((), {TOKEN!r}, Line(folder, address))
         await loop.run_in_executor(None, lambda: artifacts.local_folder(uri, sources=sources))
         now = artifacts.fetched()
         print(time.time(), now.bytes, now.relayed_bytes, now.refused_sources, flush=True)
@@ -135,15 +139,16 @@ class Receiver:
         self._process.communicate()
 
 
-def measure(uri: str, count: int, rate: float, *, relays: bool) -> dict[str, float]:
-    """Fetch a version with some fresh instances at once."""
+def measure(uri: str, count: int, rate: float, way: str) -> dict[str, float]:
+    """Fetch a version with some fresh instances at once: in a `chain`, a `line`, or each from the `store`."""
     with tempfile.TemporaryDirectory() as place:
         receivers = [Receiver(Path(place, str(number)), rate) for number in range(count)]
         try:
             addresses = [each.address for each in receivers]
             began = time.time()
             for number, receiver in enumerate(receivers):
-                receiver.ask("relays" if relays else "store", uri, *addresses[:number][::-1])
+                line = [f"{uri}-line", receiver.address]
+                receiver.ask(way, uri, *(line if way == "line" else addresses[:number][::-1]))
             told = [list(map(float, each.line().split())) for each in receivers]
         finally:
             for receiver in receivers:
@@ -179,9 +184,9 @@ def main() -> None:
     record |= {"one_transfer_seconds": one}
     # The last of 4 MiB comes before any of it is passed on.
     expected = chain_seconds(size, rate, [rate] * (given.instances - 1), 4 * 2**20)
-    forecasts = {"relays": expected, "store": store_seconds(size, rate, given.instances)}
-    for way in ("relays", "store"):
-        found = measure(uri, given.instances, rate, relays=way == "relays")
+    forecasts = {"chain": expected, "line": expected, "store": store_seconds(size, rate, given.instances)}
+    for way in forecasts:
+        found = measure(uri, given.instances, rate, way)
         found |= {"last_transfers": round(found["last_seconds"] / one, 3)}
         found |= {"forecast_transfers": round(forecasts[way] / one, 3)}
         record[way] = found

@@ -115,3 +115,32 @@ def test_a_folder_on_its_way_is_fetched_once_and_leaves_nothing_behind(
     assert local_folder(uri) == found[0].result()
     assert sorted(parts) == [0, 10_000, 20_000]
     assert found[0].result() not in retrieval._making
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_needs_a_whole_folder_waits_for_the_thread_that_fetches_it_already(
+    uri: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest_of, known = retrieval.manifest, threading.Event()
+
+    def late(uri: str) -> object:
+        found = manifest_of(uri)
+        if threading.current_thread() is threading.main_thread():
+            known.set()
+        else:
+            assert known.wait(60)
+            threading.Event().wait(0.2)
+            if fails:
+                raise ConnectionResetError("the store is gone for a moment")
+        return found
+
+    monkeypatch.setattr(retrieval, "manifest", late)
+    joined: list[object] = []
+    monkeypatch.setattr(retrieval, "Peer", lambda sources, copy: joined.append(copy))
+    arriving = arrive(uri, sources=retrieval.Sources())
+    # Without it, whichever thread is first would say where the files come from.
+    folder = local_folder(uri)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert joined == ([] if fails else [folder.name])
+    if not fails:
+        assert arriving.result() == folder

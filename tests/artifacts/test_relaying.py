@@ -1,4 +1,7 @@
-"""Versions that go from instance to instance: processes with servers and copies of their own, and sources that fail."""
+"""Versions that go from instance to instance, in chains and lines.
+
+Instances are processes with servers and copies of their own. Sources that fail are servers of the test.
+"""
 
 import hashlib
 import http.server
@@ -8,6 +11,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,8 +21,10 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.artifacts import Fetched, Sources, peers, relaying
+from rlhfless_functions.artifacts import Fetched, Line, Sources, peers, relaying
 from rlhfless_functions.artifacts.copies import copy_place
+from rlhfless_functions.artifacts.line import entry_name
+from rlhfless_functions.artifacts.peers import copy_token
 from tests.artifacts.folders import content, publish
 
 TOKEN = "the-jobs-own-token"
@@ -33,12 +39,13 @@ INSTANCE = f"""
 import asyncio, os, sys
 import uvicorn
 from rlhfless_functions import artifacts
-from rlhfless_functions.artifacts import Sources, peers
+from rlhfless_functions.artifacts import Line, Sources, line, peers
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.serving.server import InstanceServer, create_app
 
 # Processes of a busy machine begin late.
 peers.PATIENCE_SECONDS = peers.ANSWER_SECONDS = 120.0
+line.SETTLING_SECONDS = 3.0
 
 def listening(port):
     print(port, flush=True)
@@ -50,11 +57,13 @@ config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
 async def main():
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(InstanceServer(config, instance, listening).serve())
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        uri, *addresses = line.split()
+    while words := await loop.run_in_executor(None, sys.stdin.readline):
+        uri, *addresses = words.split()
+        sources = Sources(addresses, {TOKEN!r})
+        if addresses[:1] == ["line"]:
+            sources = Sources((), {TOKEN!r}, Line(addresses[1], instance.address))
         before = artifacts.fetched()
-        folder = await loop.run_in_executor(
-            None, lambda: artifacts.local_folder(uri, sources=Sources(addresses, {TOKEN!r})))
+        folder = await loop.run_in_executor(None, lambda: artifacts.local_folder(uri, sources=sources))
         now = artifacts.fetched()
         print(folder, now.bytes - before.bytes, now.relayed_bytes - before.relayed_bytes,
               now.refused_sources - before.refused_sources, flush=True)
@@ -76,7 +85,7 @@ class Process:
         self.address = f"http://127.0.0.1:{self._line()}"
 
     def ask(self, uri: str, *addresses: str) -> None:
-        """Let it fetch a version from the first of these that has it."""
+        """Let it fetch a version from the first of these that has it, or with "line" and a URI from those in a line."""
         assert self._process.stdin is not None
         print(uri, *addresses, file=self._process.stdin, flush=True)
 
@@ -119,6 +128,12 @@ def version(s3: str) -> str:
     return f"{s3}/weights/step-1"
 
 
+@pytest.fixture
+def line(s3: str) -> str:
+    """The line of that version."""
+    return f"{s3}/lines/step-1"
+
+
 def test_a_chain_reads_the_store_once(version: str, start: Callable[[str], Process]) -> None:
     chain = [start(name) for name in ("a", "b", "c")]
     # All at once, the last one first: each waits for the one before it to begin.
@@ -142,6 +157,33 @@ def test_an_instance_that_is_gone_is_passed_over(version: str, start: Callable[[
     assert last.answer() == (FILES, Fetched(relayed_bytes=SIZE, refused_sources=1))
 
 
+def test_newcomers_read_the_store_once(version: str, line: str, start: Callable[[str], Process]) -> None:
+    newcomers = [start(name) for name in ("a", "b", "c", "d")]
+    for each in newcomers:
+        each.ask(version, "line", line)
+    told = [process.answer() for process in newcomers]
+    assert all(files == FILES for files, _ in told)
+    # Whichever is first.
+    counted = sorted((fetched for _, fetched in told), key=lambda fetched: fetched.bytes)
+    assert counted == [Fetched(relayed_bytes=SIZE)] * 3 + [Fetched(bytes=SIZE)]
+    assert len(artifacts.list_files(line)) == 4
+
+
+def test_a_newcomer_passes_over_those_that_have_ended_and_those_that_never_were(
+    version: str, line: str, start: Callable[[str], Process]
+) -> None:
+    first, ended, last = (start(name) for name in ("a", "b", "c"))
+    for each in (first, ended):
+        each.ask(version, "line", line)
+        each.answer()
+    ended.end()
+    stranger = entry_name(time.time(), "http://127.0.0.1:1")
+    for name in (stranger, "garbage", "9" * 13 + "-000000000000-127.0.0.1-2"):
+        artifacts.write_bytes(f"{line}/{name}", b"\0")
+    last.ask(version, "line", line)
+    assert last.answer() == (FILES, Fetched(relayed_bytes=SIZE, refused_sources=2))
+
+
 def answers_of(address: str, paths: list[str], token: str) -> list[int]:
     found = []
     for path in paths:
@@ -163,11 +205,14 @@ def test_files_of_the_manifest_alone_are_passed_on_and_to_the_job_alone(
     assert found is not None
     copy = hashlib.sha256(version.encode() + b"\0" + found.dump()).hexdigest()
     good = [f"/v1/copies/{copy}", f"/v1/copies/{copy}/part/model.safetensors"]
-    assert answers_of(process.address, good, TOKEN) == [200, 200]
-    assert answers_of(process.address, good, "another-jobs") == [401, 401]
+    token = copy_token(TOKEN, copy)
+    assert answers_of(process.address, good, token) == [200, 200]
+    assert answers_of(process.address, good, copy_token("another-jobs", copy)) == [401, 401]
     others = ["part", "..%2f..%2fetc%2fpasswd", "part/../config.json", "%2fetc%2fpasswd", f"../{copy}/config.json"]
-    wrong = [f"/v1/copies/{copy}/{name}" for name in others] + ["/v1/copies/" + "0" * 64, "/v1/copies/.."]
-    assert answers_of(process.address, wrong, TOKEN) == [404] * len(wrong)
+    wrong = [f"/v1/copies/{copy}/{name}" for name in others]
+    assert answers_of(process.address, wrong, token) == [404] * len(wrong)
+    for other in ("0" * 64, ".."):
+        assert answers_of(process.address, [f"/v1/copies/{other}"], copy_token(TOKEN, other)) == [404]
 
 
 # --- sources that fail ----------------------------------------------------------------------------------------------
@@ -262,6 +307,34 @@ def test_the_store_makes_good_what_a_source_does(
 
 
 @pytest.mark.usefixtures("artifact_cache")
+@pytest.mark.parametrize("answer", [damages, dies, forgets])
+def test_the_store_makes_good_what_an_instance_of_the_line_does(
+    version: str, line: str, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with source(answer) as address:
+        artifacts.write_bytes(f"{line}/{entry_name(time.time() - 1, address)}", b"")
+        artifacts.local_folder(version, sources=Sources((), TOKEN, Line(line, "http://127.0.0.1:1")))
+    assert content(version) == FILES
+    assert "the store is read instead" in caplog.text
+
+
+@pytest.mark.usefixtures("artifact_cache")
+def test_an_instance_of_the_line_learns_a_token_for_one_copy_alone(version: str, line: str) -> None:
+    offered: list[str] = []
+
+    def listens(handler: http.server.BaseHTTPRequestHandler, data: bytes) -> None:
+        offered.append(handler.headers["Authorization"])
+        handler.wfile.write(data)
+
+    with source(listens) as address:
+        artifacts.write_bytes(f"{line}/{entry_name(time.time() - 1, address)}", b"")
+        folder = artifacts.local_folder(version, sources=Sources((), TOKEN, Line(line, "http://127.0.0.1:1")))
+    assert set(offered) == {f"Bearer {copy_token(TOKEN, folder.name)}"}
+    assert copy_token(TOKEN, "another") not in offered[0]
+    assert TOKEN not in offered[0]
+
+
+@pytest.mark.usefixtures("artifact_cache")
 def test_a_source_that_takes_the_token_for_another_jobs_is_not_used(
     version: str, start: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +356,12 @@ def test_an_instance_fetches_from_those_before_it_in_the_chain() -> None:
     assert list(Sources.of_chain(chain, "a", TOKEN).addresses) == []
     assert list(Sources.of_chain(chain, "new", TOKEN).addresses) == []
     assert list(Sources.of_chain(chain, None, TOKEN).addresses) == []
+
+
+def test_an_instance_that_is_not_in_the_chain_follows_others_in_the_line() -> None:
+    assert Sources.of_chain(["a", "b"], "new", TOKEN, "line").line == Line("line", "new", follows=True)
+    assert Sources.of_chain(["a", "b"], "b", TOKEN, "line").line == Line("line", "b", follows=False)
+    assert Sources.of_chain(["a", "b"], "new", TOKEN).line is None
 
 
 def test_the_folders_before_the_last_few_are_passed_on_no_more(tmp_path: Path) -> None:

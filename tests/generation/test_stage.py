@@ -11,11 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, Partial, Progress, Samples, SampleTask, WeightsReference
+from rlhfless_functions.artifacts.copies import copy_place
+from rlhfless_functions.artifacts.relaying import relayed
 from rlhfless_functions.data.rollouts import Rollout, read_rollouts, write_rollouts
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
+from tests.artifacts.folders import publish
 from tests.generation.shares import PROMPTS, SAMPLES, run
 from tests.generation.shares import generator as generator  # The fixtures.
 from tests.generation.shares import make_request as make_request
@@ -94,6 +97,37 @@ def test_an_instance_answers_at_the_version_that_is_asked_for(
     assert swapped == fresh
     assert {rollout.versions[0].version for rollout in swapped.values()} == {3}
     assert run(make_request("again"), generator).finished() == whole
+
+
+@pytest.mark.usefixtures("artifact_cache")
+@pytest.mark.parametrize("published", [True, False])
+def test_a_new_instance_passes_on_the_model_that_a_job_begins_with_if_it_has_a_manifest(
+    make_request: Callable[..., GenerationRequest],
+    generator: Generator,
+    whole: dict[tuple[int, int], Rollout],
+    tiny_model: Path,
+    s3: str,
+    published: bool,
+) -> None:
+    model, line = f"{s3}/model", f"{s3}/lines/step-000000"
+    contents = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+    if published:
+        publish(model, contents)
+    else:
+        for name, content in contents.items():
+            artifacts.write_bytes(f"{model}/{name}", content)
+    weights = WeightsReference(version=0, uri=model)
+    sources = artifacts.Sources(token="t", line=artifacts.Line(line, "http://127.0.0.1:1"))
+    generator.preload(make_request().model, weights, sources)
+    request = make_request("sink", weights=weights, weights_from=[], weights_line=line)
+    finished = run(request, generator).finished()
+    assert {key: each.response_tokens for key, each in finished.items()} == {
+        key: each.response_tokens for key, each in whole.items()
+    }
+    assert len(artifacts.list_files(line)) == published
+    found = artifacts.manifest(model)
+    assert (found is not None) == published
+    assert found is None or relayed(copy_place(model, found.dump()).name) is not None
 
 
 def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., GenerationRequest]) -> None:

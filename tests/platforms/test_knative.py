@@ -99,7 +99,7 @@ async def test_a_request_has_a_pod_though_none_is_held(cluster: EmulatedCluster)
 
 
 async def test_what_fresh_pods_load_is_written_before_they_start(cluster: EmulatedCluster) -> None:
-    preload = Preload(ModelSettings(source="m"), WeightsReference(version=3, uri="w"))
+    preload = Preload(ModelSettings(source="m"), WeightsReference(version=3, uri="w"), weights_line="lines/3")
     uri = str(cluster.folder / "preload" / "generation.json")
     async with cluster.job() as job:
         await job.platform.hold("generation", 1, preload)
@@ -107,6 +107,7 @@ async def test_what_fresh_pods_load_is_written_before_they_start(cluster: Emulat
         pointer = read_pointer(uri)
         assert pointer is not None
         assert (pointer.model, pointer.weights) == (preload.model, preload.weights)
+        assert pointer.weights_line == "lines/3"
         await job.platform.hold("generation", 1)
         await until(lambda: read_pointer(uri) is None)
 

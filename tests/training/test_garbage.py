@@ -16,6 +16,7 @@ def filled(root: Path) -> JobFolder:
     folder = JobFolder(str(root))
     purposes: tuple[Purpose, ...] = ("training", "evaluation")
     for step in STEPS:
+        artifacts.write_bytes(artifacts.join(folder.line(step), "entry"), b"")
         for uri in (folder.weights(step), folder.critic(step)):
             artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
         if step % 2 == 0:
@@ -49,6 +50,7 @@ def test_what_is_named_or_running_stays(tmp_path: Path) -> None:
     folder = filled(tmp_path)
     remove_garbage(folder, status_of(folder, best=3), Retention(2))
     assert steps_in(folder, "weights") == ["step-000003", "step-000007", "step-000008"]
+    assert steps_in(folder, "lines") == ["step-000007", "step-000008"]
     assert steps_in(folder, "critics") == ["step-000007", "step-000008"]
     assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000008"]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]

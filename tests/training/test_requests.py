@@ -99,12 +99,16 @@ def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str
         WeightsReference(version=version, uri=f"runs/job/weights/step-00000{version}") for version in (2, 3)
     ]
     assert [each.weights_from for each in named] == ([["http://2"], ["http://3"]] if relays == "auto" else [None, None])
+    lines = [f"runs/job/lines/step-00000{version}" if relays == "auto" else None for version in (1, 2, 3)]
+    assert [each.weights_line for each in named] == lines[1:]
+    assert requests.preload(first).weights_line == lines[0]
     assert requests.next_weights(first, 0, lambda version: []) == []
     made = requests.generate(
-        4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)]),
+        4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)], 1),
         next_weights=named,
     )  # fmt: skip
     assert made.next_weights == named
+    assert made.weights_line == lines[0]
 
 
 def test_versions_to_come_of_an_adapter_are_on_the_models_own_weights() -> None:

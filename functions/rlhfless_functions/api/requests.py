@@ -85,6 +85,8 @@ class NextWeights(Message):
     weights: WeightsReference
     weights_from: list[str] | None = None
     """The chain for them; see `GenerationRequest.weights_from`."""
+    weights_line: str | None = None
+    """The line for them; see `GenerationRequest.weights_line`."""
 
 
 class GenerationRequest(BaseRequest):
@@ -104,6 +106,9 @@ class GenerationRequest(BaseRequest):
     weights_from: list[str] | None = None
     """Addresses of instances that fetch these weights in a chain, each from the one before it and the first from the
     store. If omitted, each fetches from the store, and none passes them on."""
+    weights_line: str | None = None
+    """URI of a folder in which instances that fetch these weights say where they are reached. An instance that is not
+    in `weights_from` fetches from those that said so before it. If omitted, it fetches from the store."""
     next_weights: list[NextWeights] = Field(default=[])
     """Newer versions that may be published meanwhile, the oldest first. The instance may fetch them into its memory
     while it decodes. The samples do not depend on it."""

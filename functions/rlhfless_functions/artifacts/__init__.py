@@ -24,6 +24,7 @@ from rlhfless_functions.artifacts.files import (
     write_bytes,
     write_json,
 )
+from rlhfless_functions.artifacts.line import Line
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import publish
@@ -40,6 +41,7 @@ __all__ = [
     "ArtifactUnwritableError",
     "BegunAgainError",
     "Fetched",
+    "Line",
     "Manifest",
     "ManifestEntry",
     "Sources",

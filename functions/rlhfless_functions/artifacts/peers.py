@@ -1,30 +1,37 @@
 """Fetching the files of a published folder from another instance that has it, or is fetching it.
 
+The driver names instances that it knows in a chain. The others find each other in a line; see `line`.
+
 Nothing depends on the other instance. What it sends is used if it has the manifest's size and checksum, and after a
 first fault it is asked for nothing more of this folder.
 """
 
+import hashlib
+import hmac
 import http.client
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 
+from rlhfless_functions.artifacts.line import Line
 from rlhfless_functions.artifacts.manifest import ManifestEntry
 from rlhfless_functions.artifacts.relaying import STUCK_SECONDS
 
 PATH = "/v1/copies"
 """Where instances pass copies on: `PATH/COPY` says whether one does, and `PATH/COPY/FILE` is a file."""
 PATIENCE_SECONDS = 2.0
-"""How long the nearest instance may take to begin fetching: its request may be a little later."""
+"""How long the nearest instance of the chain may take to begin fetching: its request may be a little later."""
 ANSWER_SECONDS = 2.0
 """How long an instance may take to say whether it has a version."""
 LEAST_RATE = 2**18
 """Bytes a second below which a transfer is given up."""
+_MOST_ASKED = 8
 _POLL_SECONDS = 0.05
 _CHUNK = 2**18
 
@@ -43,11 +50,34 @@ class Sources:
     """URLs of their servers, the nearest in the chain first; the store alone if empty."""
     token: str = ""
     """The job's."""
+    line: Line | None = None
+    """Where the instance meets others that fetch the same folder, once it begins."""
 
     @staticmethod
-    def of_chain(chain: Sequence[str], own: str | None, token: str) -> "Sources":
-        """Those before this instance in a chain; none for its head, and for an instance that is not in it."""
-        return Sources(chain[: chain.index(own)][::-1] if own in chain else (), token)
+    def of_chain(chain: Sequence[str], own: str | None, token: str, line: str | None = None) -> "Sources":
+        """Those before an instance in a chain. An instance that is not in it follows others in the line.
+
+        Args:
+            chain: addresses.
+            own: this instance's.
+            token: the job's.
+            line: URI of the line's folder, if there is one.
+        """
+        addresses = chain[: chain.index(own)][::-1] if own in chain else ()
+        return Sources(addresses, token, Line(line, own, follows=own not in chain) if line is not None else None)
+
+
+def copy_token(token: str, copy: str) -> str:
+    """What a request for a copy is sent with.
+
+    An address in a line may be anyone's who can write the job's artifacts. They learn a token that is good for the copy
+    of one folder, and not the job's own.
+
+    Args:
+        token: the job's.
+        copy: name of the copy.
+    """
+    return hmac.new(token.encode(), f"{PATH}/{copy}".encode(), hashlib.sha256).hexdigest()
 
 
 class Peer:
@@ -59,12 +89,14 @@ class Peer:
     """
 
     def __init__(self, sources: Sources, copy: str) -> None:
-        self._token = sources.token
+        self._token = copy_token(sources.token, copy)
         self._copy = copy
         self._failing = threading.Lock()
         self.refused = 0
         """Instances that failed, with or without a transfer."""
-        self._address = self._found(sources.addresses)
+        earlier = sources.line.enter() if sources.line is not None else []
+        # Those in the line have begun.
+        self._address = self._found(sources.addresses, PATIENCE_SECONDS) or self._found(earlier, 0.0)
 
     def fetch(
         self, name: str, entry: ManifestEntry, target: Path, grew: Callable[[str, int], None] | None = None
@@ -94,20 +126,41 @@ class Peer:
             return False
         return True
 
-    def _found(self, addresses: Sequence[str]) -> str | None:
-        """The first instance that has the folder or is fetching it; the nearest is given time to begin."""
-        for number, address in enumerate(addresses):
-            until = time.monotonic() + (0.0 if number else PATIENCE_SECONDS)
+    def _found(self, addresses: Sequence[str], patience: float) -> str | None:
+        """The first instance that has the folder or is fetching it.
+
+        Args:
+            addresses: the nearest first. It is asked alone, and the others at once if it has not got the folder.
+            patience: seconds that the nearest is given to begin.
+        """
+        nearest, others = addresses[:1], addresses[1:_MOST_ASKED]
+        if nearest:
+            if self._passes_on(nearest[0], patience):
+                return nearest[0]
+            self.refused += 1
+        if others:
+            asking = ThreadPoolExecutor(len(others))
             try:
-                while not self._has(address):
-                    if time.monotonic() >= until:
-                        raise PeerError("it does not have this version")
-                    time.sleep(_POLL_SECONDS)
-                return address
-            except PeerError as error:
-                logger.warning("weights can't be fetched from %s: %s", address, error)
-                self.refused += 1
+                for address, has in zip(others, asking.map(self._passes_on, others), strict=True):
+                    if has:
+                        return address
+                    self.refused += 1
+            finally:
+                asking.shutdown(wait=False)
         return None
+
+    def _passes_on(self, address: str, patience: float = 0.0) -> bool:
+        """Whether an instance has the folder or is fetching it, or begins to in time."""
+        until = time.monotonic() + patience
+        try:
+            while not self._has(address):
+                if time.monotonic() >= until:
+                    raise PeerError("it does not have this version")
+                time.sleep(_POLL_SECONDS)
+        except PeerError as error:
+            logger.warning("weights can't be fetched from %s: %s", address, error)
+            return False
+        return True
 
     def _has(self, address: str) -> bool:
         connection = _connection(address, ANSWER_SECONDS)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,13 @@ def _cached(uri: str, found: Manifest | None, sources: Sources | None, arriving:
     with reading(uri):
         identity = found.dump() if found else repr(_listing(uri)).encode()
     place = copy_place(uri, identity)
+    with _beginning:
+        under_way = _under_way.get(uri) if arriving is None else None
+    if under_way is not None and not under_way.ended:
+        # It may come from other instances, which this caller need not know. Where that fails, it tries itself.
+        with suppress(Exception):
+            if under_way.result() == place:
+                return place
     with _beginning:
         alone = _making.setdefault(place, threading.Lock())
     with alone:

@@ -75,13 +75,20 @@ class Generator:
         """What generates here and why; None until that has been chosen."""
         return str(self._made[0]) if self._made else None
 
-    def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
+    def preload(
+        self, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None = None
+    ) -> None:
         """Load weights before the first request.
+
+        Args:
+            model: the model.
+            weights: its weights.
+            sources: other instances to fetch them from.
 
         Raises:
             TaskError: if they cannot be had.
         """
-        self._load(self._engine(self._settings, model), model, weights, None)
+        self._load(self._engine(self._settings, model), model, weights, sources)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
         """Generate a share, or as much of it as there is time for.
@@ -105,7 +112,7 @@ class Generator:
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
-                    sources = _sources(request.weights, request.weights_from, context)
+                    sources = _sources(request.weights_from, request.weights_line, context)
                     prefetched = self._load(engine, request.model, request.weights, sources)
                     run = share.open(engine)
                     run.await_weights()
@@ -146,14 +153,16 @@ class Generator:
 
         def fetch(upcoming: NextWeights) -> object:
             with store_errors():
-                self._relay(upcoming.weights, _sources(upcoming.weights, upcoming.weights_from, context))
+                self._relay(upcoming.weights, _sources(upcoming.weights_from, upcoming.weights_line, context))
             return engine.prefetch(request.model, upcoming.weights)
 
         self._prefetcher.watch(request.weights.version, request.next_weights, fetch)
 
     def _relay(self, weights: WeightsReference, sources: artifacts.Sources | None) -> None:
-        """Fetch weights from other instances, and pass them on."""
-        if sources is not None and self._relayed != weights:
+        """Fetch weights from other instances, and pass them on, unless they are an adapter or in a file system of this
+        machine."""
+        travels = weights.adapter is None and artifacts.local_path(weights.uri) is None
+        if sources is not None and travels and self._relayed != weights:
             # The engine finds the copy, and never asks where it is from.
             arriving = artifacts.arrive(weights.uri, sources=sources)
             if self._loaded:
@@ -340,12 +349,9 @@ def _versions(request: GenerationRequest) -> range:
     return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
 
 
-def _sources(weights: WeightsReference, chain: Sequence[str] | None, context: TaskContext) -> artifacts.Sources | None:
-    """Where to fetch weights from; None if that is the engine's own affair: they are no version that a learner
-    published whole, or are in a file system of this machine."""
-    if chain is None or weights.version == 0 or weights.adapter or artifacts.local_path(weights.uri) is not None:
-        return None
-    return artifacts.Sources.of_chain(chain, context.address, context.token)
+def _sources(chain: Sequence[str] | None, line: str | None, context: TaskContext) -> artifacts.Sources | None:
+    """Where to fetch weights from; None if that is the store alone."""
+    return artifacts.Sources.of_chain(chain, context.address, context.token, line) if chain is not None else None
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:

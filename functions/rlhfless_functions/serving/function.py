@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
@@ -70,6 +71,7 @@ class Instance:
         """Whether the device's memory was released after the last task."""
         self._idle = threading.Event()
         self._idle.set()
+        self._listens = asyncio.Event()
         self._started_at = started_at
         self._process_seconds = 0.0
         self._cold_start: ColdStart | None = None
@@ -82,22 +84,37 @@ class Instance:
         )
 
     def listening(self) -> None:
-        """Record that the server has its socket, which ends the process part of the cold start."""
+        """Record that the server has its socket, which ends the process part of the cold start. The address is set."""
         self._process_seconds = max(0.0, time.time() - self._started_at)
         if self._cold_start is not None:  # There was nothing to load.
             self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
+        self._listens.set()
 
-    async def start(self, model: ModelSettings | None, weights: WeightsReference | None) -> None:
+    async def start(
+        self, model: ModelSettings | None, weights: WeightsReference | None, weights_line: str | None = None
+    ) -> None:
         """Load the instance's model in the worker thread, and become ready.
 
         If that fails, the instance becomes ready anyway: a request that needs the model fails with the same error,
         while a process that ended would restart forever.
+
+        Args:
+            model: the model; nothing is loaded if this or `weights` is None.
+            weights: its weights.
+            weights_line: where instances of generation that fetch these weights find each other.
         """
+        if weights_line is not None:
+            # Others ask for what it has at its address.
+            await self._listens.wait()
         loaded_from = time.monotonic()
         if model is not None and weights is not None:
             loop = asyncio.get_running_loop()
+            preload: Any = self._function.preload
+            if weights_line is not None:
+                sources = artifacts.Sources.of_chain((), self.address, self.token, weights_line)
+                preload = partial(preload, sources=sources)
             try:
-                await loop.run_in_executor(self._worker, self._function.preload, model, weights)
+                await loop.run_in_executor(self._worker, preload, model, weights)
             except Exception:
                 logger.exception("%s could not be loaded before the first request", weights.uri)
         load_seconds = time.monotonic() - loaded_from

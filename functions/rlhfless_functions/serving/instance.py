@@ -37,6 +37,8 @@ class InstanceOptions(BaseModel):
     model: ModelSettings | None = None
     """With `weights`: what to load before the instance is ready."""
     weights: WeightsReference | None = None
+    weights_line: str | None = None
+    """Where instances of generation that fetch these weights find each other; see `GenerationRequest.weights_line`."""
     engine: EngineSettings | None = None
     """What generates, and its settings."""
     emulation: EmulationSettings | None = None
@@ -94,6 +96,7 @@ def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) 
             token=options.token,
             model=options.model,
             weights=options.weights,
+            weights_line=options.weights_line,
             on_listening=on_listening,
         )
     )
@@ -147,6 +150,7 @@ def main() -> None:
             values[field] = annotation.model_validate_json(text)
     if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
         values |= {"model": pointer.model, "weights": pointer.weights, "engine": pointer.engine}
+        values |= {"weights_line": pointer.weights_line}
     run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
 
 

@@ -21,6 +21,8 @@ class PreloadPointer(Message):
     weights: WeightsReference
     engine: EngineSettings | None = None
     """What generates, for an instance of generation."""
+    weights_line: str | None = None
+    """Where instances of generation that fetch the weights find each other; see `GenerationRequest.weights_line`."""
 
 
 def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:

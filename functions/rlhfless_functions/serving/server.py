@@ -32,7 +32,7 @@ from rlhfless_functions.api import (
     dump_event,
     parse_request,
 )
-from rlhfless_functions.artifacts.peers import PATH
+from rlhfless_functions.artifacts.peers import PATH, copy_token
 from rlhfless_functions.artifacts.relaying import growing_file, relayed
 from rlhfless_functions.runtime.addresses import address_of
 from rlhfless_functions.serving.function import Instance
@@ -48,14 +48,15 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
     """The HTTP face of an instance.
 
     Args:
-        token: the job's own; every request below /v1 carries it as a bearer token.
+        token: the job's own; every request below /v1 carries it as a bearer token, and one for a copy that of
+            `copy_token`.
         max_request_bytes: longer requests are refused with 413.
     """
     app = FastAPI(title=f"rlhfless {instance.stage}", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def stranger(http_request: Request) -> Response | None:
+    def stranger(http_request: Request, wanted: str = token) -> Response | None:
         offered = http_request.headers.get("authorization", "")
-        if hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
+        if hmac.compare_digest(offered.encode(), f"Bearer {wanted}".encode()):
             return None
         return _refusal(401, "bad_request", "the bearer token is not this job's")
 
@@ -99,14 +100,14 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
 
     @app.get(f"{PATH}/{{copy}}")
     async def held_copy(http_request: Request, copy: str) -> Response:
-        if refusal := stranger(http_request):
+        if refusal := stranger(http_request, copy_token(token, copy)):
             return refusal
         found = relayed(copy) is not None and not instance.draining
         return JSONResponse({"relayed": found}, status_code=200 if found else 404)
 
     @app.get(f"{PATH}/{{copy}}/{{name:path}}")
     async def held_file(http_request: Request, copy: str, name: str) -> Response:
-        if refusal := stranger(http_request):
+        if refusal := stranger(http_request, copy_token(token, copy)):
             return refusal
         found = relayed(copy)
         if found is None or name not in found.files or instance.draining:
@@ -151,9 +152,9 @@ class InstanceServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
-            self._instance.listening()
             with suppress(OSError):  # Without an address it passes nothing on.
                 self._instance.address = f"http://{address_of(self.config.host)}:{port}"
+            self._instance.listening()
             self._on_listening(port)
 
     async def on_tick(self, counter: int) -> bool:
@@ -182,6 +183,7 @@ async def serve(
     token: str,
     model: ModelSettings | None,
     weights: WeightsReference | None,
+    weights_line: str | None = None,
     on_listening: Callable[[int], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT; a task that was cut or drained publishes before the process ends."""
@@ -197,6 +199,6 @@ async def serve(
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
     )
     server = InstanceServer(config, instance, on_listening)
-    loading = asyncio.create_task(instance.start(model, weights))
+    loading = asyncio.create_task(instance.start(model, weights, weights_line))
     await server.serve()
     loading.cancel()

@@ -72,8 +72,8 @@ class GenerationSpec(Settings):
     anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured
     yet."""
     weight_relays: Literal["never", "auto"] = "never"
-    """Fetch new weights from another instance instead of the store where artifacts are in an object store, in a chain
-    of the instances that the last step left; docs/weights.md says when that helps."""
+    """Fetch new weights from another instance instead of the store where artifacts are in an object store: in a chain
+    of the instances that the last step left, and in a line of new ones. docs/weights.md says when that helps."""
     flush: Duration = 5.0
     """Longest time that generated tokens stay in an instance's memory only, and so the most work that a lost instance
     costs."""

@@ -31,6 +31,8 @@ class Preload:
     weights: WeightsReference
     engine: EngineSettings | None = None
     """Engine of a generation instance."""
+    weights_line: str | None = None
+    """Where generation instances that fetch the weights find each other; see `GenerationRequest.weights_line`."""
 
 
 class InstanceLostError(Exception):

@@ -290,6 +290,7 @@ class LocalPlatform:
             "started_at": time.time(),
             "model": preload.model.model_dump(mode="json") if preload else None,
             "weights": preload.weights.model_dump(mode="json") if preload else None,
+            "weights_line": preload.weights_line if preload else None,
             "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
             "emulation": self._emulation.model_dump(mode="json") if self._emulation else None,
             "gpus": list(self._gpus.of(process.name)) if self._gpus.any else None,

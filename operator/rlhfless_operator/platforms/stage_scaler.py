@@ -185,7 +185,12 @@ class StageScaler:
             return
         preload, pointer = self._preload, None
         if preload is not None:
-            pointer = PreloadPointer(model=preload.model, weights=preload.weights, engine=preload.engine)
+            pointer = PreloadPointer(
+                model=preload.model,
+                weights=preload.weights,
+                engine=preload.engine,
+                weights_line=preload.weights_line,
+            )
         await asyncio.to_thread(write_pointer, self._preload_uri, pointer)
         self._written = preload
 

@@ -50,6 +50,10 @@ class JobFolder:
         """A weights version."""
         return join(self.root, "weights", _step(step))
 
+    def line(self, step: int) -> str:
+        """The line of the instances that fetch a weights version."""
+        return join(self.root, "lines", _step(step))
+
     def critic(self, step: int) -> str:
         """The critic's version."""
         return join(self.root, "critics", _step(step))

@@ -1,6 +1,7 @@
 """Which artifacts are not needed any more."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlhfless_functions import artifacts
@@ -16,6 +17,13 @@ NO_GROUPS: Mapping[str, int] = {}
 def remove_remains(folder: JobFolder) -> None:
     """Remove what drivers and instances that were killed left half-written."""
     artifacts.sweep(folder.root, artifacts.list_files(folder.root))
+
+
+def remove_lines(folder: JobFolder) -> None:
+    """Remove the lines of all versions, once there are no instances that fetch any. They are a few empty files, and no
+    reason for a job to fail."""
+    with suppress(artifacts.ArtifactError):
+        artifacts.remove(folder.file("lines"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ def kept(
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
     the newest checkpoint (or of all steps), responses to draft from, and whatever the running step, the one after the
     status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay. The
-    learner may have published the running step already, and be publishing the next one.
+    learner may have published the running step already, and be publishing the next one. Only the weights that sample
+    have lines.
     """
     running = status.step + 1
     publishing = (running, running + 1) if retention.staleness else (running,)
@@ -79,6 +88,7 @@ def kept(
     critics = {*publishing} | ({status.critic.version} if status.critic else set())
     return {
         "weights": [folder.weights(version) for version in versions],
+        "lines": [folder.line(version) for version in sampling],
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [
             *map(folder.checkpoint, publishing),

@@ -1,6 +1,5 @@
 """While a step is learnt: plan what is generated next, and have its instances ready in time."""
 
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.training.affordable import check_affordable
 from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.evaluation import evaluation_due
@@ -28,5 +27,5 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
     else:
         return
     # The next weights are not there yet; into a model that is loaded they are swapped at once.
-    preload = Preload(run.spec.model, run.requests.initial, run.requests.engine)
+    preload = run.requests.preload(run.requests.initial)
     run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.time_price)

@@ -1,5 +1,6 @@
 """The training loop: draw → predict → plan → generate → prepare → learn → publish → evaluate → commit."""
 
+import asyncio
 from typing import Any
 
 from rlhfless_functions import artifacts
@@ -11,6 +12,7 @@ from rlhfless_operator.training.changed_settings import open_settings
 from rlhfless_operator.training.datasets import data_status, open_data
 from rlhfless_operator.training.evaluation import evaluate
 from rlhfless_operator.training.export import export
+from rlhfless_operator.training.garbage import remove_lines
 from rlhfless_operator.training.learner_choice import choose_learners
 from rlhfless_operator.training.learning import Learning
 from rlhfless_operator.training.look_ahead import look_ahead
@@ -49,6 +51,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
         await run.capacity.finish(stage)
     await journal.update_status(stage="export")
     await export(run, journal)
+    await asyncio.to_thread(remove_lines, run.folder)
     await journal.update_status(phase="Succeeded", stage=None)
 
 

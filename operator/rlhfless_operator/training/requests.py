@@ -24,6 +24,7 @@ from rlhfless_functions.api import (
 from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.job.spec import Overlap, RLHFJob
+from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -86,6 +87,14 @@ class RequestBuilder:
     def relays_weights(self) -> bool:
         """Whether instances pass weights on. In a rehearsal there are none."""
         return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
+
+    def weights_line(self, version: int) -> str | None:
+        """Where instances that fetch a version find each other; None if they read the store alone."""
+        return self._folder.line(version) if self.relays_weights else None
+
+    def preload(self, weights: WeightsReference) -> Preload:
+        """What a fresh instance of generation loads before its first request."""
+        return Preload(self._spec.model, weights, self.engine, self.weights_line(weights.version))
 
     @property
     def _publishes_deltas(self) -> bool:
@@ -210,6 +219,7 @@ class RequestBuilder:
             oldest_version=oldest_version,
             keep_kv_cache=oldest_version is not None and self._spec.keeps_kv_cache,
             weights_from=list(weights_from) if self.relays_weights else None,
+            weights_line=self.weights_line(attempt.weights.version),
             next_weights=list(next_weights),
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
@@ -246,6 +256,7 @@ class RequestBuilder:
                     adapter=self._folder.weights(version) if lora else None,
                 ),
                 weights_from=list(chain(version)) if self.relays_weights else None,
+                weights_line=self.weights_line(version),
             )
             for version in versions
         ]

@@ -17,7 +17,6 @@ from rlhfless_functions.api import (
     SampleTask,
     WeightsReference,
 )
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.actor_attempt import ActorAttempt
 from rlhfless_operator.training.dynamic_sampling import SamplingRounds
@@ -171,7 +170,7 @@ async def generate_and_prepare(
     """
     if task.purpose == "training":
         consider_prefixes(run, task.step, plan)
-    preload = Preload(run.spec.model, task.policy.now, run.requests.engine)
+    preload = run.requests.preload(task.policy.now)
     all_at_once = run.generators.has_room_for(len(plan.shares))
     async with (
         run.generators.part(task.step, len(plan.shares), preload) as generators,

@@ -1,0 +1,114 @@
+"""The line in which instances that fetch the same published folder find those that began before them.
+
+The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name
+says when that was and where the instance is reached. Names order the line. An instance fetches only from those before
+it, and so no two wait for each other, whatever the clocks of their hosts say.
+"""
+
+import ipaddress
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from rlhfless_functions.artifacts.errors import ArtifactError
+from rlhfless_functions.artifacts.files import join, list_files, write_bytes
+
+MOST_ASKED = 3
+"""Instances of the line that one instance asks, at most."""
+OLDEST_SECONDS = 600.0
+"""An instance that entered the line so much earlier is not asked: it may have ended."""
+SETTLING_SECONDS = 0.3
+"""Time from entering the line to looking at it: instances that entered a little earlier may still be writing."""
+_NAME = re.compile(r"([0-9]{13})-([0-9a-f]{12})-([0-9.]{7,15})-([0-9]{1,5})")
+
+logger = logging.getLogger(__name__)
+
+
+class _Entry(NamedTuple):
+    """One instance's place in the line. Entries compare as their names do."""
+
+    milliseconds: int
+    id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line of one folder, as one instance sees it."""
+
+    folder: str
+    """URI of the folder with the entries."""
+    address: str | None
+    """URL of this instance's server. An instance without one can't enter, and finds no others."""
+    follows: bool = True
+    """Whether this instance fetches from those before it. Otherwise it enters only for those after it."""
+
+    def enter(self) -> list[str]:
+        """Enter the line, and find the instances to fetch from.
+
+        Returns:
+            Their addresses, the nearest first. None if the store can't be written or read: a warning says so.
+        """
+        name = entry_name(time.time(), self.address)
+        if name is None:
+            return []
+        entered = time.monotonic()
+        try:
+            write_bytes(join(self.folder, name), b"")
+            if not self.follows:
+                return []
+            time.sleep(max(0.0, entered + SETTLING_SECONDS - time.monotonic()))
+            names = [uri.rpartition("/")[2] for uri in list_files(self.folder)]
+        except ArtifactError as error:
+            logger.warning("other instances with these weights can't be found, and the store is read: %s", error)
+            return []
+        return earlier(name, names)
+
+
+def entry_name(at: float, address: str | None) -> str | None:
+    """The name of a new entry; None if no name can hold the address.
+
+    Args:
+        at: Unix seconds.
+        address: `http://HOST:PORT`, with an IPv4 address as HOST.
+    """
+    parts = urlsplit(address or "")
+    name = f"{int(at * 1000):013d}-{uuid.uuid4().hex[:12]}-{parts.hostname}-{parts.port}"
+    return name if _entry(name) is not None else None
+
+
+def earlier(own: str, names: Iterable[str]) -> list[str]:
+    """The addresses that an instance may fetch from, the nearest in the line first.
+
+    An instance that entered twice keeps its first place: another one may be waiting for it since then.
+
+    Args:
+        own: the name of its entry.
+        names: those in the line's folder. Names of anything else are skipped.
+    """
+    mine = _entry(own)
+    assert mine is not None
+    entries = sorted({mine, *(entry for name in names if (entry := _entry(name)) is not None)})
+    place = next(entry for entry in entries if entry.address == mine.address)
+    oldest = mine.milliseconds - OLDEST_SECONDS * 1000
+    before = (entry.address for entry in reversed(entries) if entry < place and entry.milliseconds >= oldest)
+    return list(dict.fromkeys(before))[:MOST_ASKED]
+
+
+def _entry(name: str) -> _Entry | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    milliseconds, number, host, port = match.groups()
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return None
+    if not 1 <= int(port) <= 65535:
+        return None
+    return _Entry(int(milliseconds), number, f"http://{host}:{int(port)}")
