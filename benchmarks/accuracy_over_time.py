@@ -1,10 +1,11 @@
 """Held-out accuracy of the quickstart after every few steps: synchronous, and asynchronous with two staleness bounds.
 
     python benchmarks/accuracy_over_time.py --json benchmarks/results/accuracy_over_time.json [--seeds 0 1 2]
-        [--every 4] [--threads 1]
+        [--arms static async-1 async-2] [--every 4] [--threads 1]
 
+Arms that are not run again stay in the JSON as they were measured.
 `python docs/pictures.py asynchronous` draws the mean over the seeds against time. A step takes as long there as in
-`async_against_sync.json`, on emulated GPUs with the lengths of that benchmark: two cores have no time to win, as
+`async_against_sync_groups.json`, on emulated GPUs with the lengths of that benchmark: two cores have no time to win, as
 generation and learning share them.
 """
 
@@ -31,17 +32,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--every", type=int, default=4, help="steps between evaluations")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-    jobs: dict[str, dict[str, float]] = {}
-    runs: list[dict[str, Any]] = []
-    for arm, settings in ARMS.items():
+    kept = json.loads(given.json.read_text()) if given.json.exists() else {"jobs": {}, "runs": []}
+    jobs: dict[str, dict[str, float]] = kept["jobs"]
+    runs: list[dict[str, Any]] = [run for run in kept["runs"] if run["arm"] not in given.arms]
+    for arm in given.arms:
+        found: list[dict[str, float]] = []
         for seed in given.seeds:
             with tempfile.TemporaryDirectory() as artifacts:
                 options = argparse.Namespace(
-                    settings=[*settings, f"spec.evaluation.everySteps={given.every}"],
+                    settings=[*ARMS[arm], f"spec.evaluation.everySteps={given.every}"],
                     artifacts=Path(artifacts),
                     engine="auto",
                     steps=None,
@@ -50,10 +53,10 @@ def main() -> None:
                     threads=given.threads,
                 )
                 run = train("grpo", seed, options)
-            found[arm].append({str(step): accuracy for step, accuracy in run["accuracy"].items()})
-            runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[arm][-1]})
+            found.append({str(step): accuracy for step, accuracy in run["accuracy"].items()})
+            runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[-1]})
             print(f"{arm}, seed {seed}: {run['accuracy_after']:.3f}, staleness {run['staleness']:.2f}", flush=True)
-        jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found[arm]) for step in found[arm][0]}
+        jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found) for step in found[0]}
         measured = {**describe_machine(PACKAGES), "every": given.every, "threads": given.threads}
         given.json.write_text(json.dumps({**measured, "jobs": jobs, "runs": runs}, indent=2) + "\n")
 

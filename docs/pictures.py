@@ -24,6 +24,7 @@ text { font: 13px sans-serif; fill: #24292f } .small { font-size: 12px; fill: #5
 .panel { fill: #ffffff } .grid { stroke: #d0d7de } .lane { fill: #f2f4f6 }
 .generation, .job0 { fill: #2f6fd0 } .preparation, .job1 { fill: #c77700 } .learning, .job2 { fill: #2b8a4b }
 .starting { fill: #b08ad9 } .idle { fill: #b9c0c8 } .switching { fill: #d9406a } .draining { fill: #7a828b }
+g.generation { color: #2f6fd0 } g.preparation { color: #c77700 } g.learning { color: #2b8a4b }
 .busy { fill: #2f6fd0 } .inside { fill: #ffffff; font-size: 11px }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 } .small { fill: #9da7b1 } .panel { fill: #0d1117 } .grid { stroke: #30363d }
@@ -161,12 +162,39 @@ def money() -> str:
     return svg("What a run of the quickstart costs, by stage", bottom + 16, body + legend(kinds, bottom))
 
 
+def asynchronous() -> str:
+    """Accuracy against time, of jobs that differ in `async` alone."""
+    seconds = _read("async_against_sync_groups.json")["runs"]
+    runs = _read("accuracy_over_time.json")["jobs"]
+    arms = (("static", "synchronous", "learning"), ("async-1", "maxStaleness: 1", "generation"))
+    arms += (("async-2", "maxStaleness: 2", "preparation"),)
+    curves = {
+        (name, kind): [(int(step) * seconds[arm]["step_seconds"] / 60, each) for step, each in runs[arm].items()]
+        for arm, name, kind in arms
+    }
+    end, height, low, high = max(at for curve in curves.values() for at, _ in curve), 300.0, 0.3, 1.0
+    bottom = _TOP + height
+    body = axis(0, end, bottom, "minutes")
+    for tenth in range(3, 11):
+        y = bottom - (tenth / 10 - low) / (high - low) * height
+        body += f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        body += text(_LEFT - 10, y + 4, f"{tenth / 10:.1f}", "small", "end")
+    for (name, kind), curve in curves.items():
+        points = [(place(at, 0, end), bottom - (each - low) / (high - low) * height, at, each) for at, each in curve]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
+        body += f'<g class="{kind}"><polyline points="{line}" fill="none" stroke="currentColor" stroke-width="2"/></g>'
+        for x, y, at, each in points:
+            body += rect(x - 3, y - 3, 6, 6, kind, f"{name}: {each:.3f} after {at:.0f} minutes")
+    keys = [(kind, name) for name, kind in curves]
+    return svg("Held-out accuracy against time", bottom + 64, body + legend(keys, bottom + 50))
+
+
 def _read(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((_RESULTS / name).read_text())
     return found
 
 
-PICTURES = {"step": step, "slots": slots, "money": money}
+PICTURES = {"step": step, "slots": slots, "money": money, "asynchronous": asynchronous}
 
 
 def main() -> None:
