@@ -1,10 +1,10 @@
-"""What it brings that a rollout begins on the instances which the one before is done with: by the queue that jobs use.
+"""What it brings that a rollout begins on the instances which the one before is done with: by the code that jobs use.
 
     python benchmarks/overlapped_rollouts.py [--steps 20] [--json FILE]
 
 Generation takes the time of an emulated clock: lengths like GSM8K's, Qwen2.5-7B on H100s, 64 prompts × 8 samples a
-step, prompts divided evenly. Nothing is moved between actors, and preparation takes no time. The learner takes a share
-of the mean time of a rollout that has all instances.
+step, prompts divided evenly. Nothing is moved between actors, and preparation takes no time. The learner takes the
+first complete groups, as jobs do. A step takes it a share of the mean time of a rollout that has all instances.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import asyncio
 import json
 import selectors
 import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,19 @@ from typing import Any
 import numpy as np
 from machine import describe_machine
 
-from rlhfless_operator.planner.latency import LinearLatency
+from rlhfless_functions.api import Done, Event, PrepareResult
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.measured import MEASURED
 from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
+from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds
 from rlhfless_operator.simulator.traces import LengthStatistics, generate
+from rlhfless_operator.training.generated import CompleteGroup
+from rlhfless_operator.training.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup
 from rlhfless_operator.training.instance_queue import InstanceQueue, Part
+from rlhfless_operator.training.preparation import PreparationOutcome, prepare
 from rlhfless_operator.training.staleness import last_step_begun, staleness, steps_ahead
 
 LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
@@ -57,73 +66,179 @@ class Unlimited:
 
 
 @dataclass
-class Job:
-    """An asynchronous job on an emulated clock: `training/rollouts_ahead.py` without what it computes."""
+class Preparing:
+    """A platform whose instances prepare a group in so many seconds."""
 
-    rollouts: list[list[float]]
-    """Seconds of each step's shares."""
+    seconds: float
+
+    async def run(self, chunk: Sequence[CompleteGroup]) -> AsyncGenerator[Event, None]:
+        """Prepare groups."""
+        await asyncio.sleep(self.seconds * len(chunk))
+        groups = [{"prompt": group.prompt, "reward": None, "spread": 1.0} for group in chunk]
+        yield Done(result={"part": "any", "groups": groups, "metrics": {}})
+
+
+@dataclass
+class Job:
+    """An asynchronous job on an emulated clock: `training/rollouts_ahead.py` without what it computes.
+
+    Which groups a step takes, which rollouts may begin, who has an instance and how groups are cut into chunks for
+    preparation is decided by the code that jobs use.
+    """
+
+    rollouts: Sequence[Sequence[ShareEnds]]
+    """[rollouts][actors] When the responses of each share end."""
     learning: float
+    """Seconds of a step."""
     most: int
-    overlaps: bool
+    overlaps: bool = True
+    steps: int | None = None
+    """Of the job; as many as rollouts if left out."""
+    preparation: float = 0.0
+    """Seconds of a group."""
+    preparers: int = 1
     done: int = 0
-    stale: list[int] = field(default_factory=list)
+    taken: list[list[ChosenGroup]] = field(default_factory=list)
+    """Groups of each step."""
+
+    def __post_init__(self) -> None:
+        groups = {number for share in self.rollouts[0] for _, number in share}
+        self.buffer = GroupBuffer(len(groups), self.most)
+        self._generators = InstanceQueue("generation", Unlimited())  # type: ignore[arg-type]
+        self._preparers = InstanceQueue("preparation", Unlimited())  # type: ignore[arg-type]
+        self._history = History()
+        self._made: dict[int, asyncio.Task[None]] = {}
+        self._begun = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def stale(self) -> list[int]:
+        """Staleness of each group that was learnt from."""
+        return [staleness(step, each.group.version) for step, chosen in enumerate(self.taken, 1) for each in chosen]
 
     async def run(self) -> None:
         """Take all steps."""
-        queue = InstanceQueue("generation", Unlimited())  # type: ignore[arg-type]
-        mean = float(np.mean([max(shares) for shares in self.rollouts]))
-        ahead = steps_ahead(self.most, mean, self.learning)
-        made: dict[int, asyncio.Task[None]] = {}
-        for step in range(1, len(self.rollouts) + 1):
-            for following in range(len(made) + 1, min(last_step_begun(self.done, ahead), len(self.rollouts)) + 1):
-                made[following] = asyncio.create_task(self._make(queue, following, made.get(following - 1)))
-            await made[step]
+        self._begin_more()
+        for step in range(1, (self.steps or len(self.rollouts)) + 1):
+            self.taken.append(chosen := await self._choose(step))
+            self.buffer.taken([each.group.name for each in chosen])
             await asyncio.sleep(self.learning)
+            self._history.add("learning", self.learning)
             self.done = step
+            self._begin_more()
+        for task in self._made.values():
+            task.cancel()
+        await asyncio.gather(*self._made.values(), return_exceptions=True)
 
-    async def _make(self, queue: InstanceQueue, step: int, earlier: asyncio.Task[None] | None) -> None:
+    async def _choose(self, step: int) -> list[ChosenGroup]:
+        while (chosen := self.buffer.choose(step)) is None:
+            self._begin_more()
+            self._changed.clear()
+            await self._changed.wait()
+        return chosen
+
+    def _begin_more(self) -> None:
+        history, size = self._history, self.buffer.size
+        ahead = steps_ahead(self.most, history.mean("rollout"), history.mean("learning"))
+        ahead = last_step_begun(self.done, ahead) - self.done - 1
+        while len(self._made) < len(self.rollouts):
+            waiting = (len(self._made) - self._begun) * size
+            if not self.buffer.admits(waiting + size, self.done, ahead):
+                break
+            number = len(self._made) + 1
+            self._made[number] = asyncio.create_task(self._make(number, self._made.get(number - 1)))
+
+    async def _make(self, number: int, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None and self.overlaps:
-            room = asyncio.create_task(queue.room_for(step, beside=step - 1))
+            room = asyncio.create_task(self._generators.room_for(number, beside=number - 1))
             await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
             room.cancel()
         elif earlier is not None:
             await earlier
-        self.stale.append(staleness(step, self.done))
-        shares = self.rollouts[step - 1]
+        shares, begin, version = self.rollouts[number - 1], asyncio.get_running_loop().time(), self.done
+        self._begun = number
+        groups = {group for share in shares for _, group in share}
+        self.buffer.begin(number, groups, version)
+
+        async def prepared(result: PrepareResult) -> None:
+            for group in result.groups:
+                self.buffer.complete(ReadyGroup(GroupName(number, group.prompt), version, result.part))
+            self._changed.set()
+
+        async with (
+            self._generators.part(number, len(shares)) as generators,
+            self._preparers.part(number, self.preparers) as preparers,
+        ):
+            await prepare(
+                Preparing(self.preparation),  # type: ignore[arg-type]
+                self._generate(shares, generators),
+                len(groups),
+                lambda part, attempt, chunk: chunk,  # type: ignore[arg-type, return-value]
+                PreparationOutcome(),
+                instances=preparers,
+                driver=1,
+                retries=0,
+                on_prepared=prepared,
+            )
+        self._history.add("rollout", asyncio.get_running_loop().time() - begin)
+
+    async def _generate(self, shares: Sequence[ShareEnds], part: Part) -> AsyncGenerator[CompleteGroup, None]:
+        """Each group when its last response has ended."""
+        complete: asyncio.Queue[int | None] = asyncio.Queue()
+        unfinished = Counter(number for share in shares for _, number in share)
         left = len(shares)
 
-        async def act(part: Part, seconds: float) -> None:
+        async def act(share: ShareEnds) -> None:
             nonlocal left
             await part.turn()
-            await asyncio.sleep(seconds)
+            passed = 0.0
+            for seconds, number in share:
+                await asyncio.sleep(seconds - passed)
+                passed = seconds
+                unfinished[number] -= 1
+                if not unfinished[number]:
+                    complete.put_nowait(number)
             left -= 1
             part.give()
             await part.has_left(left)
 
-        async with queue.part(step, left) as part, asyncio.TaskGroup() as actors:
-            for seconds in shares:
-                actors.create_task(act(part, seconds))
+        async def generate() -> None:
+            try:
+                await asyncio.gather(*map(act, shares))
+            finally:
+                complete.put_nowait(None)
+
+        generating = asyncio.create_task(generate())
+        while (number := await complete.get()) is not None:
+            yield CompleteGroup(number, [], [], [])
+        await generating
 
 
-def rollouts(actors: int, steps: int, latency: LinearLatency, seed: int) -> list[list[float]]:
-    """[steps][actors] Seconds of each share, longest first as requests are sent."""
+def rollouts(actors: int, steps: int, latency: LinearLatency, seed: int) -> list[list[ShareEnds]]:
+    """[steps][actors] When the responses of each share end, longest first as requests are sent."""
+    profile = InstanceProfile(latency, 1, 2**53, 0.0, 0.0)
     trace = generate(LENGTHS, epochs=1, prompts=PROMPTS * steps, samples=SAMPLES, seed=seed)
     found = []
     for step in trace.steps(PROMPTS, np.random.default_rng(seed)):
-        loads = [
-            SampleLoad(prompt, index, int(trace.prompt_tokens[prompt]), float(tokens))
+        groups = [
+            Group(prompt, prompt, int(trace.prompt_tokens[prompt]), tuple(lengths))
             for prompt, lengths in step.lengths.items()
-            for index, tokens in enumerate(lengths)
+        ]
+        loads = [
+            SampleLoad(group.number, index, group.prompt_tokens, float(tokens))
+            for group in groups
+            for index, tokens in enumerate(group.lengths)
         ]
         shares = plan("even", loads, latency, Limits(actors, actors)).shares
-        found.append([share.expected_seconds for share in shares])
+        found.append(ends_of_shares(shares, groups, profile, len(loads)))
     return found
 
 
 def compare(actors: int, learning_share: float, most: int, steps: int) -> dict[str, Any]:
     """One job, with rollouts that wait for each other and with those that overlap."""
     shares = rollouts(actors, steps, MEASURED["H100", "Qwen2.5-7B", 1].linear(), seed=0)
-    alone = float(np.mean([max(each) for each in shares]))
+    seconds_of = [[share[-1][0] for share in each] for each in shares]
+    alone = float(np.mean([max(each) for each in seconds_of]))
     row: dict[str, Any] = {"actors": actors, "learning_share": learning_share, "max_staleness": most}
     for name, overlaps in (("whole", False), ("overlapped", True)):
         job = Job(shares, learning_share * alone, most, overlaps)
@@ -132,7 +247,7 @@ def compare(actors: int, learning_share: float, most: int, steps: int) -> dict[s
             seconds = runner.get_loop().time()
         row[name] = {
             "step_seconds": round(seconds / steps, 3),
-            "instances_busy": round(sum(map(sum, shares)) / seconds / actors, 3),
+            "instances_busy": round(sum(map(sum, seconds_of)) / seconds / actors, 3),
             "staleness": round(float(np.mean(job.stale)), 2),
         }
     row["faster"] = round(row["whole"]["step_seconds"] / row["overlapped"]["step_seconds"], 3)

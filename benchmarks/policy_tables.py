@@ -113,12 +113,14 @@ def asynchronous_tables(section: Mapping[str, Result]) -> str:
     names = [row["policy"] for row in first["policies"]]
     every = [f"| scenario | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
     for name, result in section.items():
-        static, *_ = rows = result["policies"]
-        speeds = (
-            f"{static['seconds'] / row['seconds']:.2f}×, {1 - row['gpu_seconds'] / static['gpu_seconds']:.0%}"
-            for row in rows
-        )
-        every.append(f"| {name} | {' | '.join(speeds)} |")
+        static, *_ = result["policies"]
+        speeds = {
+            row["policy"]: f"{static['seconds'] / row['seconds']:.2f}×,"
+            f" {1 - row['gpu_seconds'] / static['gpu_seconds']:.0%}"
+            for row in result["policies"]
+        }
+        # Not every system has been run on every scenario.
+        every.append(f"| {name} | {' | '.join(speeds.get(policy, '–') for policy in names)} |")
     heads = f"{first['scenario']}:", "Speed, and how much cheaper, beside static actors, in all scenarios:"
     return re.sub(r"-0%", "0%", "\n".join([heads[0], "", *own, "", heads[1], "", *every]) + "\n")
 

@@ -354,6 +354,17 @@ def test_a_job_is_compared_with_itself_with_rollouts_that_go_ahead(job: Path) ->
 
 def test_enough_actors_leave_the_learner_no_time_to_wait(job: Path) -> None:
     found = forecast(job, "--gpu", "H100", "--median-tokens", "100")
-    assert found["matching_actors"] is None or 1 <= found["matching_actors"] <= 8
+    *fewer, row = found["beside"]
+    assert [each["actors"] for each in found["beside"]] == sorted({each["actors"] for each in found["beside"]})
+    assert found["matching_actors"] in (None, row["actors"], *[each["actors"] for each in fewer[-1:]])
     shown = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "H100"]).stdout
-    assert "With maxStaleness: 1" in shown
+    assert "Actors beside the learner, with maxStaleness: 1" in shown
+
+
+def test_a_learner_with_more_gpus_needs_more_actors(job: Path) -> None:
+    slow, quick = (forecast(job, "--gpu", "L40S", "--set", f"spec.learning.processes={count}") for count in (1, 8))
+    assert quick["learning_seconds"] == pytest.approx(slow["learning_seconds"] / 8)
+    assert (slow["learner_gpus"], quick["learner_gpus"]) == (1, 8)
+    assert slow["matching_actors"] < (quick["matching_actors"] or 99)
+    shown = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "L40S"]).stdout
+    assert f"From {slow['matching_actors']} actor" in shown

@@ -11,7 +11,8 @@ from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
 from rlhfless_operator.planner.preparers import matching_preparers
-from rlhfless_operator.planner.steps_ahead import least_period, period
+from rlhfless_operator.planner.steps_ahead import least_period
+from rlhfless_operator.simulator.asynchronous.long_run import long_run
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -31,6 +32,8 @@ class Others:
     """The same at the price of generation's, where stages have prices of their own."""
     preparation: float = 0.0
     """Instance-seconds of preparation alone."""
+    publishing: float = 0.0
+    """Part of `seconds` in which the weights are on their way, and the learner can take the next step."""
 
     @property
     def paid(self) -> float:
@@ -73,6 +76,15 @@ def _steps(trace: Trace | RecordedTrace) -> list[dict[int, list[int]]]:
     return [dict(enumerate(trace.response_tokens[-1].tolist()))]
 
 
+def matching_actors(rows: Sequence[dict[str, Any]]) -> int | None:
+    """The fewest actors beside which the learner has work all the time; None where not even the most suffice.
+
+    Args:
+        rows: of `Forecast.actors_beside`.
+    """
+    return min((row["actors"] for row in rows if row["learning_busy"] >= _ALL_THE_TIME), default=None)
+
+
 class Forecast:
     """The plans that a step may have. Seconds and costs are of the whole step.
 
@@ -95,10 +107,12 @@ class Forecast:
         others: Others | None = None,
         preparers: tuple[int, int] = (1, 1),
     ) -> None:
+        self._samples = samples
         self._others = others or Others()
         self._preparers = preparers
         self._instance_hour = instance_hour
         self._limits = limits
+        self._instance = instance
         self._startup = instance.startup_seconds
         self._planner = Planner(
             samples, instance.latency, limits, instance.startup_seconds + instance.weight_load_seconds
@@ -165,10 +179,18 @@ class Forecast:
         plan = self._planner.weighted(weight, other_seconds=others.seconds, other_instance_seconds=others.paid)
         return [self._ahead_row(plan, most) for most in (0, *max_stalenesses)]
 
-    def matching_actors(self, max_staleness: int) -> int | None:
-        """The fewest actors beside which the learner has work all the time; None where not even the most suffice."""
-        rows = [self._ahead_row(plan, max_staleness) for plan in self._planner.front()]
-        return min((row["actors"] for row in rows if row["learning_busy"] >= _ALL_THE_TIME), default=None)
+    def actors_beside(self, max_staleness: int) -> list[dict[str, Any]]:
+        """What numbers of actors, rising, bring beside the learner: up to the first with which it never waits, and one
+        more. Rows are those of `ahead`.
+        """
+        fewest = {len(plan.shares): plan for plan in self._planner.front()}
+        rows: list[dict[str, Any]] = []
+        for _, plan in sorted(fewest.items()):
+            enough = bool(rows) and rows[-1]["learning_busy"] >= _ALL_THE_TIME
+            rows.append(self._ahead_row(plan, max_staleness))
+            if enough:
+                break
+        return rows
 
     def _ahead_row(self, plan: Plan, max_staleness: int) -> dict[str, Any]:
         others, startup = self._others, self._startup
@@ -181,11 +203,19 @@ class Forecast:
             least=self._preparers[0],
             most=self._preparers[1],
         )
-        preparation = others.preparation / preparers.instances
-        found = period(work, others.seconds, max_staleness, preparation=preparation)
+        found = long_run(
+            plan.shares,
+            self._instance,
+            self._limits.max_batch or len(self._samples),
+            max_staleness,
+            learning=others.seconds,
+            publishing=others.publishing,
+            preparation=others.preparation,
+            preparers=preparers.instances,
+        )
         idle = found.seconds * (1 - found.generation_busy)
         waiting = len(work) * min(startup, max(0.0, idle)) + min(startup, max(0.0, found.seconds - others.seconds))
-        generating = sum(work) + waiting
+        generating = found.generation_seconds + waiting
         return {
             "max_staleness": max_staleness,
             "actors": len(work),

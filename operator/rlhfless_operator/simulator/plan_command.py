@@ -26,7 +26,7 @@ from rlhfless_operator.planner.planning import InfeasibleError, Limits
 from rlhfless_operator.planner.roofline import ModelShape
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import read_lines
-from rlhfless_operator.simulator.forecast import Forecast, Others, typical_step
+from rlhfless_operator.simulator.forecast import Forecast, Others, matching_actors, typical_step
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
@@ -36,6 +36,8 @@ from rlhfless_operator.training.requests import RequestBuilder
 
 UPDATE_SECONDS = 0.5
 """The optimizer's step and the publication of the weights."""
+PUBLISHING_SECONDS = 0.25
+"""Part of it in which the weights are on their way, and the learner of an asynchronous job can take the next step."""
 STARTUP_SECONDS = 30.0
 """From asking for an instance to its being ready: the least of a full start, which takes 30 to 135 s."""
 
@@ -96,8 +98,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
         "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "ahead":
         [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy", "learning_busy",
-        "staleness", "instance_seconds", "cost"}], "matching_actors", "within_deadline", "within_budget"}`: of a step;
-        seconds are of the whole step, money is a decimal string.
+        "staleness", "instance_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors", "learner_gpus",
+        "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -137,6 +139,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     front = forecast.front()
     _check_budget(spec.budget, forecast, front, gpus)
     most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
+    beside = forecast.actors_beside(most_stale or 1)
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -148,7 +151,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "startup_seconds": startup,
         "max_staleness": most_stale,
         "ahead": forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0})),
-        "matching_actors": forecast.matching_actors(most_stale or 1),
+        "beside": beside,
+        "matching_actors": matching_actors(beside),
         "lengths": told,
         "drafting": spec.generation.drafting,
         "tokens_per_pass": _tokens_per_pass(question.trace),
@@ -159,6 +163,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "steps": spec.steps,
         "learning_seconds": learning,
         "preparation_seconds": preparation,
+        "learner_gpus": _learner_gpus(job, gpus),
         "plans": [forecast.weighted(weight) for weight in question.weights],
         "front": front,
         "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
@@ -190,8 +195,14 @@ def _seconds_after_generation(
     requests = RequestBuilder(job, JobFolder(""), "")
     tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
     preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.preparation_passes)
-    learning = tokens * learning_token_seconds(shape, hardware.gpu, hardware.gpus, requests.learning_passes)
+    learner_gpus = _learner_gpus(job, hardware.gpus)
+    learning = tokens * learning_token_seconds(shape, hardware.gpu, learner_gpus, requests.learning_passes)
     return preparation, learning
+
+
+def _learner_gpus(job: RLHFJob, gpus: int) -> int:
+    """GPUs of the learner, where an instance of generation has so many."""
+    return job.spec.learning.processes or gpus
 
 
 def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapping[Stage, Decimal], str]:
@@ -205,7 +216,9 @@ def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapp
         return job.spec.instance_prices, "prices.instanceHour" if plain else "prices"
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
-    return dict.fromkeys(STAGES, Decimal(f"{GPU_HOUR[gpu] * gpus:.4f}")), f"{gpus} × {gpu} of AWS on demand"
+    each = {stage: _learner_gpus(job, gpus) if stage == "learning" else gpus for stage in STAGES}
+    prices = {stage: Decimal(f"{GPU_HOUR[gpu] * count:.4f}") for stage, count in each.items()}
+    return prices, f"{gpus} × {gpu} of AWS on demand"
 
 
 def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]) -> Others:
@@ -217,10 +230,10 @@ def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]
         prices: of an hour of an instance of each stage.
     """
     if not prices["generation"]:
-        return Others(learning, preparation + learning, preparation=preparation)
+        return Others(learning, preparation + learning, preparation=preparation, publishing=PUBLISHING_SECONDS)
     ratios = {stage: float(price / prices["generation"]) for stage, price in prices.items()}
     paid = preparation * ratios["preparation"] + learning * ratios["learning"]
-    return Others(learning, preparation + learning, paid, preparation)
+    return Others(learning, preparation + learning, paid, preparation, PUBLISHING_SECONDS)
 
 
 def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
@@ -320,15 +333,28 @@ def view(found: dict[str, Any]) -> Group:
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
     parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
-    parts += [_ahead_table(found), _matching(found)]
+    parts += [_ahead_table(found), _beside_table(found), _matching(found)]
     if found["preparation_seconds"]:
         parts.append(_preparing(found))
     return Group(*parts)
 
 
 def _ahead_table(found: dict[str, Any]) -> Table:
-    table = Table(title="Rollouts that go ahead of the learner, in the long run", title_justify="left")
-    table.add_column("async", overflow="fold")
+    told = [f"maxStaleness: {row['max_staleness']}" if row["max_staleness"] else "without" for row in found["ahead"]]
+    this = [", this job" if row["max_staleness"] == found["max_staleness"] else "" for row in found["ahead"]]
+    names = [name + job for name, job in zip(told, this, strict=True)]
+    title = "Rollouts that go ahead of the learner, in the long run"
+    return _long_run_table(title, "async", list(zip(names, found["ahead"], strict=True)), found)
+
+
+def _beside_table(found: dict[str, Any]) -> Table:
+    title = f"Actors beside the learner, with maxStaleness: {found['max_staleness'] or 1}"
+    return _long_run_table(title, "", [("", row) for row in found["beside"]], found)
+
+
+def _long_run_table(title: str, first: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, overflow="fold")
     headings = (
         "actors",
         "seconds",
@@ -340,11 +366,9 @@ def _ahead_table(found: dict[str, Any]) -> Table:
     )
     for heading in (*headings, "a step"):
         table.add_column(heading, justify="right", overflow="fold")
-    for row in found["ahead"]:
-        most = row["max_staleness"]
+    for name, row in rows:
         table.add_row(
-            ("maxStaleness: " + str(most) if most else "without")
-            + (", this job" if most == found["max_staleness"] else ""),
+            name,
             str(row["actors"]),
             f"{row['seconds']:.1f}",
             f"{3600 / row['seconds']:.0f}",
@@ -361,7 +385,8 @@ def _matching(found: dict[str, Any]) -> str:
     most, actors = found["max_staleness"] or 1, found["matching_actors"]
     if actors is None:
         return f"With maxStaleness: {most} the learner waits at times, with {found['actors_at_most']} actors, too."
-    return f"With maxStaleness: {most} and at least {actors} of the actors, the learner has work all the time."
+    learner = f"the learner's {found['learner_gpus']} {'GPU' if found['learner_gpus'] == 1 else 'GPUs'}"
+    return f"From {actors} {'actor' if actors == 1 else 'actors'} on, generation keeps up with {learner}."
 
 
 def _preparing(found: dict[str, Any]) -> str:

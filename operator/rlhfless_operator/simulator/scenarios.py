@@ -49,6 +49,9 @@ class Scenario:
     """Waking the learner with its state from host memory. Not published: assumed. Static actors do not pay it."""
     update_seconds: float = 0.5
     """The optimizer's step and the publication of the weights."""
+    publishing_seconds: float = 0.25
+    """Part of `update_seconds` in which the weights are on their way. Our asynchronous learner goes on meanwhile.
+    Assumed."""
     training_utilisation: float = 0.35
     """Part of the peak arithmetic that learning reaches. Assumed."""
     preparation_utilisation: float = 0.5

@@ -117,7 +117,7 @@ class GroupBuffer:
         Args:
             step: its number, which is one more than the steps that are taken.
         """
-        oldest = sorted(self._ready.values(), key=lambda group: (group.version, group.name))[: self.size]
+        oldest = sorted(self._ready.values(), key=_oldest_first)[: self.size]
         if len(oldest) < self.size:
             return None
         if self.rule == "wait" and not self._leaves_room(step, oldest):
@@ -148,3 +148,7 @@ class GroupBuffer:
     def _factor(self, step: int, group: ReadyGroup) -> float:
         stale = staleness(step, group.version)
         return (1 + self.most) / (1 + stale) if stale > self.most else 1.0
+
+
+def _oldest_first(group: ReadyGroup) -> tuple[int, int, int]:
+    return group.version, group.name.rollout, group.name.prompt

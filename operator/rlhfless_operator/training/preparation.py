@@ -10,13 +10,12 @@ from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareRequest, PrepareResult
+from rlhfless_operator.planner.preparers import chunk_size
 from rlhfless_operator.platforms.base import Platform
 from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.instance_queue import Part
 from rlhfless_operator.training.tasks import run_to_end
 
-_CHUNKS_PER_STEP = 6
-"""About how many requests a step's groups are cut into: fewer overlap less, more cost more round trips."""
 _CHUNK = "chunk-"
 """How the names of chunks begin."""
 
@@ -103,9 +102,9 @@ async def prepare(
     arrived = asyncio.Event()
     ended = False
 
-    def least() -> int:
+    def next_size() -> int:
         left = expected - len(outcome.groups) if on_prepared is not None else expected
-        return max(1, left // (_CHUNKS_PER_STEP * at_once))
+        return chunk_size(len(waiting), left, at_once, ended=ended)
 
     async def collect() -> None:
         nonlocal ended
@@ -120,13 +119,13 @@ async def prepare(
 
     async def work() -> None:
         while not ended or waiting:
-            if len(waiting) < least() and not ended:
+            size = next_size()
+            if not size:
                 arrived.clear()
                 await arrived.wait()
                 continue
             # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
             # group through the models by itself.
-            size = max(least(), -(-len(waiting) // at_once))
             chunk = sorted(waiting[:size], key=lambda group: group.prompt)
             del waiting[:size]
             part = f"{_CHUNK}{driver}-{next(numbers):04d}"

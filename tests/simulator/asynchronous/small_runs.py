@@ -45,6 +45,7 @@ ROLLOUTS = st.builds(
     name=st.just("any"),
     stands_for=st.just("any"),
     max_staleness=st.integers(1, 3),
+    too_stale=st.sampled_from(("wait", "drop", "downweight")),
 )
 
 

@@ -12,7 +12,7 @@ from rlhfless_operator.simulator.asynchronous.bound import (
     stale_seconds,
     whole_cluster_seconds,
 )
-from rlhfless_operator.simulator.asynchronous.systems import Split, Streaming, System
+from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split, Streaming, System
 from rlhfless_operator.simulator.asynchronous.work import Group
 from rlhfless_operator.simulator.scenarios import Scenario
 from tests.simulator.asynchronous.small_runs import ROLLOUTS, SCENARIOS, STREAMING, run, split_of
@@ -30,7 +30,8 @@ def test_no_system_beats_the_bounds(scenario: Scenario, system: System, split: t
     outcome = run(scenario, system, gpus, seed)
     steps, most = [step.groups for step in outcome.steps], max(outcome.staleness)
     for regroups in (False, True):
-        bound = least_seconds(scenario, gpus, steps, most, regroups=regroups)
+        beside = isinstance(system, Rollouts)
+        bound = least_seconds(scenario, gpus, steps, most, regroups=regroups, publishes_beside=beside)
         anyone = whole_cluster_seconds(scenario, steps, most, regroups=regroups)
         assert anyone <= bound * (1 + 1e-9)
         assert bound <= outcome.seconds * (1 + 1e-6)

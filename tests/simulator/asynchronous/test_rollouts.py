@@ -1,9 +1,9 @@
-"""Ours, simulated: beside the queue that jobs use, and what the live loop promises of staleness and of steps."""
+"""Ours, simulated: beside the code that jobs use, and what the live loop promises of staleness and of groups."""
 
 import asyncio
 import dataclasses
-import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from overlapped_rollouts import EmulatedClock, Job
 
-from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.simulator.asynchronous.rollouts import AsynchronousJob, StageSeconds, Work
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, StepShares, draw_steps
-from rlhfless_operator.simulator.instance import Instance, Response
+from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.training.group_buffer import TooStale
 from tests.simulator.asynchronous.small_runs import ROLLOUTS, SCENARIOS, run, split_of
 from tests.simulator.small_scenario import SMALL
 
@@ -27,16 +28,24 @@ SEEDS = st.integers(0, 50)
 
 
 @given(SCENARIOS, ROLLOUTS, SPLITS, SEEDS)
-@settings(max_examples=60, deadline=None)
-def test_each_step_learns_from_its_own_groups_with_one_version_of_the_weights(
+@settings(max_examples=100, deadline=None)
+def test_no_group_is_lost_or_learnt_from_twice_or_too_stale(
     scenario: Scenario, system: Rollouts, split: tuple[int, int, int], seed: int
 ) -> None:
-    outcome = run(scenario, system, split_of(scenario, *split), seed)
-    drawn = list(itertools.islice(draw_steps(scenario, scenario.draw_trace(seed), seed), 4))
-    assert [list(step.groups) for step in outcome.steps] == drawn
-    assert all(len(set(step.versions)) == 1 for step in outcome.steps)
+    steps = 6
+    outcome = run(scenario, system, split_of(scenario, *split), seed, steps)
+    learnt = [group.number for step in outcome.steps for group in step.groups]
+    left = [group.number for group, _ in outcome.left]
+    assert [len(step.groups) for step in outcome.steps] == [scenario.prompts_per_step] * steps
+    # Whole rollouts begin, and what they drew is learnt from or waits.
+    assert sorted(learnt + left) == list(range(len(learnt + left)))
     assert min(outcome.staleness) >= 0
-    assert max(outcome.staleness) <= system.max_staleness
+    if system.too_stale != "downweight":
+        assert max(outcome.staleness) <= system.max_staleness
+    if system.too_stale == "wait":
+        assert all(version + 1 + system.max_staleness > steps for _, version in outcome.left)
+    assert len(left) <= scenario.prompts_per_step * (system.max_staleness + 1)
+    assert system.too_stale == "drop" or outcome.dropped == 0
     assert all(first.end < second.end for first, second in zip(outcome.steps, outcome.steps[1:], strict=False))
 
 
@@ -50,61 +59,122 @@ def test_work_is_conserved_and_no_gpu_is_held_twice(
     tokens = sum(group.tokens for step in outcome.steps for group in step.groups)
     learning = scenario.learning_gpu_seconds(tokens)
     preparation = scenario.preparation_gpu_seconds(tokens)
-    updates = len(outcome.steps) * scenario.update_seconds * gpus.learner_gpus
-    assert outcome.learner_busy == pytest.approx(learning + updates + (0 if gpus.preparers else preparation))
+    # Nothing but the publication of the weights is left out. The next step may be under way.
+    updates = len(outcome.steps) * (scenario.update_seconds - scenario.publishing_seconds) * gpus.learner_gpus
+    assert outcome.learner_busy >= (learning + updates + (0 if gpus.preparers else preparation)) * (1 - 1e-9)
+    assert outcome.learner_busy <= outcome.seconds * gpus.learner_gpus * (1 + 1e-9)
     assert outcome.learner_busy <= outcome.learner_held * (1 + 1e-9)
-    assert outcome.preparer_held >= (preparation if gpus.preparers else 0)
+    assert outcome.preparer_held >= (preparation * (1 - 1e-9) if gpus.preparers else 0)
     assert 0 < outcome.generation_busy <= outcome.generation_held * (1 + 1e-9)
     # Starts are charged, and delay nothing: what is held at most is the split for the whole run, and starts.
     starts = scenario.startup_seconds * gpus.instances
     assert outcome.generation_held <= gpus.instances * outcome.seconds + starts + 1e-6
 
 
-class OneEach:
-    """An actor for each response, the longest first."""
+class TheseShares:
+    """Rollouts that are divided beforehand."""
+
+    def __init__(self, rollouts: Sequence[Sequence[ShareEnds]], preparers: int = 1) -> None:
+        self._rollouts, self._preparers = iter(rollouts), preparers
+        self.observed: list[list[int]] = []
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
-        responses = [response for group in groups for response in group.responses()]
-        return StepShares([[response] for response in sorted(responses, key=lambda each: -each.length)])
+        return StepShares(next(self._rollouts), self._preparers)
 
     def observe(self, groups: Sequence[Group]) -> None:
-        pass
+        self.observed.append([group.number for group in groups])
 
 
-def alone(scenario: Scenario, response: Response) -> float:
-    instance = Instance("a", scenario.profile().latency, 0.0, max_batch=1, kv_tokens=10**9)
-    instance.add([response])
-    return instance.next_end()
+def simulated(
+    rollouts: Sequence[Sequence[ShareEnds]],
+    steps: int,
+    seconds: StageSeconds,
+    most: int,
+    *,
+    preparers: int = 1,
+    too_stale: TooStale = "wait",
+) -> Work:
+    """Steps over these rollouts, whose groups have a token each."""
+    numbers = [Counter(number for share in shares for _, number in share) for shares in rollouts]
+    batches = [[Group(number, 0, 0, (1,) * count) for number, count in sorted(each.items())] for each in numbers]
+    plans = TheseShares(rollouts, preparers)
+    system = Rollouts("any", "any", most, too_stale)
+    job = AsynchronousJob(system, len(batches[0]), seconds, plans, History(), iter(batches))
+    return job.until(steps)
 
 
-LENGTHS = st.lists(st.lists(st.integers(1, 600), min_size=3, max_size=3), min_size=2, max_size=6)
+@st.composite
+def divided(draw: st.DrawFn, rollouts: int, groups: int) -> list[list[ShareEnds]]:
+    """So many rollouts, on one to four actors each. No two of them have anything end at the same time."""
+    found = []
+    for rollout in range(rollouts):
+        actors = draw(st.integers(1, min(4, groups)))
+        shares: list[list[tuple[float, int]]] = [[] for _ in range(actors)]
+        for group in range(groups):
+            ends = draw(st.floats(0.5, 40)) + 1e-4 * (rollout * groups + group)
+            shares[group % actors].append((ends, rollout * groups + group))
+        found.append([sorted(share) for share in shares])
+    return found
 
 
-@given(LENGTHS, st.integers(1, 3), st.floats(0.01, 20))
+@given(st.data(), st.integers(1, 7), st.integers(1, 3), st.integers(1, 3), st.floats(0.01, 30), st.floats(0.001, 6))
 @settings(max_examples=60, deadline=None)
-def test_steps_end_when_those_of_the_queue_that_jobs_use_do(
-    lengths: list[list[int]], most: int, learning: float
+def test_steps_take_the_groups_that_jobs_take_and_end_when_theirs_do(
+    data: st.DataObject, groups: int, most: int, preparers: int, learning: float, preparation: float
 ) -> None:
-    """Three actors with one response each, whose weights are there at once."""
-    # The queue is told how many steps go ahead; it is as many as staleness allows where learning is quick.
-    learning = learning if most == 1 else 0.01
-    scenario = dataclasses.replace(
-        SMALL, prompts_per_step=3, samples_per_prompt=1, weight_load_seconds=0.0, update_seconds=learning,
-        training_utilisation=1e12, preparation_utilisation=1e12,
-    )  # fmt: skip
-    numbers = itertools.count()
-    batches = [[Group(next(numbers), 0, 1, (length,)) for length in step] for step in lengths]
-    batches += batches[:1] * 4
-    plans = OneEach()
-    shares = [[alone(scenario, *share) for share in plans.plan(step).shares] for step in batches[: len(lengths)]]
-    job = Job(shares, learning, most, overlaps=True)
+    """Beside a job on an emulated clock, in which everything is decided by the code that jobs use."""
+    steps = 5
+    rollouts = data.draw(divided(steps + most + 2, groups))
+    job = Job(rollouts, learning, most, steps=steps, preparation=preparation, preparers=preparers)
     with asyncio.Runner(loop_factory=EmulatedClock) as runner:
         runner.run(job.run())
         seconds = runner.get_loop().time()
-    system = Rollouts("any", "any", most)
-    outcome = run_rollouts(scenario, system, Split(3, 1, 256), iter(batches), len(lengths), plans=plans)
-    assert outcome.seconds == pytest.approx(seconds, rel=1e-6)
-    assert outcome.staleness[::3] == job.stale[: len(lengths)]
+    stages = StageSeconds(0.0, preparation, 0.0, learning)
+    work = simulated(rollouts, steps, stages, most, preparers=preparers)
+    assert work.steps[-1].end == pytest.approx(seconds, rel=1e-6)
+    taken = [[each.group.name.prompt for each in chosen] for chosen in job.taken]
+    assert [[group.number for group in step.groups] for step in work.steps] == taken
+    versions = [[each.group.version for each in chosen] for chosen in job.taken]
+    assert [list(step.versions) for step in work.steps] == versions
+
+
+def one_actor(*ends: float, rollouts: int = 8) -> list[list[ShareEnds]]:
+    """Rollouts of one actor, with a group for each of these ends."""
+    return [
+        [[(seconds, rollout * len(ends) + place) for place, seconds in enumerate(ends)]] for rollout in range(rollouts)
+    ]
+
+
+def test_a_learner_is_held_up_by_the_copy_and_not_by_the_publication() -> None:
+    quick = one_actor(1.0)
+    held_up = simulated(quick, 4, StageSeconds(0.0, 0.0, 0.0, update=5.0), most=3)
+    beside = simulated(quick, 4, StageSeconds(0.0, 0.0, 0.0, update=3.0, publishing=2.0), most=3)
+    assert [step.end for step in held_up.steps] == [6.0, 11.0, 16.0, 21.0]
+    assert [begin for begin, _ in beside.learning][:4] == [1.0, 4.0, 7.0, 10.0]
+    assert [step.end for step in beside.steps] == [6.0, 9.0, 12.0, 15.0]
+
+
+def test_one_version_is_published_at_a_time() -> None:
+    work = simulated(one_actor(1.0), 4, StageSeconds(0.0, 0.0, 0.0, update=1.0, publishing=4.0), most=3)
+    # The first is published from 2 to 6. So the second, which is learnt at 3, is published from 6 on.
+    assert [step.end for step in work.steps] == [6.0, 10.0, 14.0, 18.0]
+    assert [begin for begin, _ in work.learning][:4] == [1.0, 2.0, 6.0, 10.0]
+
+
+def test_versions_that_are_on_their_way_begin_no_rollout() -> None:
+    work = simulated(one_actor(1.0), 6, StageSeconds(0.0, 0.0, 0.0, update=1.0, publishing=50.0), most=1)
+    # The third rollout waits for the first version to be there, at 52.
+    assert work.steps[2].versions == (1,)
+    assert work.learning[2][0] == pytest.approx(53.0)
+
+
+@pytest.mark.parametrize(("rule", "waits"), [("wait", True), ("downweight", False), ("drop", False)])
+def test_a_group_that_takes_long_holds_up_only_those_who_wait_for_it(rule: TooStale, waits: bool) -> None:
+    # Two actors. The long response has one of its own.
+    rollouts = [[[share[-1]], share[:-1]] for (share,) in one_actor(1.0, 1.0, 1.0, 1.0)]
+    rollouts[0][0] = [(60.0, 3)]
+    work = simulated(rollouts, 2, StageSeconds(0.0, 0.0, 0.0, update=2.0), most=1, too_stale=rule)
+    assert (work.steps[-1].end > 60.0) == waits
 
 
 def test_steps_of_a_synchronous_length_wait_for_the_one_preparer() -> None:

@@ -34,6 +34,7 @@ def least_seconds(
     most_stale: int,
     *,
     regroups: bool = False,
+    publishes_beside: bool = False,
 ) -> float:
     """Seconds from the beginning to the last version below which no system takes these steps.
 
@@ -41,15 +42,17 @@ def least_seconds(
         steps: the groups of each.
         most_stale: greatest staleness of a group, by its oldest token.
         regroups: whether steps may have had the groups of others.
+        publishes_beside: whether the learner goes on while weights are on their way.
     """
     groups = [group for step in steps for group in step]
     tokens = sum(group.tokens for group in groups)
     preparation, learning = scenario.preparation_gpu_seconds(1.0), scenario.learning_gpu_seconds(1.0)
     update = scenario.update_seconds
     on_learner = learning if split.preparers else preparation + learning
+    beside = min(scenario.publishing_seconds, update) * (len(steps) - 1) if publishes_beside else 0.0
     least = [
         decode_instance_seconds(scenario, groups, split.sequences) / split.instances,
-        tokens * on_learner / split.learner_gpus + update * len(steps),
+        tokens * on_learner / split.learner_gpus + update * len(steps) - beside,
         stale_seconds(scenario, split, steps, most_stale, regroups=regroups),
     ]
     if split.preparers:

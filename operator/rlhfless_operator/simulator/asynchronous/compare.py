@@ -186,7 +186,8 @@ def _row(
     outcome = run_system(scenario, system, split, trace, seed, steps)
     taken = [step.groups for step in outcome.steps]
     most, regroups = max(outcome.staleness), isinstance(system, Streaming)
-    bound = least_seconds(scenario, split, taken, most, regroups=regroups)
+    beside = isinstance(system, Rollouts)
+    bound = least_seconds(scenario, split, taken, most, regroups=regroups, publishes_beside=beside)
     anyone = whole_cluster_seconds(scenario, taken, most, regroups=regroups)
     return {
         "seconds": outcome.seconds / steps,

@@ -1,18 +1,36 @@
 """Plans of the steps of an asynchronous job, made as `training/planning.py` makes them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rlhfless_operator.planner.async_planning import plan_asynchronous_step
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits
+from rlhfless_operator.planner.planning import Limits, Share
 from rlhfless_operator.planner.step_forecast import Training
 from rlhfless_operator.planner.step_planning import StepPlan, plan_step
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, StepShares
+from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, share_ends
 from rlhfless_operator.simulator.scenarios import Scenario
+
+
+def ends_of_shares(
+    shares: Iterable[Share], groups: Iterable[Group], profile: InstanceProfile, sequences: int
+) -> list[ShareEnds]:
+    """When the responses of a plan end, in the order in which its actors are given instances.
+
+    Args:
+        shares: whose prompts are the numbers of groups.
+        sequences: most that an instance decodes at a time.
+    """
+    responses = {response.key: response for group in groups for response in group.responses()}
+    ordered = sorted(shares, key=lambda share: -share.expected_seconds)
+    return [
+        share_ends((responses[sample.prompt, sample.index] for sample in share.samples), profile, sequences)
+        for share in ordered
+    ]
 
 
 class LivePlans:
@@ -72,10 +90,8 @@ class LivePlans:
             learning_seconds=history.mean("learning"),
             max_staleness=self._system.max_staleness,
         )
-        responses = {response.key: response for group in groups for response in group.responses()}
-        shares = sorted(ahead.step.generation.shares, key=lambda share: -share.expected_seconds)
         return StepShares(
-            [[responses[sample.prompt, sample.index] for sample in share.samples] for share in shares],
+            ends_of_shares(ahead.step.generation.shares, groups, profile, self._split.sequences),
             ahead.preparers.instances,
         )
 

@@ -1,36 +1,82 @@
-"""Ours in discrete events: steps that learn from whole rollouts, which overlap on the instances.
+"""Ours in discrete events: rollouts that overlap on the instances, and steps that take the first complete groups.
 
-The rules are those of `training/rollouts_ahead.py` and `training/instance_queue.py`, and staleness, the plans, the
-predictions of lengths and what is remembered of earlier steps are the live loop's own code. Every response ends with
-the weights that began it. Two things of the live loop are left out: a live step takes complete groups of any rollouts,
-where these learn from their own, and samples move between the actors of a live rollout.
+Which groups a step takes, which rollout may begin, how groups are cut into chunks for preparation, the plans, the
+predictions of lengths and what is remembered of earlier steps are the live loop's own code. Who has which instance is
+its rule (`training/instance_queue.py`), and a test compares the two. Every response ends with the weights that began
+it, and no sample moves between actors.
 """
 
 import heapq
+import itertools
+import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlhfless_operator.planner.bounds import least_held
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.preparers import chunk_size
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, Outcome, Step, StepShares
-from rlhfless_operator.simulator.instance import Instance, Response
+from rlhfless_operator.simulator.asynchronous.work import Group, Outcome, ShareEnds, Step, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.training.group_buffer import GroupBuffer, GroupName, ReadyGroup
 from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 
 
 class Plans(Protocol):
-    """How steps are divided."""
+    """How rollouts are divided."""
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
-        """The plan of the next step."""
+        """The plan of the next rollout."""
         ...
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """A step's groups are complete."""
+        """A rollout's groups are complete."""
         ...
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """What the stages of an asynchronous job take."""
+
+    weight_load: float
+    """Until an instance has other weights."""
+    preparation_token: float
+    """Of an instance that prepares, for a token."""
+    learning_token: float
+    """Of the learner, for a token."""
+    update: float
+    """Of the learner once a step, with the copy of the weights that is published."""
+    publishing: float = 0.0
+    """Until a copy is published. The learner goes on meanwhile if the next step's groups are there."""
+    prepares: bool = True
+    """Whether instances of their own prepare. If not, a complete group can be learnt from."""
+
+
+Use = tuple[float, float]
+"""From when to when an instance has work, in seconds."""
+
+
+@dataclass
+class Work:
+    """What a simulated job did, and when."""
+
+    steps: list[Step] = field(default_factory=list)
+    generation: list[Use] = field(default_factory=list)
+    """Of an actor each, with loading."""
+    decoding: list[Use] = field(default_factory=list)
+    """The same without loading."""
+    rollouts: list[Use] = field(default_factory=list)
+    """From when a rollout begins until all of its groups are prepared."""
+    preparation: list[Use] = field(default_factory=list)
+    learning: list[Use] = field(default_factory=list)
+    left: list[tuple[Group, int]] = field(default_factory=list)
+    """Groups that were begun and that no finished step has learnt from, with the version that began them."""
+    dropped: int = 0
+    """How often a group was dropped, to be generated anew."""
 
 
 def run_rollouts(
@@ -45,128 +91,195 @@ def run_rollouts(
     """Run until the learner has taken so many steps.
 
     Args:
-        batches: the groups of each step, without end.
-        plans: how a step is divided; as the live loop's `cost` policy does if left out.
+        batches: the groups of each rollout, without end.
+        plans: how a rollout is divided; as the live loop's `cost` policy does if left out.
     """
     history = History()
-    return _Run(scenario, system, split, batches, plans or LivePlans(scenario, system, split, history), history).until(
-        steps
+    learning, preparation = scenario.learning_gpu_seconds(1.0), scenario.preparation_gpu_seconds(1.0)
+    profile = scenario.profile()
+    publishing = min(scenario.publishing_seconds, scenario.update_seconds)
+    seconds = StageSeconds(
+        weight_load=profile.weight_load_seconds,
+        preparation_token=preparation / scenario.gpus_per_instance,
+        learning_token=(learning + (0.0 if split.preparers else preparation)) / split.learner_gpus,
+        update=scenario.update_seconds - publishing,
+        publishing=publishing,
+        prepares=split.preparers > 0,
     )
+    made = plans or LivePlans(scenario, system, split, history)
+    work = AsynchronousJob(system, scenario.prompts_per_step, seconds, made, history, batches).until(steps)
+    return _outcome(scenario, split, profile, work)
 
 
 @dataclass
 class _Rollout:
-    """A step's rollout that is under way, or waits for the learner."""
+    """A rollout that is under way."""
 
-    step: int
-    groups: list[Group]
+    number: int
+    groups: dict[int, Group]
     version: int
     begin: float
-    shares: list[list[Response]]
+    shares: list[ShareEnds]
     """Of actors that have no instance yet, those that begin first at the end."""
-    actors: int
     preparers: int
-    """Most groups that are prepared at a time."""
-    preparing: int = 0
-    left: int = field(init=False)
+    """Most chunks that are prepared at a time."""
+    left: int
     """Actors that have anything left."""
+    actors: int = field(init=False)
+    unfinished: dict[int, int] = field(init=False)
+    """By group, responses that have not ended or not begun."""
     ends: dict[int, float] = field(default_factory=dict)
     """By group, when the last of its responses that have begun ends."""
-    unknown: dict[int, int] = field(init=False)
-    """By group, responses that have not begun."""
+    complete: deque[int] = field(default_factory=deque)
+    """Groups that wait for preparation, in the order of completion."""
+    preparing: int = 0
+    """Chunks that are prepared, or wait for an instance."""
     unprepared: int = field(init=False)
-    """Groups that are not prepared."""
 
     def __post_init__(self) -> None:
-        self.left = self.actors
-        self.unknown = {group.number: len(group.lengths) for group in self.groups}
+        self.actors = self.left
+        self.unfinished = {number: len(group.lengths) for number, group in self.groups.items()}
         self.unprepared = len(self.groups)
 
 
-class _Run:
+class AsynchronousJob:
+    """A job whose groups go on their own.
+
+    Args:
+        system: its staleness, and what happens to groups that are too stale.
+        size: groups that a step learns from.
+        seconds: what stages take.
+        plans: how a rollout is divided.
+        history: of what rollouts and learning took; the plans may read it.
+        batches: the groups of each rollout.
+        total: steps of the job. No more groups are begun than they learn from.
+    """
+
     def __init__(
         self,
-        scenario: Scenario,
         system: Rollouts,
-        split: Split,
-        batches: Iterator[list[Group]],
+        size: int,
+        seconds: StageSeconds,
         plans: Plans,
         history: History,
+        batches: Iterator[list[Group]],
+        *,
+        total: float = math.inf,
     ) -> None:
-        self._scenario, self._system, self._split, self._batches = scenario, system, split, batches
-        self._profile = scenario.profile()
-        self._plans, self._history = plans, history
-        self._events: list[tuple[float, int, str, int, int]] = []
-        self._number = 0
+        self._total = total * size
+        self._most_stale, self._seconds, self._plans, self._history = system.max_staleness, seconds, plans, history
+        self._drawn = itertools.chain.from_iterable(batches)
+        self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale)
+        self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
+        self._numbers = itertools.count()
         self._rollouts: dict[int, _Rollout] = {}
-        """By step, those that the learner has not finished."""
+        """By number, those that are not complete."""
+        self._names: dict[GroupName, tuple[Group, int]] = {}
+        """Groups that no step has taken, with the version that began them."""
+        self._dropped: list[GroupName] = []
+        """Groups to be generated anew."""
         self._begun = 0
-        self._admitted = last_step_begun(0, system.max_staleness)
-        """The last step whose rollout may begin."""
+        self._admitted = 0
+        """The last rollout that may begin."""
         self._at_work = 0
         self._idle: list[int] = []
         """Versions that idle instances have."""
-        self._unprepared: list[tuple[int, int]] = []
-        """(step, group) of complete groups, those to be prepared first in front."""
+        self._chunks: list[tuple[int, int, tuple[int, ...]]] = []
+        """(rollout, number, groups) of chunks that wait for an instance."""
+        self._preparing = 0
         self._learning = False
-        self._uses: list[tuple[float, float]] = []
-        self._preparer_uses: list[tuple[float, float]] = []
-        self._learner_uses: list[tuple[float, float]] = []
-        self._worked: list[tuple[float, float]] = []
-        """Of each actor: what it used an instance for besides loading."""
-        self._steps: list[Step] = []
+        self._taken = 0
+        self._written = 0
+        """The newest version that is written down."""
+        self._publishing = False
+        self._work = Work()
+        self._batches: dict[int, list[tuple[Group, int]]] = {}
+        """By step, what it learns from until it is written down."""
 
-    def until(self, steps: int) -> Outcome:
+    def until(self, steps: int) -> Work:
+        """Run until so many steps are written down."""
         now = 0.0
-        while len(self._steps) < steps:
+        self._admit()
+        while self._written < steps:
             self._begin(now)
-            self._deal(now)
             self._prepare(now)
             self._learn(now)
-            now, _, kind, step, which = heapq.heappop(self._events)
+            # A step that waits may have let more rollouts begin.
+            self._begin(now)
+            now, _, kind, number, groups = heapq.heappop(self._events)
             if kind == "actor":
-                self._actor_ends(step)
+                self._actor_ends(self._rollouts[number])
             elif kind == "complete":
-                self._completes(step, which, now)
+                self._rollouts[number].complete.extend(groups)
             elif kind == "prepared":
-                self._rollouts[step].preparing -= 1
-                self._prepared(step, now)
+                self._preparing -= 1
+                # A chunk that waits goes before one that this instance's rollout is yet to make.
+                self._deal_chunks(now)
+                self._rollouts[number].preparing -= 1
+                self._prepared(self._rollouts[number], groups, now)
             elif kind == "learnt":
-                self._learnt(step, now)
-        return self._outcome(now)
+                self._learnt(now)
+            elif kind == "published":
+                self._published(number, now)
+        self._work.left = [*itertools.chain.from_iterable(self._batches.values()), *self._names.values()]
+        return self._work
 
     # --- generation ---
 
+    def _admit(self) -> None:
+        """Let as many rollouts begin as staleness allows."""
+        history, buffer = self._history, self._buffer
+        ahead = steps_ahead(self._most_stale, history.mean("rollout"), history.mean("learning"))
+        ahead = last_step_begun(self._written, ahead) - self._written - 1
+        while True:
+            waiting = (self._admitted - self._begun) * buffer.size
+            wanted = min(buffer.size, self._total - buffer.live - waiting)
+            if wanted <= 0 or not buffer.admits(waiting + int(wanted), self._written, ahead):
+                break
+            self._admitted += 1
+
     def _begin(self, now: float) -> None:
-        """Begin rollouts as long as staleness allows it, and there is an instance that no actor has or waits for."""
-        while self._begun < self._admitted and (self._has_room() or self._earlier_is_made()):
+        """Begin rollouts that may begin, as long as there is an instance that no actor has or waits for."""
+        while self._begun < self._admitted and (self._has_room() or self._begun not in self._rollouts):
             self._begun += 1
-            groups = next(self._batches)
-            plan = self._plans.plan(groups)
-            self._rollouts[self._begun] = _Rollout(
-                self._begun, groups, len(self._steps), now, plan.shares[::-1], len(plan.shares), plan.preparers
+            groups = {group.number: group for group in self._draw()}
+            plan = self._plans.plan(list(groups.values()))
+            rollout = _Rollout(
+                self._begun, groups, self._written, now, [*plan.shares[::-1]], plan.preparers, len(plan.shares)
             )
+            self._rollouts[self._begun] = rollout
+            self._buffer.begin(self._begun, groups, self._written)
+            self._names |= {GroupName(self._begun, number): (group, self._written) for number, group in groups.items()}
             self._deal(now)
+        self._deal(now)
+
+    def _draw(self) -> list[Group]:
+        """What a rollout generates: groups that were dropped, with the lengths that they had, and others."""
+        most = min(self._buffer.size, self._total - self._buffer.live)
+        left = self._total - self._buffer.live - len(self._dropped)
+        again: dict[int, GroupName] = {}
+        for name in self._dropped:
+            if len(again) < most:
+                again.setdefault(name.prompt, name)
+        self._dropped = [name for name in self._dropped if name not in again.values()]
+        groups = [self._names.pop(name)[0] for name in again.values()]
+        return groups + list(itertools.islice(self._drawn, int(min(most - len(groups), left))))
 
     def _has_room(self) -> bool:
         left = sum(rollout.left for rollout in self._rollouts.values())
-        return left == 0 or left < self._most()
+        return left == 0 or left < self._most_actors()
 
-    def _earlier_is_made(self) -> bool:
-        earlier = self._rollouts.get(self._begun)
-        return earlier is None or not earlier.unprepared
-
-    def _most(self) -> int:
+    def _most_actors(self) -> int:
         return max((rollout.actors for rollout in self._rollouts.values() if rollout.left), default=0)
 
     def _deal(self, now: float) -> None:
-        """Give free instances to actors that wait, those of an earlier step first."""
+        """Give free instances to actors that wait, those of an earlier rollout first."""
         for rollout in self._rollouts.values():
-            while rollout.shares and self._at_work < self._most():
+            while rollout.shares and self._at_work < self._most_actors():
                 self._at_work += 1
                 self._act(rollout, rollout.shares.pop(), now)
 
-    def _act(self, rollout: _Rollout, share: list[Response], now: float) -> None:
+    def _act(self, rollout: _Rollout, share: ShareEnds, now: float) -> None:
         """An actor has an instance, and works until it has nothing left."""
         if rollout.version in self._idle:
             self._idle.remove(rollout.version)
@@ -174,107 +287,140 @@ class _Run:
         else:
             if self._idle:
                 self._idle.pop()
-            ready = now + self._profile.weight_load_seconds
-        instance = Instance(
-            "actor", self._profile.latency, ready, max_batch=self._split.sequences, kv_tokens=self._profile.kv_tokens
-        )
-        instance.add(share)
-        end = ready
-        for end, (number, _) in instance.advance(1e12):
-            rollout.ends[number] = max(end, rollout.ends.get(number, 0.0))
-            rollout.unknown[number] -= 1
-            if not rollout.unknown[number]:
-                self._announce(rollout.ends[number], "complete", rollout.step, number)
-        self._worked.append((ready, end))
-        self._uses.append((now, end))
-        self._announce(end, "actor", rollout.step)
+            ready = now + self._seconds.weight_load
+        for seconds, number in share:
+            rollout.ends[number] = max(ready + seconds, rollout.ends.get(number, 0.0))
+            rollout.unfinished[number] -= 1
+            if not rollout.unfinished[number]:
+                self._announce(rollout.ends[number], "complete", rollout.number, (number,))
+        end = ready + share[-1][0]
+        self._work.decoding.append((ready, end))
+        self._work.generation.append((now, end))
+        self._announce(end, "actor", rollout.number)
 
-    def _actor_ends(self, step: int) -> None:
-        rollout = self._rollouts[step]
+    def _actor_ends(self, rollout: _Rollout) -> None:
         rollout.left -= 1
         self._at_work -= 1
         self._idle.append(rollout.version)
+        self._forget(rollout)
 
-    # --- preparation and learning ---
-
-    def _completes(self, step: int, number: int, now: float) -> None:
-        if self._split.preparers:
-            heapq.heappush(self._unprepared, (step, number))
-        else:
-            self._prepared(step, now)
+    # --- preparation ---
 
     def _prepare(self, now: float) -> None:
-        """An instance prepares a group at a time, those of an earlier step first: as many as each step's plan says, and
-        as many instances as the largest of them."""
-        under_way = [rollout for rollout in self._rollouts.values() if rollout.unprepared]
-        free = max((rollout.preparers for rollout in under_way), default=0)
-        free -= sum(rollout.preparing for rollout in under_way)
-        waiting: list[tuple[int, int]] = []
-        while free > 0 and self._unprepared:
-            step, number = heapq.heappop(self._unprepared)
-            rollout = self._rollouts[step]
-            if rollout.preparing == rollout.preparers:
-                waiting.append((step, number))
+        """Prepare complete groups in chunks, those of an earlier rollout first: as many at a time as each rollout's
+        plan says, on as many instances as the largest of them."""
+        for rollout in [*self._rollouts.values()]:
+            if not self._seconds.prepares:
+                groups, rollout.complete = tuple(rollout.complete), deque()
+                self._prepared(rollout, groups, now)
                 continue
-            tokens = rollout.groups[number - rollout.groups[0].number].tokens
-            free -= 1
-            rollout.preparing += 1
-            end = now + self._scenario.preparation_gpu_seconds(tokens) / self._scenario.gpus_per_instance
-            self._preparer_uses.append((now, end))
-            self._announce(end, "prepared", step)
-        for each in waiting:
-            heapq.heappush(self._unprepared, each)
+            while rollout.preparing < rollout.preparers and rollout.complete:
+                size = chunk_size(len(rollout.complete), rollout.unprepared, rollout.preparers, ended=rollout.left == 0)
+                if not size:
+                    break
+                chunk = tuple(rollout.complete.popleft() for _ in range(size))
+                rollout.preparing += 1
+                heapq.heappush(self._chunks, (rollout.number, next(self._numbers), chunk))
+        self._deal_chunks(now)
 
-    def _prepared(self, step: int, now: float) -> None:
-        rollout = self._rollouts[step]
-        rollout.unprepared -= 1
-        if rollout.unprepared:
-            return
-        self._history.add("rollout", now - rollout.begin)
-        self._plans.observe(rollout.groups)
+    def _deal_chunks(self, now: float) -> None:
+        most = max((rollout.preparers for rollout in self._rollouts.values()), default=0)
+        while self._chunks and self._preparing < most:
+            number, _, chunk = heapq.heappop(self._chunks)
+            tokens = sum(self._rollouts[number].groups[group].tokens for group in chunk)
+            end = now + tokens * self._seconds.preparation_token
+            self._preparing += 1
+            self._work.preparation.append((now, end))
+            self._announce(end, "prepared", number, chunk)
+
+    def _prepared(self, rollout: _Rollout, groups: tuple[int, ...], now: float) -> None:
+        for group in groups:
+            self._buffer.complete(ReadyGroup(GroupName(rollout.number, group), rollout.version, ""))
+        rollout.unprepared -= len(groups)
+        if groups and not rollout.unprepared:
+            self._history.add("rollout", now - rollout.begin)
+            self._work.rollouts.append((rollout.begin, now))
+            self._plans.observe(list(rollout.groups.values()))
+            self._forget(rollout)
+
+    def _forget(self, rollout: _Rollout) -> None:
+        if not rollout.left and not rollout.unprepared:
+            del self._rollouts[rollout.number]
+
+    # --- learning ---
 
     def _learn(self, now: float) -> None:
-        """The learner takes steps in their order, each when it is prepared as a whole."""
-        rollout = self._rollouts.get(len(self._steps) + 1)
-        if self._learning or rollout is None or rollout.unprepared:
+        """The learner takes the first groups that a step may take, if there are enough of them."""
+        if self._learning:
             return
-        tokens = sum(group.tokens for group in rollout.groups)
-        work = self._scenario.learning_gpu_seconds(tokens)
-        if not self._split.preparers:
-            work += self._scenario.preparation_gpu_seconds(tokens)
-        end = now + work / self._split.learner_gpus + self._scenario.update_seconds
+        step = self._taken + 1
+        dropped = self._buffer.drop(step)
+        self._dropped += dropped
+        self._work.dropped += len(dropped)
+        chosen = self._buffer.choose(step) if self._buffer.is_full else None
+        if chosen is None:
+            self._admit()
+            return
+        names = [each.group.name for each in chosen]
+        self._buffer.taken(names)
+        self._taken = step
+        self._batches[step] = [self._names.pop(name) for name in names]
+        tokens = sum(group.tokens for group, _ in self._batches[step])
+        end = now + tokens * self._seconds.learning_token + self._seconds.update
         self._learning = True
-        self._learner_uses.append((now, end))
-        self._announce(end, "learnt", rollout.step)
+        self._work.learning.append((now, end))
+        self._announce(end, "learnt", step)
 
-    def _learnt(self, step: int, now: float) -> None:
+    def _learnt(self, now: float) -> None:
+        """A step is learnt. Its version is published once the one before is, and the learner goes on meanwhile."""
+        if self._publishing:
+            # It goes on when the version before is published.
+            return
+        step = self._written + 1
+        begin, end = self._work.learning[-1]
+        self._history.add("learning", end - begin + self._seconds.publishing)
         self._learning = False
-        rollout = self._rollouts.pop(step)
-        self._steps.append(Step(now, tuple(rollout.groups), (rollout.version,) * len(rollout.groups)))
-        history = self._history
-        history.add("learning", now - self._learner_uses[-1][0])
-        ahead = steps_ahead(self._system.max_staleness, history.mean("rollout"), history.mean("learning"))
-        self._admitted = max(self._admitted, last_step_begun(len(self._steps), ahead))
+        if not self._seconds.publishing:
+            self._published(step, now)
+        else:
+            self._publishing = True
+            self._announce(now + self._seconds.publishing, "published", step)
 
-    def _announce(self, at: float, kind: str, step: int, which: int = 0) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (at, self._number, kind, step, which))
+    def _published(self, step: int, now: float) -> None:
+        """A version is there, and its step written down."""
+        self._publishing = False
+        self._written = step
+        groups, versions = zip(*self._batches.pop(step), strict=True)
+        self._work.steps.append(Step(now, groups, versions))
+        self._admit()
+        if self._learning and self._work.learning[-1][1] <= now:
+            # The next step was learnt before.
+            self._learnt(now)
 
-    def _outcome(self, now: float) -> Outcome:
-        """What was held until now: what has no work is kept, or let go and started in time, as costs less."""
-        scenario = self._scenario
+    def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), kind, number, groups))
 
-        def held(uses: list[tuple[float, float]], start: float) -> float:
-            until_now = [(begin, min(end, now)) for begin, end in uses if begin < now]
-            return least_held(until_now, start_seconds=start, drain_seconds=0.0)
 
-        gpus = scenario.gpus_per_instance
-        learner = self._split.learner_gpus
-        return Outcome(
-            tuple(self._steps),
-            generation_busy=sum(min(end, now) - ready for ready, end in self._worked if ready < now) * gpus,
-            generation_held=held(self._uses, self._profile.startup_seconds) * gpus,
-            learner_busy=sum(end - begin for begin, end in self._learner_uses) * learner,
-            learner_held=held(self._learner_uses, scenario.trainer_start_seconds) * learner,
-            preparer_held=held(self._preparer_uses, self._profile.startup_seconds) * gpus,
-        )
+def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: Work) -> Outcome:
+    """What was held until the last step ended: what has no work is kept, or let go and started in time, as costs
+    less."""
+    now = work.steps[-1].end
+
+    def held(uses: Sequence[Use], start: float) -> float:
+        until_now = [(begin, min(end, now)) for begin, end in uses if begin < now]
+        return least_held(until_now, start_seconds=start, drain_seconds=0.0)
+
+    def busy(uses: Sequence[Use]) -> float:
+        return math.fsum(min(end, now) - begin for begin, end in uses if begin < now)
+
+    gpus, learner = scenario.gpus_per_instance, split.learner_gpus
+    return Outcome(
+        tuple(work.steps),
+        generation_busy=busy(work.decoding) * gpus,
+        generation_held=held(work.generation, profile.startup_seconds) * gpus,
+        learner_busy=busy(work.learning) * learner,
+        learner_held=held(work.learning, scenario.trainer_start_seconds) * learner,
+        preparer_held=held(work.preparation, profile.startup_seconds) * gpus,
+        left=tuple(work.left),
+        dropped=work.dropped,
+    )

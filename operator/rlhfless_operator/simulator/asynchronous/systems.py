@@ -7,6 +7,8 @@ that of its oldest token (docs/asynchronous.md).
 from dataclasses import dataclass
 from typing import Literal
 
+from rlhfless_operator.training.group_buffer import TooStale
+
 
 @dataclass(frozen=True)
 class Streaming:
@@ -33,11 +35,13 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Ours: whole steps that overlap, as far as staleness allows."""
+    """Ours: rollouts that overlap, as far as staleness allows, and groups that go on their own."""
 
     name: str
     stands_for: str
     max_staleness: int
+    too_stale: TooStale = "wait"
+    """What happens where a group would become too stale."""
     preparers: int = 64
     """Most instances that do nothing but prepare. With 0 the learner's GPUs do, before they learn."""
 
@@ -89,8 +93,14 @@ SYSTEMS: dict[str, System] = {
             ahead=None,
             repack_seconds=5.0,
         ),
-        Rollouts("rlhfless-async-1", "ours with maxStaleness 1; a step learns from its own rollout", max_staleness=1),
-        Rollouts("rlhfless-async-2", "ours with maxStaleness 2; a step learns from its own rollout", max_staleness=2),
+        Rollouts("rlhfless-async-1", "ours with maxStaleness 1", max_staleness=1),
+        Rollouts("rlhfless-async-2", "ours with maxStaleness 2", max_staleness=2),
+        Rollouts(
+            "rlhfless-async-2-downweight",
+            "ours with maxStaleness 2 and tooStale downweight",
+            max_staleness=2,
+            too_stale="downweight",
+        ),
         Rollouts(
             "rlhfless-async-2-one-preparer",
             "the same with preparation.instances left out: one instance prepares for all rollouts",
@@ -105,8 +115,7 @@ SYSTEMS: dict[str, System] = {
         ),
     )
 }
-"""By name. All but ours are what a system does. Ours does not keep groups to their step, and the learner's GPUs do not
-prepare."""
+"""By name. All are what a system does, but for the last: the learner's GPUs of ours do not prepare."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """What is generated and learnt from, and what came of it: groups, steps and their staleness."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
 from rlhfless_operator.training.staleness import staleness
@@ -33,11 +34,27 @@ class Group:
         return [Response(self.number, index, self.prompt_tokens, length) for index, length in enumerate(self.lengths)]
 
 
+ShareEnds = Sequence[tuple[float, int]]
+"""When the responses of a share end, in order: seconds since its instance has the weights, and the response's group."""
+
+
+def share_ends(responses: Iterable[Response], profile: InstanceProfile, sequences: int) -> ShareEnds:
+    """When the responses of an actor end that is left alone.
+
+    Args:
+        responses: in the order of admission; they are used up.
+        sequences: most that the instance decodes at a time.
+    """
+    instance = Instance("actor", profile.latency, 0.0, max_batch=sequences, kv_tokens=profile.kv_tokens)
+    instance.add(list(responses))
+    return [(end, number) for end, (number, _) in instance.advance(1e12)]
+
+
 @dataclass(frozen=True)
 class StepShares:
-    """How a step is divided."""
+    """How a rollout is divided."""
 
-    shares: list[list[Response]]
+    shares: Sequence[ShareEnds]
     """Of each actor, those with the longest expected time first."""
     preparers: int = 1
     """Most instances that prepare its groups at a time, where any does nothing else."""
@@ -71,6 +88,15 @@ class Step:
     """Of each group, the weights that began it."""
 
 
+def staleness_of(number: int, step: Step) -> list[int]:
+    """Of each group of a step, by its oldest token.
+
+    Args:
+        number: of the step, from 1.
+    """
+    return [staleness(number, version) for version in step.versions]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A run from its beginning to the end of its last step."""
@@ -85,7 +111,11 @@ class Outcome:
     learner_held: float
     """GPU-seconds."""
     preparer_held: float = 0.0
-    """GPU-seconds of an instance that does nothing but prepare."""
+    """GPU-seconds of instances that do nothing but prepare."""
+    left: tuple[tuple[Group, int], ...] = ()
+    """Groups of ours that were begun and that no finished step has learnt from, with the version that began them."""
+    dropped: int = 0
+    """How often a group of ours was dropped, to be generated anew."""
 
     @property
     def seconds(self) -> float:
@@ -100,6 +130,4 @@ class Outcome:
     @property
     def staleness(self) -> list[int]:
         """Of each group that was learnt from, by its oldest token."""
-        return [
-            staleness(number, version) for number, step in enumerate(self.steps, start=1) for version in step.versions
-        ]
+        return [each for number, step in enumerate(self.steps, start=1) for each in staleness_of(number, step)]

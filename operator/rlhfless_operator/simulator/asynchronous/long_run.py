@@ -1,0 +1,124 @@
+"""How far apart a job's steps are in the long run, where every rollout has the same shares."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.loads import SampleLoad
+from rlhfless_operator.planner.planning import Share
+from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
+from rlhfless_operator.simulator.asynchronous.rollouts import AsynchronousJob, StageSeconds, Use
+from rlhfless_operator.simulator.asynchronous.systems import Rollouts
+from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, staleness_of
+
+_STEPS = 24
+"""Steps that are gone through. The second half of them counts, when the beginning is forgotten."""
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """What a step takes in the long run."""
+
+    seconds: float
+    """Between two steps."""
+    generation_seconds: float
+    """Of instances of generation at work, a step."""
+    generation_busy: float
+    """Part of their time in which instances of generation work."""
+    learning_busy: float
+    """Part of its time in which the learner works."""
+    staleness: float
+    """Mean of the versions between the weights that sampled a group and those that its step starts from."""
+
+
+class _SameShares:
+    """Every rollout has these shares, whose groups are numbered from 0."""
+
+    def __init__(self, shares: Sequence[ShareEnds], preparers: int) -> None:
+        self._shares, self._preparers = shares, preparers
+
+    def plan(self, groups: Sequence[Group]) -> StepShares:
+        """The shares of a rollout."""
+        first = groups[0].number - groups[0].prompt
+        shares = [[(end, first + number) for end, number in share] for share in self._shares]
+        return StepShares(shares, self._preparers)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Nothing is learnt of lengths."""
+
+
+def long_run(
+    shares: Sequence[Share],
+    profile: InstanceProfile,
+    sequences: int,
+    max_staleness: int,
+    *,
+    learning: float,
+    publishing: float,
+    preparation: float,
+    preparers: int,
+) -> LongRun:
+    """What a step takes, as the simulator has asynchronous jobs; 0 is a synchronous one.
+
+    Args:
+        shares: of each rollout; every sample's expected length is the one that it has.
+        sequences: most that an instance decodes at a time.
+        learning: seconds of a step's learning until its weights are there.
+        publishing: part of them in which the learner can take the next step.
+        preparation: instance-seconds of a step.
+        preparers: instances that prepare.
+    """
+    groups = _groups([sample for share in shares for sample in share.samples])
+    numbers = {group.prompt: number for number, group in enumerate(groups)}
+    renumbered = [Group(number, number, group.prompt_tokens, group.lengths) for number, group in enumerate(groups)]
+    by_prompt = ends_of_shares(shares, groups, profile, sequences)
+    ends = [[(end, numbers[prompt]) for end, prompt in share] for share in by_prompt]
+    tokens = sum(group.tokens for group in groups)
+    seconds = StageSeconds(
+        weight_load=profile.weight_load_seconds,
+        preparation_token=preparation / tokens,
+        learning_token=(learning - publishing) / tokens,
+        update=0.0,
+        publishing=publishing,
+    )
+    job = AsynchronousJob(
+        Rollouts("long run", "a job", max_staleness),
+        len(groups),
+        seconds,
+        _SameShares(ends, preparers),
+        History(),
+        _rollouts(renumbered),
+    )
+    work = job.until(_STEPS)
+    half = _STEPS // 2
+    begin, end = work.steps[half - 1].end, work.steps[-1].end
+    stale = [each for number, step in enumerate(work.steps, 1) if number > half for each in staleness_of(number, step)]
+
+    def busy(uses: Sequence[Use]) -> float:
+        return math.fsum(max(0.0, min(until, end) - max(since, begin)) for since, until in uses)
+
+    return LongRun(
+        seconds=(end - begin) / half,
+        generation_seconds=busy(work.generation) / half,
+        generation_busy=busy(work.generation) / (len(shares) * (end - begin)),
+        learning_busy=busy(work.learning) / (end - begin),
+        staleness=math.fsum(stale) / len(stale),
+    )
+
+
+def _groups(samples: Sequence[SampleLoad]) -> list[Group]:
+    """The groups of a rollout, numbered by their prompts."""
+    ordered = sorted(samples, key=lambda sample: (sample.prompt, sample.index))
+    return [
+        Group(prompt, prompt, each[0].prompt_tokens, tuple(max(1, round(sample.expected_tokens)) for sample in each))
+        for prompt, each in ((key, list(found)) for key, found in itertools.groupby(ordered, lambda s: s.prompt))
+    ]
+
+
+def _rollouts(groups: Sequence[Group]) -> Iterator[list[Group]]:
+    for rollout in itertools.count():
+        first = rollout * len(groups)
+        yield [Group(first + group.number, group.prompt, group.prompt_tokens, group.lengths) for group in groups]
