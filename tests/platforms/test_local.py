@@ -186,7 +186,8 @@ async def test_the_next_attempt_at_a_part_goes_to_the_instance_that_had_the_last
         async def attempt(part: str, result: str) -> str:
             request = an_export(str(tiny_model), part, str(tmp_path / f"{part}-{result}.json"))
             async with aclosing(made.run(request)) as events:
-                return next([event.instance async for event in events if isinstance(event, Started)])
+                (started,) = [event.instance async for event in events if isinstance(event, Started)]
+                return started
 
         first = [await attempt(part, "first") for part in "abc"]
         assert len(set(first)) == 3
