@@ -63,12 +63,14 @@ def test_an_asynchronous_job_loses_and_doubles_nothing_in_outages(
     assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/runs/ahead")
 
 
+@pytest.mark.parametrize(("name", "keep_alive"), [("relays", "5m"), ("relays-of-new-pods", "0s")])
 def test_instances_pass_new_weights_on_to_each_other(
-    kubectl: Kubectl, storage: Storage, store: ObjectStore, undisturbed: str
+    kubectl: Kubectl, storage: Storage, store: ObjectStore, undisturbed: str, name: str, keep_alive: str
 ) -> None:
-    name, jobs = "relays", Jobs(kubectl)
+    jobs = Jobs(kubectl)
     root = store.path(f"jobs/runs/{name}")
-    jobs.apply(short(name, generation={**KEPT["generation"], "weightRelays": "auto"}))
+    relayed = {**KEPT["generation"], "keepAlive": keep_alive, "weightRelays": "auto"}
+    jobs.apply(short(name, generation=relayed))
     policies = kubectl("get", "networkpolicies", f"--selector=rlhfless.io/job={name}", "--output=name")
     finish_as(undisturbed, jobs, storage, name, root)
     steps = [json.loads(line)["metrics"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]

@@ -171,6 +171,7 @@ def test_data_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(tiny_j
 # --- what the work shows ---
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_every_fault_of_its_steps(tiny_job: MakeJob) -> None:
     short: dict[str, Any] = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 2}}
 

@@ -103,6 +103,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     kept = tmp_path / "result.json"
     arguments = ("--shapes", "tiny-lora", "--parts", "learner,weights", "--json", str(kept))

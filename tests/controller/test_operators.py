@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.training.lease import Lease
@@ -59,6 +60,7 @@ def leader(jobs: Jobs) -> str:
     return str(answer["spec"].get("holderIdentity") or "") if status == 200 else ""
 
 
+@pytest.mark.slow
 def test_of_two_operators_one_leads_and_the_other_takes_over(jobs: Jobs, tmp_path: Path) -> None:
     with (
         operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as first,
@@ -98,6 +100,7 @@ def test_an_operator_that_waits_to_lead_ends_when_told_to(jobs: Jobs, tmp_path: 
         assert leader(jobs) == leading
 
 
+@pytest.mark.slow
 def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_path: Path) -> None:
     with operator_process(tmp_path, 0.05, jobs.namespace) as first, operator_process(tmp_path, 0.05, jobs.namespace):
         jobs.apply(small_job(steps=12))

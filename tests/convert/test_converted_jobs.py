@@ -49,6 +49,7 @@ def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), [("theirs.yaml", TRL), ("theirs.sh", VERL)])
 def test_a_converted_job_trains_to_its_end(
     tiny_job: Callable[..., Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str

@@ -88,6 +88,7 @@ def test_a_request_carries_the_visits_of_its_prompts() -> None:
     assert fields["visits"].default == {} and fields["trace"].default is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_real_run_leaves_a_trace_that_another_policy_can_replay(tiny_job: Callable[..., Path]) -> None:
     file = tiny_job(steps=4)

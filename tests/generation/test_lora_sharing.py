@@ -47,6 +47,7 @@ def adapters_of(file: Path) -> list[dict[str, torch.Tensor]]:
     return [final_weights(file), load_file(folder_of(file) / "model" / "adapter_model.safetensors")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 def test_two_jobs_trained_at_once_on_one_backbone_learn_what_each_learns_alone(
     tiny_job: MakeJob, tiny_model: Path

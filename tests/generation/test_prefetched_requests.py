@@ -77,6 +77,7 @@ def test_a_sleep_forgets_what_was_prefetched(make_request: Callable[..., Generat
     assert second.finished() == run(make_request("fresh", weights=third), Generator()).finished()
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_killed_as_it_prefetches_leaves_no_part_of_a_version(
     make_request: Callable[..., GenerationRequest], s3: str, artifact_cache: Path
 ) -> None:

@@ -256,6 +256,7 @@ def test_a_task_that_is_stopped_before_it_begins_loads_nothing(
     assert (result.finished, result.unfinished, events) == (0, len(whole), [])
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_killed_loses_no_more_than_its_last_moments(
     make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
 ) -> None:

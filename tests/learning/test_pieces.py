@@ -198,6 +198,7 @@ def test_a_learner_that_is_let_go_keeps_what_it_has_accumulated(
     assert_equal(job.published(1, "let go"), job.published(1, "journalled"))
 
 
+@pytest.mark.slow
 def test_ranks_that_are_let_go_keep_what_they_have_accumulated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     two = LearningSettings(processes=2)
     learner, driver = Learner(), Driver(job, 1, ORDER)

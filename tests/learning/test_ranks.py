@@ -225,6 +225,7 @@ def test_a_process_that_dies_in_mid_step_is_noticed_at_once(tmp_path: Path, tiny
     assert (tmp_path / "undisturbed" / "weights-1" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold_start")
 def test_a_process_that_hangs_is_not_waited_for_for_ever(
     tmp_path: Path, tiny_model: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +261,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_instance_that_started_them() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

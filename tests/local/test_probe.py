@@ -88,6 +88,7 @@ def test_a_model_is_measured_and_shown(tiny_model: Path, prompts: Path, tmp_path
     assert "<script" not in text
 
 
+@pytest.mark.slow
 def test_tables_are_shown_without_json(tiny_model: Path, prompts: Path) -> None:
     table = said(str(tiny_model), "--data", str(prompts), *SMALL)
     assert "suitability" in table
@@ -148,6 +149,7 @@ def test_data_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> No
     assert "no.jsonl" in message
 
 
+@pytest.mark.slow
 def test_prompts_of_an_unusual_column(tiny_model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "1+2="}\n')
@@ -155,6 +157,7 @@ def test_prompts_of_an_unusual_column(tiny_model: Path, tmp_path: Path) -> None:
     assert probed(str(tiny_model), "--data", str(other), "--prompt-column", "text", *SMALL)["models"]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_elsewhere(tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("tokenizer*"))

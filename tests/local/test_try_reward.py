@@ -59,6 +59,7 @@ def test_given_responses_are_scored_by_every_term(tiny_job: MakeJob, tmp_path: P
     ]
 
 
+@pytest.mark.slow
 def test_sampled_responses_are_those_of_the_first_step(tiny_job: MakeJob, tmp_path: Path) -> None:
     settings = {"data": {"source": "train.jsonl", "shuffle": False}, "rewards": TERMS}
     file = tiny_job(steps=1, **settings)

@@ -69,6 +69,7 @@ def test_every_value_is_in_some_job() -> None:
         assert {job[name] for job in jobs} == set(range(len(values))), name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 def test_each_value_once(setting: Setting, value: int) -> None:

@@ -109,6 +109,7 @@ def test_log_probs_and_gradients_are_those_of_padded_samples(name: str) -> None:
 LENGTHS = st.lists(st.integers(0, 20), min_size=5, max_size=9).filter(any)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(LENGTHS, st.integers(0, 10_000), st.sampled_from(["qwen3", "gemma 3"]))
 def test_whatever_the_lengths_are(responses: list[int], seed: int, name: str) -> None:

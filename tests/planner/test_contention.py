@@ -102,6 +102,7 @@ class Job:
         return now + made.expected_seconds
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(count=st.integers(2, 4), gpus=st.sampled_from([4, 8]))
 def test_jobs_that_plan_by_each_other_settle_and_take_all_gpus_when_the_others_end(count: int, gpus: int) -> None:

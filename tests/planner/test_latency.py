@@ -146,6 +146,7 @@ def test_calibration_is_not_moved_by_outliers():
     assert error(calibration.latency) < 0.04
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), noise=st.sampled_from([0.02, 0.2, 0.5]))
 @settings(max_examples=8, deadline=None)
 def test_calibration_of_a_right_table_stays_within_the_noise(seed, noise):
@@ -173,6 +174,7 @@ STRETCHES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(stretches=st.lists(STRETCHES, min_size=1, max_size=6))
 def test_whatever_is_seen_decoding_takes_some_time(stretches):
     """Stretches that contradict each other ended the job that had seen them."""

@@ -110,6 +110,7 @@ async def test_a_template_that_cannot_start_is_an_error_and_no_endless_loop(
     assert "no torch here" in (tmp_path / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold_start")
 async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path) -> None:
     async with platform(tmp_path, keep_alive=60.0) as (made, changes):
@@ -126,6 +127,7 @@ async def test_a_killed_fork_server_is_replaced(tmp_path: Path, tiny_model: Path
     assert (tmp_path / "out" / "config.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold_start")
 async def test_what_the_fork_server_imports_is_no_start_up_of_an_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

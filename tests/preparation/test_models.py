@@ -217,6 +217,7 @@ def test_a_penalty_in_the_reward_is_on_the_samplers_log_probs_where_no_others_ar
         assert sample.advantages == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_after_a_sleep_every_model_answers_as_before_and_none_was_kept(
     two_groups: BatchFolder, tiny_model: Path, tmp_path: Path
 ) -> None:

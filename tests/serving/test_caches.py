@@ -20,6 +20,7 @@ print(json.dumps([huggingface_hub.constants.HF_HUB_CACHE, inductor.cache_dir()])
 """
 
 
+@pytest.mark.slow
 def test_libraries_that_are_imported_later_use_it(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in FOLDERS} | {"CACHE": str(tmp_path)}
     said = subprocess.run([sys.executable, "-c", WHERE], env=environment, check=True, stdout=subprocess.PIPE).stdout

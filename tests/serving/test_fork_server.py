@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 
+@pytest.mark.slow
 def test_everything_is_imported_and_no_thread_started_before_the_first_fork() -> None:
     command = [sys.executable, "-m", "rlhfless_functions.serving.fork_server", str(os.getpid())]
     # OpenBLAS starts threads of its own, which numpy has used before any instance asks for some.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from rlhfless_functions.api import ExportRequest, TaskKey, WeightsReference
 from rlhfless_functions.serving.preload import PreloadPointer, read_pointer, write_pointer
@@ -89,6 +90,7 @@ async def events_of(session: aiohttp.ClientSession, source: str, folder: Path) -
         return [json.loads(line) async for line in answer.content]
 
 
+@pytest.mark.slow
 async def test_a_pod_whose_model_cannot_be_loaded_takes_requests_and_they_name_the_fault(tmp_path: Path) -> None:
     uri, missing = str(tmp_path / "pointer.json"), str(tmp_path / "missing")
     write_pointer(uri, pointer(missing))

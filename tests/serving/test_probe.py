@@ -51,6 +51,7 @@ def measured(folder: Path, data: Path, **changes: Any) -> ModelProbe:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_probed_on_responses_of_its_own(
     family: str, data: Path, tiny_model: Path, tmp_path: Path

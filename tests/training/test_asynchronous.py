@@ -201,6 +201,7 @@ def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
     assert all(rollout - 1 - version <= 1 for rollout, version in enumerate(began, start=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -221,8 +222,12 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("algorithm", "points"),
-    [("grpo", (OVERTAKEN,)), ("ppo", ("taken-2",)), pytest.param("grpo", POINTS, marks=pytest.mark.slow)],
-    ids=["overtaken", "one death", "eight deaths"],
+    [
+        ("ppo", ("taken-2",)),
+        pytest.param("grpo", (OVERTAKEN,), marks=pytest.mark.slow),
+        pytest.param("grpo", POINTS, marks=pytest.mark.slow),
+    ],
+    ids=["one death", "overtaken", "eight deaths"],
 )
 def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
     tiny_job: MakeJob, tmp_path: Path, algorithm: str, points: tuple[str, ...]
@@ -246,6 +251,7 @@ def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(
     assert "4 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_synchronous_run_is_replayed_too_and_a_changed_weight_is_found(tiny_job: MakeJob) -> None:
     file = tiny_job("sync", checkpoints={"keepRollouts": True}, steps=2)

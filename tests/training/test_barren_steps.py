@@ -18,6 +18,7 @@ def job_with(make: MakeJob, reward: str, **overrides: Any) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "reward"),
     [

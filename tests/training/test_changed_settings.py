@@ -66,9 +66,13 @@ def forget_settings(folder: Path) -> None:
             {"optimizer": {"beta1": 0.5, "beta2": 0.8, "epsilon": 1e-4, "weightDecay": 0.5, "maxGradientNorm": 0.1}},
             marks=pytest.mark.slow,
         ),
-        (LINEAR, {**LINEAR, "steps": 6}),
+        pytest.param(LINEAR, {**LINEAR, "steps": 6}, marks=pytest.mark.slow),
         pytest.param({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}, marks=pytest.mark.slow),
-        ({"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}}, {"batch": {"minibatchSamples": 16}}),
+        pytest.param(
+            {"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}},
+            {"batch": {"minibatchSamples": 16}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["learning rate", "all numbers", "length of the schedule", "schedule", "pieces"],
 )
@@ -97,6 +101,7 @@ def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken
     assert_equal_weights(ends["again"], ends["checkpoint"])
 
 
+@pytest.mark.slow
 def test_a_change_holds_from_the_next_step_on_and_is_recorded(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +119,7 @@ def test_a_change_holds_from_the_next_step_on_and_is_recorded(
     assert "From step 3 on: spec.optimizer.learningRate 0.001 → 0.01" in report
 
 
+@pytest.mark.slow
 def test_a_change_that_is_undone_before_a_step_leaves_no_trace(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

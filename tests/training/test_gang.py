@@ -224,6 +224,7 @@ def test_a_job_with_two_learners_loses_one_in_mid_step_and_comes_to_the_weights_
     assert len(busy) >= 2, "each instance is charged"
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_one_learner_where_the_second_does_not_come(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_job_goes_on_with_one_learner_where_the_second_does_not_come(
     assert 2 not in held[held.index(1) :]
 
 
+@pytest.mark.slow
 def test_a_gang_that_may_not_be_smaller_says_what_to_do(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = LocalPlatform.hold
 
@@ -304,6 +306,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold_start")
 def test_a_gang_that_became_too_small_for_its_memory_is_larger_again_or_says_what_to_do(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]

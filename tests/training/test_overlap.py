@@ -189,6 +189,7 @@ def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
     assert_same_final_weights(file, unoverlapped)
 
 
+@pytest.mark.slow
 def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) -> None:
     file = tiny_job("planned", **{**OVERLAPPED, "steps": 4, "planning": {"policy": "cost"}})
     run_job(file)

@@ -82,6 +82,7 @@ def test_responses_go_on_with_weights_that_were_published_beside_a_step(
     assert f"{STEPS} steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 def test_where_the_next_step_s_groups_are_not_there_the_step_is_written_down_once_it_is_published(
     tiny_job: MakeJob, late: LatePublishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_where_the_next_step_s_groups_are_not_there_the_step_is_written_down_onc
     check_journal(file, STEPS, 1)
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_lost_before_it_has_published_is_made_up_for(
     tiny_job: MakeJob, late: LatePublishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_driver_that_dies_before_a_step_is_published_loses_nothing(
     check_run(file)
 
 
+@pytest.mark.slow
 def test_a_version_that_the_store_does_not_take_is_the_job_s_error_and_is_published_later(
     tiny_job: MakeJob, late: LatePublishing
 ) -> None:

@@ -16,6 +16,7 @@ SEVERAL = [
 ]
 
 
+@pytest.mark.slow
 def test_a_job_normalises_each_reward_by_itself(tiny_job: MakeJob) -> None:
     options = {"steps": 2, "rewards": SEVERAL, "batch": {"minibatchSamples": None}}
     per_reward = tiny_job("gdpo", **options, algorithm={"advantageNormalization": "group_per_reward"})

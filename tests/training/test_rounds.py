@@ -87,6 +87,7 @@ def test_the_plan_of_a_round_changes_nothing_that_is_learnt(tiny_job: MakeJob, u
     assert_same_final_weights(file, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_longer_job_goes_on_behind_the_prompts_of_every_round(tiny_job: MakeJob, undisturbed: Path) -> None:
     file = rounds_job(tiny_job, "prolonged", steps=1)
     run_job(file)
@@ -94,6 +95,7 @@ def test_a_longer_job_goes_on_behind_the_prompts_of_every_round(tiny_job: MakeJo
     assert_same_final_weights(file, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "batch"),
     [

@@ -63,6 +63,7 @@ def test_a_job_trains_and_leaves_what_it_promises(tiny_job: MakeJob) -> None:
         run_job(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("minibatch", [8, 16], ids=["old log-probs of preparation", "of learning"])
 def test_the_engine_agrees_with_the_trainer_in_every_step(
@@ -135,6 +136,7 @@ def on_one_actor(shared_tiny_job: MakeJob) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("instances", "planning"),
     [
@@ -180,6 +182,7 @@ def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monk
     assert_same_final_weights(file, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_longer_job_goes_on_from_a_finished_one(tiny_job: MakeJob) -> None:
     straight = tiny_job("straight", steps=3)
     run_job(straight)

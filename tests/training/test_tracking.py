@@ -143,6 +143,7 @@ def steps_in(folder: Path, tag: str) -> list[int]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_run_can_be_looked_at_in_tensorboard_and_goes_on_there(tiny_job: MakeJob) -> None:
     settings = {"tracking": {"tensorboard": True}, "evaluation": {"data": {"source": "train.jsonl"}}}

@@ -54,6 +54,7 @@ def test_one_gpu_is_enough_and_no_process_starts_twice(tiny_job: MakeJob, monkey
     assert all(account["switching"] > 0 and account["asleep"] > 0 for account in ledger.values())
 
 
+@pytest.mark.slow
 def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_job_that_needs_more_gpus_than_there_are_leaves_nothing(
     assert not folder_of(file).exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_names_no_number_has_an_actor_on_every_gpu_and_goes_on_where_there_are_others(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_job_whose_rewards_score_nothing_fails_and_goes_on_once_they_are_mende
     assert record["metrics"]["reward/unscorable"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "failures"), [(1, 2), (3, 1)])
 def test_an_asynchronous_job_fails_too_and_goes_on_though_a_step_has_learnt_from_some_groups(
     tiny_job: MakeJob, steps: int, failures: int

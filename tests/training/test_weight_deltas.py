@@ -77,6 +77,7 @@ def test_instances_fetch_what_changed_and_learn_the_same(
     assert_equal_weights(weights_in_store(f"{s3}/changed"), final_weights(local))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("artifact_cache", "warm_start")
 def test_instances_of_the_learner_s_machine_fetch_nothing(tiny_job: MakeJob, s3: str) -> None:
     steps = run_in_store(tiny_job("near", **KEPT), f"{s3}/near")[-STEPS:]
@@ -84,6 +85,7 @@ def test_instances_of_the_learner_s_machine_fetch_nothing(tiny_job: MakeJob, s3:
     assert "weights/delta_bytes" in steps[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [{"processes": 2}, {"instances": {"min": 2, "max": 2}}], ids=str)
 @pytest.mark.usefixtures("artifact_cache", "warm_start", "nothing_is_left_behind")
 def test_learners_of_several_processes_publish_what_changed(

@@ -35,6 +35,7 @@ def exits_of(folder: Path) -> ExitLayers:
     return find_layers(load_policy(settings_of(folder), version(folder)), str(folder))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drafts_change_no_bit_in_any_family(family: str, temperature: float, tiny_model: Path, tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ def drafting(folder: Path) -> SelfDrafting:
     return SelfDrafting(exits_of(folder), 1.0, LONGEST)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_exit_length_and_choice_gives_the_same_bits(

@@ -112,6 +112,7 @@ def test_a_history_of_the_same_responses_gives_many_tokens_a_pass(
     assert counts.tokens > 4 * counts.sequence_passes
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_drafts_split_order_room_and_cut_give_the_same_bits(
