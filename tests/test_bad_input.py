@@ -232,6 +232,7 @@ def other_weights(folder: Path) -> None:
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(
     tiny_job: MakeJob, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_model_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_what_was_published_are_one_error_and_the_restored_job_goes_on(tiny_job: MakeJob) -> None:
     short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}}
     assert run(tiny_job(**short, steps=1)).returncode == 0
@@ -282,6 +284,7 @@ def test_weights_that_are_not_what_was_published_are_one_error_and_the_restored_
     assert "resuming after step 1" in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_base_is_one_error_and_the_job_goes_on_with_its_own(
     tiny_job: MakeJob, tiny_model: Path, tmp_path: Path
 ) -> None:

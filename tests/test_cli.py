@@ -64,6 +64,7 @@ def test_run_finds_the_same_before_anything_starts(tiny_job: Callable[..., Path]
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_set_is_what_is_recorded(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
     file = tiny_job()
     settings = ("--set", "spec.steps=1", "--set", "spec.sampling.temperature=0.9", "--set", "spec.rewards.0.weight=2")
@@ -114,6 +115,7 @@ def test_simulate_prints_json_or_says_what_there_is(capsys: pytest.CaptureFixtur
     assert first in str(result.exception)
 
 
+@pytest.mark.slow
 def test_simulated_policies_come_as_json() -> None:
     result = call("simulate", "paper-3b-gsm8k-grpo", "--seeds", "1", "--json")
     measured = json.loads(result.stdout)

@@ -169,6 +169,7 @@ def test_newcomers_read_the_store_once(version: str, line: str, start: Callable[
     assert len(artifacts.list_files(line)) == 4
 
 
+@pytest.mark.slow
 def test_a_newcomer_passes_over_those_that_have_ended_and_those_that_never_were(
     version: str, line: str, start: Callable[[str], Process]
 ) -> None:

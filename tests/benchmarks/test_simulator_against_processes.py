@@ -21,6 +21,7 @@ def step_of(policy: str) -> tuple[ObservedStep, Side, Side]:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["even", "cost"])
 def test_samples_end_in_the_simulators_order_and_no_sooner(policy: str) -> None:
     step, real, simulated = step_of(policy)
@@ -37,6 +38,7 @@ def test_samples_end_in_the_simulators_order_and_no_sooner(policy: str) -> None:
                 assert real.ends[earlier] <= real.ends[later]
 
 
+@pytest.mark.slow
 def test_samples_that_move_end_once() -> None:
     _, real, simulated = step_of("cost, moves at 0.9 of an actor")
     assert real.ends.keys() == simulated.ends.keys()

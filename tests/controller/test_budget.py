@@ -26,6 +26,7 @@ def generated(emulation: Emulation) -> list[int]:
     return [request.key.step for request in emulation.requests if request.task == "generate"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steady_costs")
 def test_half_of_the_forecast_suspends_the_job_before_it_is_passed_and_raised_it_goes_on(
     jobs: Jobs, tmp_path: Path

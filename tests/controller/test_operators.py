@@ -40,6 +40,7 @@ def test_a_job_that_another_driver_has_waits_for_its_lease(jobs: Jobs, tmp_path:
         jobs.wait_phase("job", "Succeeded")
 
 
+@pytest.mark.slow
 def test_a_killed_operator_loses_and_doubles_no_step(jobs: Jobs, tmp_path: Path) -> None:
     jobs.apply(small_job(steps=12))
     for wanted in (2, 5, 8):

@@ -95,6 +95,7 @@ def test_tables_are_shown_without_json(tiny_model: Path, prompts: Path) -> None:
     assert "early-exit drafting" in table
 
 
+@pytest.mark.slow
 def test_a_run_is_its_first_model_and_its_checkpoints_by_step(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "probe.html"
     found = probed(str(run), "--prompts", "2", "--threads", "1", "--html", str(page))
@@ -143,6 +144,7 @@ def test_what_is_not_named_well_is_said_before_anything_is_loaded(
     )
 
 
+@pytest.mark.slow
 def test_data_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> None:
     message = refused(str(tiny_model), "--data", str(tmp_path / "no.jsonl"))
     assert message.startswith("--data: ")

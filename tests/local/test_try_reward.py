@@ -77,6 +77,7 @@ def test_sampled_responses_are_those_of_the_first_step(tiny_job: MakeJob, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_its_first_cause_beside_what_the_others_scored(
     tiny_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_failure_is_told_with_its_first_cause_beside_what_the_others_scored(
     assert any(line[:5] == ["ends", "format", "0.5", "3", "of"] for line in table)
 
 
+@pytest.mark.slow
 def test_a_reward_that_scores_nothing_fails(tiny_job: MakeJob, tmp_path: Path) -> None:
     file = tiny_job()
     (file.parent / "reward.py").write_text("def reward(completions, **columns): return [None for _ in completions]\n")
@@ -105,6 +107,7 @@ def test_a_reward_that_scores_nothing_fails(tiny_job: MakeJob, tmp_path: Path) -
     assert "no response has a reward" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_evaluations_own_rewards_can_be_tried(tiny_job: MakeJob, tmp_path: Path) -> None:
     own = {"data": {"source": "train.jsonl"}, "rewards": TERMS[1:], "sampling": {"temperature": 0}}
     file = tiny_job(evaluation=own)
@@ -117,6 +120,7 @@ def test_the_evaluations_own_rewards_can_be_tried(tiny_job: MakeJob, tmp_path: P
     assert "the job has no spec.evaluation" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_row_that_the_data_does_not_have_is_named(tiny_job: MakeJob, tmp_path: Path) -> None:
     responses = written(tmp_path, {"response": "1"}, {"response": "1", "row": 12})
     result = try_reward(tiny_job(), "--responses", responses)

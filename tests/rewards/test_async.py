@@ -24,6 +24,7 @@ async def reward(prompts, completions):
     assert [outcome.scores[0] for outcome in mine.score(*map(make_group, range(4)))] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "error"),
     [

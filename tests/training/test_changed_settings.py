@@ -54,25 +54,19 @@ def forget_settings(folder: Path) -> None:
     (folder / "settings.jsonl").unlink()
 
 
-@pytest.mark.parametrize(
-    "earlier_release", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "begun by an earlier release"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("earlier_release", [False, True], ids=["", "begun by an earlier release"])
 @pytest.mark.parametrize(
     ("begun", "changed"),
     [
         ({}, {"optimizer": {"learningRate": 1e-2}}),
-        pytest.param(
+        (
             {},
             {"optimizer": {"beta1": 0.5, "beta2": 0.8, "epsilon": 1e-4, "weightDecay": 0.5, "maxGradientNorm": 0.1}},
-            marks=pytest.mark.slow,
         ),
-        pytest.param(LINEAR, {**LINEAR, "steps": 6}, marks=pytest.mark.slow),
-        pytest.param({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}, marks=pytest.mark.slow),
-        pytest.param(
-            {"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}},
-            {"batch": {"minibatchSamples": 16}},
-            marks=pytest.mark.slow,
-        ),
+        (LINEAR, {**LINEAR, "steps": 6}),
+        ({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}),
+        ({"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}}, {"batch": {"minibatchSamples": 16}}),
     ],
     ids=["learning rate", "all numbers", "length of the schedule", "schedule", "pieces"],
 )

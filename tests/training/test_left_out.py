@@ -64,6 +64,7 @@ def test_too_few_prompts_are_read_again_once_the_file_is_mended(tiny_job: MakeJo
     assert run_job(file)["steps"] == 1
 
 
+@pytest.mark.slow
 def test_data_that_an_earlier_release_read_is_gone_on_with(tiny_job: MakeJob) -> None:
     file = tiny_job(**SHORT)
     run_job(file)

@@ -100,6 +100,7 @@ def test_two_instances_prepare_what_one_does_though_one_is_killed(
     assert [record["plan"]["preparers_reason"] for record in records_of(two)] == ["", ""], "there was no choice"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch

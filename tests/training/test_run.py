@@ -165,6 +165,7 @@ def test_moving_samples_about_never_changes_what_is_learnt(
     assert sum(record["metrics"]["generation/moved_samples"] for record in records) > 0
 
 
+@pytest.mark.slow
 def test_a_step_that_was_not_written_down_is_taken_again(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step has begun by then, with weights that nobody knows of."""
     undisturbed = tiny_job("undisturbed", steps=4)

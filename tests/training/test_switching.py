@@ -138,6 +138,7 @@ def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(
     assert "3 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefetches")
 @pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
 def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_job: MakeJob, kv_cache: str) -> None:

@@ -49,6 +49,7 @@ def test_the_learner_goes_on_without_a_group_until_it_would_become_too_stale(
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_group_that_comes_too_late_is_dropped_and_its_prompt_generated_anew(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -86,13 +87,14 @@ def test_a_group_that_comes_too_late_counts_for_less(tiny_job: MakeJob, monkeypa
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("rule", "points"),
     [
-        pytest.param("drop", ("begun-4", "taken-4"), marks=pytest.mark.slow),
-        pytest.param("wait", ("prepared-2", "taken-3"), marks=pytest.mark.slow),
-        pytest.param("downweight", ("taken-2", "learnt-4"), marks=pytest.mark.slow),
+        ("drop", ("begun-4", "taken-4")),
+        ("wait", ("prepared-2", "taken-3")),
+        ("downweight", ("taken-2", "learnt-4")),
     ],
 )
 def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(

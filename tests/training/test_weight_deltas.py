@@ -101,6 +101,7 @@ def test_learners_of_several_processes_publish_what_changed(
     assert_equal_weights(weights_in_store(f"{s3}/several"), final_weights(local))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("artifact_cache", "warm_start")
 def test_a_job_does_without_unless_it_asks(tiny_job: MakeJob, s3: str) -> None:
     never = {**KEPT, "learning": {"keepAlive": "10m"}, "steps": 3}
