@@ -9,8 +9,8 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency import InstanceProfile
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Share
+from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use
 from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
-from rlhfless_operator.simulator.asynchronous.rollouts import AsynchronousJob, StageSeconds, Use
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, staleness_of
 

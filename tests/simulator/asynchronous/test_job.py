@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from overlapped_rollouts import EmulatedClock, Job
 
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.simulator.asynchronous.rollouts import AsynchronousJob, StageSeconds, Work
+from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Work
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario

@@ -1,0 +1,365 @@
+"""Ours in discrete events: rollouts that overlap on the instances, and steps that take the first complete groups.
+
+Which groups a step takes, which rollout may begin, how groups are cut into chunks for preparation, the plans, the
+predictions of lengths and what is remembered of earlier steps are the live loop's own code. Who has which instance is
+its rule (`training/instance_queue.py`), and a test compares the two. Every response ends with the weights that began
+it, and no sample moves between actors.
+"""
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.preparers import chunk_size
+from rlhfless_operator.simulator.asynchronous.systems import Rollouts
+from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step, StepShares
+from rlhfless_operator.training.group_buffer import GroupBuffer, GroupName, ReadyGroup
+from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
+
+
+class Plans(Protocol):
+    """How rollouts are divided."""
+
+    def plan(self, groups: Sequence[Group]) -> StepShares:
+        """The plan of the next rollout."""
+        ...
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """A rollout's groups are complete."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """What the stages of an asynchronous job take."""
+
+    weight_load: float
+    """Until an instance has other weights."""
+    preparation_token: float
+    """Of an instance that prepares, for a token."""
+    learning_token: float
+    """Of the learner, for a token."""
+    update: float
+    """Of the learner once a step, with the copy of the weights that is published."""
+    publishing: float = 0.0
+    """Until a copy is published. The learner goes on meanwhile if the next step's groups are there."""
+    prepares: bool = True
+    """Whether instances of their own prepare. If not, a complete group can be learnt from."""
+
+
+Use = tuple[float, float]
+"""From when to when an instance has work, in seconds."""
+
+
+@dataclass
+class Work:
+    """What a simulated job did, and when."""
+
+    steps: list[Step] = field(default_factory=list)
+    generation: list[Use] = field(default_factory=list)
+    """Of an actor each, with loading."""
+    decoding: list[Use] = field(default_factory=list)
+    """The same without loading."""
+    rollouts: list[Use] = field(default_factory=list)
+    """From when a rollout begins until all of its groups are prepared."""
+    preparation: list[Use] = field(default_factory=list)
+    learning: list[Use] = field(default_factory=list)
+    left: list[tuple[Group, int]] = field(default_factory=list)
+    """Groups that were begun and that no finished step has learnt from, with the version that began them."""
+    dropped: int = 0
+    """How often a group was dropped, to be generated anew."""
+
+
+@dataclass
+class _Rollout:
+    """A rollout that is under way."""
+
+    number: int
+    groups: dict[int, Group]
+    version: int
+    begin: float
+    shares: list[ShareEnds]
+    """Of actors that have no instance yet, those that begin first at the end."""
+    preparers: int
+    """Most chunks that are prepared at a time."""
+    left: int
+    """Actors that have anything left."""
+    actors: int = field(init=False)
+    unfinished: dict[int, int] = field(init=False)
+    """By group, responses that have not ended or not begun."""
+    ends: dict[int, float] = field(default_factory=dict)
+    """By group, when the last of its responses that have begun ends."""
+    complete: deque[int] = field(default_factory=deque)
+    """Groups that wait for preparation, in the order of completion."""
+    preparing: int = 0
+    """Chunks that are prepared, or wait for an instance."""
+    unprepared: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.actors = self.left
+        self.unfinished = {number: len(group.lengths) for number, group in self.groups.items()}
+        self.unprepared = len(self.groups)
+
+
+class AsynchronousJob:
+    """A job whose groups go on their own.
+
+    Args:
+        system: its staleness, and what happens to groups that are too stale.
+        size: groups that a step learns from.
+        seconds: what stages take.
+        plans: how a rollout is divided.
+        history: of what rollouts and learning took; the plans may read it.
+        batches: the groups of each rollout.
+        total: steps of the job. No more groups are begun than they learn from.
+    """
+
+    def __init__(
+        self,
+        system: Rollouts,
+        size: int,
+        seconds: StageSeconds,
+        plans: Plans,
+        history: History,
+        batches: Iterator[list[Group]],
+        *,
+        total: float = math.inf,
+    ) -> None:
+        self._total = total * size
+        self._most_stale, self._seconds, self._plans, self._history = system.max_staleness, seconds, plans, history
+        self._drawn = itertools.chain.from_iterable(batches)
+        self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale)
+        self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
+        self._numbers = itertools.count()
+        self._rollouts: dict[int, _Rollout] = {}
+        """By number, those that are not complete."""
+        self._names: dict[GroupName, tuple[Group, int]] = {}
+        """Groups that no step has taken, with the version that began them."""
+        self._dropped: list[GroupName] = []
+        """Groups to be generated anew."""
+        self._begun = 0
+        self._admitted = 0
+        """The last rollout that may begin."""
+        self._at_work = 0
+        self._idle: list[int] = []
+        """Versions that idle instances have."""
+        self._chunks: list[tuple[int, int, tuple[int, ...]]] = []
+        """(rollout, number, groups) of chunks that wait for an instance."""
+        self._preparing = 0
+        self._learning = False
+        self._taken = 0
+        self._written = 0
+        """The newest version that is written down."""
+        self._publishing = False
+        self._work = Work()
+        self._batches: dict[int, list[tuple[Group, int]]] = {}
+        """By step, what it learns from until it is written down."""
+
+    def until(self, steps: int) -> Work:
+        """Run until so many steps are written down."""
+        now = 0.0
+        self._admit()
+        while self._written < steps:
+            self._begin(now)
+            self._prepare(now)
+            self._learn(now)
+            # A step that waits may have let more rollouts begin.
+            self._begin(now)
+            now, _, kind, number, groups = heapq.heappop(self._events)
+            if kind == "actor":
+                self._actor_ends(self._rollouts[number])
+            elif kind == "complete":
+                self._rollouts[number].complete.extend(groups)
+            elif kind == "prepared":
+                self._preparing -= 1
+                # A chunk that waits goes before one that this instance's rollout is yet to make.
+                self._deal_chunks(now)
+                self._rollouts[number].preparing -= 1
+                self._prepared(self._rollouts[number], groups, now)
+            elif kind == "learnt":
+                self._learnt(now)
+            elif kind == "published":
+                self._published(number, now)
+        self._work.left = [*itertools.chain.from_iterable(self._batches.values()), *self._names.values()]
+        return self._work
+
+    # --- generation ---
+
+    def _admit(self) -> None:
+        """Let as many rollouts begin as staleness allows."""
+        history, buffer = self._history, self._buffer
+        ahead = steps_ahead(self._most_stale, history.mean("rollout"), history.mean("learning"))
+        ahead = last_step_begun(self._written, ahead) - self._written - 1
+        while True:
+            waiting = (self._admitted - self._begun) * buffer.size
+            wanted = min(buffer.size, self._total - buffer.live - waiting)
+            if wanted <= 0 or not buffer.admits(waiting + int(wanted), self._written, ahead):
+                break
+            self._admitted += 1
+
+    def _begin(self, now: float) -> None:
+        """Begin rollouts that may begin, as long as there is an instance that no actor has or waits for."""
+        while self._begun < self._admitted and (self._has_room() or self._begun not in self._rollouts):
+            self._begun += 1
+            groups = {group.number: group for group in self._draw()}
+            plan = self._plans.plan(list(groups.values()))
+            rollout = _Rollout(
+                self._begun, groups, self._written, now, [*plan.shares[::-1]], plan.preparers, len(plan.shares)
+            )
+            self._rollouts[self._begun] = rollout
+            self._buffer.begin(self._begun, groups, self._written)
+            self._names |= {GroupName(self._begun, number): (group, self._written) for number, group in groups.items()}
+            self._deal(now)
+        self._deal(now)
+
+    def _draw(self) -> list[Group]:
+        """What a rollout generates: groups that were dropped, with the lengths that they had, and others."""
+        most = min(self._buffer.size, self._total - self._buffer.live)
+        left = self._total - self._buffer.live - len(self._dropped)
+        again: dict[int, GroupName] = {}
+        for name in self._dropped:
+            if len(again) < most:
+                again.setdefault(name.prompt, name)
+        self._dropped = [name for name in self._dropped if name not in again.values()]
+        groups = [self._names.pop(name)[0] for name in again.values()]
+        return groups + list(itertools.islice(self._drawn, int(min(most - len(groups), left))))
+
+    def _has_room(self) -> bool:
+        left = sum(rollout.left for rollout in self._rollouts.values())
+        return left == 0 or left < self._most_actors()
+
+    def _most_actors(self) -> int:
+        return max((rollout.actors for rollout in self._rollouts.values() if rollout.left), default=0)
+
+    def _deal(self, now: float) -> None:
+        """Give free instances to actors that wait, those of an earlier rollout first."""
+        for rollout in self._rollouts.values():
+            while rollout.shares and self._at_work < self._most_actors():
+                self._at_work += 1
+                self._act(rollout, rollout.shares.pop(), now)
+
+    def _act(self, rollout: _Rollout, share: ShareEnds, now: float) -> None:
+        """An actor has an instance, and works until it has nothing left."""
+        if rollout.version in self._idle:
+            self._idle.remove(rollout.version)
+            ready = now
+        else:
+            if self._idle:
+                self._idle.pop()
+            ready = now + self._seconds.weight_load
+        for seconds, number in share:
+            rollout.ends[number] = max(ready + seconds, rollout.ends.get(number, 0.0))
+            rollout.unfinished[number] -= 1
+            if not rollout.unfinished[number]:
+                self._announce(rollout.ends[number], "complete", rollout.number, (number,))
+        end = ready + share[-1][0]
+        self._work.decoding.append((ready, end))
+        self._work.generation.append((now, end))
+        self._announce(end, "actor", rollout.number)
+
+    def _actor_ends(self, rollout: _Rollout) -> None:
+        rollout.left -= 1
+        self._at_work -= 1
+        self._idle.append(rollout.version)
+        self._forget(rollout)
+
+    # --- preparation ---
+
+    def _prepare(self, now: float) -> None:
+        """Prepare complete groups in chunks, those of an earlier rollout first: as many at a time as each rollout's
+        plan says, on as many instances as the largest of them."""
+        for rollout in [*self._rollouts.values()]:
+            if not self._seconds.prepares:
+                groups, rollout.complete = tuple(rollout.complete), deque()
+                self._prepared(rollout, groups, now)
+                continue
+            while rollout.preparing < rollout.preparers and rollout.complete:
+                size = chunk_size(len(rollout.complete), rollout.unprepared, rollout.preparers, ended=rollout.left == 0)
+                if not size:
+                    break
+                chunk = tuple(rollout.complete.popleft() for _ in range(size))
+                rollout.preparing += 1
+                heapq.heappush(self._chunks, (rollout.number, next(self._numbers), chunk))
+        self._deal_chunks(now)
+
+    def _deal_chunks(self, now: float) -> None:
+        most = max((rollout.preparers for rollout in self._rollouts.values()), default=0)
+        while self._chunks and self._preparing < most:
+            number, _, chunk = heapq.heappop(self._chunks)
+            tokens = sum(self._rollouts[number].groups[group].tokens for group in chunk)
+            end = now + tokens * self._seconds.preparation_token
+            self._preparing += 1
+            self._work.preparation.append((now, end))
+            self._announce(end, "prepared", number, chunk)
+
+    def _prepared(self, rollout: _Rollout, groups: tuple[int, ...], now: float) -> None:
+        for group in groups:
+            self._buffer.complete(ReadyGroup(GroupName(rollout.number, group), rollout.version, ""))
+        rollout.unprepared -= len(groups)
+        if groups and not rollout.unprepared:
+            self._history.add("rollout", now - rollout.begin)
+            self._work.rollouts.append((rollout.begin, now))
+            self._plans.observe(list(rollout.groups.values()))
+            self._forget(rollout)
+
+    def _forget(self, rollout: _Rollout) -> None:
+        if not rollout.left and not rollout.unprepared:
+            del self._rollouts[rollout.number]
+
+    # --- learning ---
+
+    def _learn(self, now: float) -> None:
+        """The learner takes the first groups that a step may take, if there are enough of them."""
+        if self._learning:
+            return
+        step = self._taken + 1
+        dropped = self._buffer.drop(step)
+        self._dropped += dropped
+        self._work.dropped += len(dropped)
+        chosen = self._buffer.choose(step) if self._buffer.is_full else None
+        if chosen is None:
+            self._admit()
+            return
+        names = [each.group.name for each in chosen]
+        self._buffer.taken(names)
+        self._taken = step
+        self._batches[step] = [self._names.pop(name) for name in names]
+        tokens = sum(group.tokens for group, _ in self._batches[step])
+        end = now + tokens * self._seconds.learning_token + self._seconds.update
+        self._learning = True
+        self._work.learning.append((now, end))
+        self._announce(end, "learnt", step)
+
+    def _learnt(self, now: float) -> None:
+        """A step is learnt. Its version is published once the one before is, and the learner goes on meanwhile."""
+        if self._publishing:
+            # It goes on when the version before is published.
+            return
+        step = self._written + 1
+        begin, end = self._work.learning[-1]
+        self._history.add("learning", end - begin + self._seconds.publishing)
+        self._learning = False
+        if not self._seconds.publishing:
+            self._published(step, now)
+        else:
+            self._publishing = True
+            self._announce(now + self._seconds.publishing, "published", step)
+
+    def _published(self, step: int, now: float) -> None:
+        """A version is there, and its step written down."""
+        self._publishing = False
+        self._written = step
+        groups, versions = zip(*self._batches.pop(step), strict=True)
+        self._work.steps.append(Step(now, groups, versions))
+        self._admit()
+        if self._learning and self._work.learning[-1][1] <= now:
+            # The next step was learnt before.
+            self._learnt(now)
+
+    def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), kind, number, groups))
