@@ -201,7 +201,8 @@ def plan(
     from rlhfless_operator.console import print_tables
     from rlhfless_operator.simulator.forecast import WEIGHTS
     from rlhfless_operator.simulator.hardware import look_around
-    from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of, view
+    from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of
+    from rlhfless_operator.simulator.plan_view import view
     from rlhfless_operator.training.hub import fetched_config
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)

@@ -5,6 +5,7 @@ checksum, is written last. A crash leaves only files that no manifest names, whi
 """
 
 from rlhfless_functions.artifacts.arriving import Arriving, BegunAgainError
+from rlhfless_functions.artifacts.counting import Fetched, fetched
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
     ArtifactError,
@@ -28,7 +29,7 @@ from rlhfless_functions.artifacts.line import Line
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import publish
-from rlhfless_functions.artifacts.retrieval import Fetched, arrive, fetched, local_folder
+from rlhfless_functions.artifacts.retrieval import arrive, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
 from rlhfless_functions.artifacts.uploads import combine, complete, uploading
 

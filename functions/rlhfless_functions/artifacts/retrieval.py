@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from rlhfless_functions.artifacts.arriving import Arriving
 from rlhfless_functions.artifacts.copies import cache_folder, copy_place, forget_old_copies, settle
+from rlhfless_functions.artifacts.counting import count
 from rlhfless_functions.artifacts.deltas import apply_delta
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
@@ -50,34 +50,12 @@ would go into asking."""
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """What this process has fetched from stores that are no file systems of this machine."""
-
-    bytes: int = 0
-    deltas: int = 0
-    """Files that were made of another version's and of what changed."""
-    refused_deltas: int = 0
-    """Files that could not be: the delta was missing or damaged, or gave another file. They were fetched whole."""
-    relayed_bytes: int = 0
-    """Fetched from other instances; they are not among `bytes`."""
-    refused_sources: int = 0
-    """Instances that did not send a file, or sent another one. The store was read instead."""
-
-
-_fetched = Fetched()
-_counting = threading.Lock()
 _making: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
 """By copy, held while one thread makes it: the others of this process wait, and find it."""
 _under_way: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
 """By URI."""
 _beginning = threading.Lock()
 """Of the two above."""
-
-
-def fetched() -> Fetched:
-    """The sums since this process began."""
-    return _fetched
 
 
 def arrive(uri: str, *, sources: Sources | None = None) -> Arriving:
@@ -242,7 +220,7 @@ def _fetch_published(
     names = {name: entry.stored or name for name, entry in found.files.items() if name not in made}
     _fetch_files(uri, names, folder, found.files, peer, arriving)
     if peer is not None:
-        _count(refused_sources=peer.refused)
+        count(refused_sources=peer.refused)
 
 
 def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
@@ -254,11 +232,11 @@ def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
         old, copy = base / name, folder / name
         try:
             if name in deltas:
-                _count(deltas[name].size)
+                count(deltas[name].size)
                 _apply(old, uri, deltas[name], copy)
                 if not entry.describes(copy):
                     raise ValueError(f"it does not make the file that was published of {old}")
-                _count(deltas=1)
+                count(deltas=1)
             elif old.is_file() and old.stat().st_size == entry.size and entry.describes(old):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(old, copy)
@@ -270,7 +248,7 @@ def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
                 join(uri, name),
                 error,
             )
-            _count(refused_deltas=1)
+            count(refused_deltas=1)
             continue
         made.add(name)
     return made
@@ -315,7 +293,7 @@ def _fetch_files(
         with writing(str(copy)):
             copy.parent.mkdir(parents=True, exist_ok=True)
             if peer is not None and found is not None and peer.fetch(name, found[name], copy, grew):
-                _count(relayed_bytes=found[name].size)
+                count(relayed_bytes=found[name].size)
                 return
         began(name)
         try:
@@ -336,7 +314,7 @@ def _fetch_files(
             raise
         if found is not None and not found[name].describes(copy):
             raise _corrupt(uri, source)
-        _count(copy.stat().st_size)
+        count(copy.stat().st_size)
 
     def fetch_all(group: list[str]) -> None:
         for name in group:
@@ -379,24 +357,3 @@ def _get_in_order(
             if grew is not None:
                 grew(name, written)
     return True
-
-
-def _count(
-    size: int = 0,
-    *,
-    deltas: int = 0,
-    refused_deltas: int = 0,
-    relayed_bytes: int = 0,
-    refused_sources: int = 0,
-) -> None:
-    global _fetched
-    with _counting:
-        before = _fetched
-        _fetched = replace(
-            before,
-            bytes=before.bytes + size,
-            deltas=before.deltas + deltas,
-            refused_deltas=before.refused_deltas + refused_deltas,
-            relayed_bytes=before.relayed_bytes + relayed_bytes,
-            refused_sources=before.refused_sources + refused_sources,
-        )

@@ -5,13 +5,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
-from rlhfless_operator.formatting import format_money
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.devices import (
@@ -298,118 +294,3 @@ def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
         return Drafts(rehearsal.draft_coverage, rehearsal.draft_acceptance)
     place = question.trace or (rehearsal.trace if rehearsal is not None else None)
     return None if place is None else measured_drafts(place)
-
-
-def _drafting(found: dict[str, Any]) -> str:
-    if found["drafting"] == "never":
-        return ""
-    seen, drafts = found["tokens_per_pass"], found["drafts"]
-    told = "" if seen is None else f"the run that the lengths are from got {seen:.2f} tokens a pass; "
-    if drafts is None:
-        return (
-            f"\ndrafting: {told}the forecast counts one token a pass: vLLM drafts nothing on a GPU yet, and of other"
-            " engines nothing was measured; --acceptance says what would be"
-        )
-    return (
-        f"\ndrafting: {told}the forecast has drafts in {drafts['coverage']:.0%} of a sequence's passes, and a drafted"
-        f" token is right with a chance of {drafts['acceptance']:.0%}"
-    )
-
-
-def view(found: dict[str, Any]) -> Group:
-    """A forecast for the terminal."""
-    source = "measured" if found["measured"] else "computed from the data sheet"
-    currency = found["currency"]
-    head = (
-        f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
-        f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
-        f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
-        f"lengths {found['lengths']}\n"
-        f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
-        f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
-        f"{_drafting(found)}"
-    )
-    plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
-    plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
-    parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
-    parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
-    parts += [_ahead_table(found), _beside_table(found), _matching(found)]
-    if found["preparation_seconds"]:
-        parts.append(_preparing(found))
-    return Group(*parts)
-
-
-def _ahead_table(found: dict[str, Any]) -> Table:
-    told = [f"maxStaleness: {row['max_staleness']}" if row["max_staleness"] else "without" for row in found["ahead"]]
-    this = [", this job" if row["max_staleness"] == found["max_staleness"] else "" for row in found["ahead"]]
-    names = [name + job for name, job in zip(told, this, strict=True)]
-    title = "Rollouts that go ahead of the learner, in the long run"
-    return _long_run_table(title, "async", list(zip(names, found["ahead"], strict=True)), found)
-
-
-def _beside_table(found: dict[str, Any]) -> Table:
-    title = f"Actors beside the learner, with maxStaleness: {found['max_staleness'] or 1}"
-    return _long_run_table(title, "", [("", row) for row in found["beside"]], found)
-
-
-def _long_run_table(title: str, first: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, overflow="fold")
-    headings = (
-        "actors",
-        "seconds",
-        "steps an hour",
-        "generation busy",
-        "learner busy",
-        "staleness",
-        "instance-seconds",
-    )
-    for heading in (*headings, "a step"):
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, row in rows:
-        table.add_row(
-            name,
-            str(row["actors"]),
-            f"{row['seconds']:.1f}",
-            f"{3600 / row['seconds']:.0f}",
-            f"{row['generation_busy']:.0%}",
-            f"{row['learning_busy']:.0%}",
-            f"{row['staleness']:.1f}",
-            f"{row['instance_seconds']:.0f}",
-            format_money(Decimal(row["cost"]), found["currency"]),
-        )
-    return table
-
-
-def _matching(found: dict[str, Any]) -> str:
-    most, actors = found["max_staleness"] or 1, found["matching_actors"]
-    if actors is None:
-        return f"With maxStaleness: {most} the learner waits at times, with {found['actors_at_most']} actors, too."
-    learner = f"the learner's {found['learner_gpus']} {'GPU' if found['learner_gpus'] == 1 else 'GPUs'}"
-    return f"From {actors} {'actor' if actors == 1 else 'actors'} on, generation keeps up with {learner}."
-
-
-def _preparing(found: dict[str, Any]) -> str:
-    row = next(row for row in found["ahead"] if row["max_staleness"] == (found["max_staleness"] or 1))
-    count = row["preparers"]
-    return f"{'1 instance prepares' if count == 1 else f'{count} instances prepare'} then: {row['preparers_reason']}."
-
-
-def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("plan", overflow="fold")
-    for heading in ("actors", "seconds", "generation", "instance-seconds", "of the bound", "a step", "the job"):
-        table.add_column(heading, justify="right", overflow="fold")
-    for name, row in rows:
-        cost = Decimal(row["cost"])
-        table.add_row(
-            name,
-            str(row["actors"]),
-            f"{row['seconds']:.1f}",
-            f"{row['generation_seconds']:.1f}",
-            f"{row['instance_seconds']:.0f}",
-            f"{row['lower_bound_instance_seconds'] / row['instance_seconds']:.0%}",
-            format_money(cost, found["currency"]),
-            format_money(cost * found["steps"], found["currency"]) if found["steps"] else "",
-        )
-    return table
