@@ -9,7 +9,7 @@ import pytest
 from harness.audit import Replayer, prompts_of
 from harness.chart import Chart
 from harness.images import Images
-from harness.jobs import KEPT, Jobs, finish_as, in_stage, short
+from harness.jobs import KEPT, Jobs, finish_as, in_stage, short, weights_of
 from harness.kubectl import Kubectl
 from harness.object_store import BUCKET, NAME, ObjectStore
 from harness.storage import Storage
@@ -22,6 +22,8 @@ AHEAD: dict[str, Any] = {
     "checkpoints": {"keepRollouts": True, "everySteps": 2},
 }
 AHEAD_STEPS = 5
+LARGER = {"promptsPerStep": 96, "samplesPerPrompt": 8, "minibatchSamples": 384, "microbatchTokens": 16384}
+"""A step's generation takes longer than one pod starts after the other. Else the first pod does all of it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +65,26 @@ def test_an_asynchronous_job_loses_and_doubles_nothing_in_outages(
     assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/runs/ahead")
 
 
+@pytest.fixture(scope="module")
+def without_relays(kubectl: Kubectl, storage: Storage, store: ObjectStore) -> str:
+    """Checksum of the weights of a longer job in which every instance reads the store."""
+    jobs = Jobs(kubectl)
+    jobs.apply(short("no-relays", **KEPT, batch=LARGER))
+    jobs.wait_succeeded("no-relays", 900)
+    jobs.delete("no-relays")
+    return weights_of(storage, store.path("jobs/runs/no-relays"))
+
+
 @pytest.mark.parametrize(("name", "keep_alive"), [("relays", "5m"), ("relays-of-new-pods", "0s")])
 def test_instances_pass_new_weights_on_to_each_other(
-    kubectl: Kubectl, storage: Storage, store: ObjectStore, undisturbed: str, name: str, keep_alive: str
+    kubectl: Kubectl, storage: Storage, store: ObjectStore, without_relays: str, name: str, keep_alive: str
 ) -> None:
     jobs = Jobs(kubectl)
     root = store.path(f"jobs/runs/{name}")
     relayed = {**KEPT["generation"], "keepAlive": keep_alive, "weightRelays": "auto"}
-    jobs.apply(short(name, generation=relayed))
+    jobs.apply(short(name, generation=relayed, batch=LARGER))
     policies = kubectl("get", "networkpolicies", f"--selector=rlhfless.io/job={name}", "--output=name")
-    finish_as(undisturbed, jobs, storage, name, root)
+    finish_as(without_relays, jobs, storage, name, root)
     steps = [json.loads(line)["metrics"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
     assert sum(step.get("weights/bytes_relayed", 0.0) for step in steps) > 0, steps
     assert sum(step.get("weights/relays_refused", 0.0) for step in steps) == 0, policies
