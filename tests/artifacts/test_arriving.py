@@ -138,7 +138,7 @@ def test_who_needs_a_whole_folder_waits_for_the_thread_that_fetches_it_already(
     joined: list[object] = []
     monkeypatch.setattr(retrieval, "Peer", lambda sources, copy: joined.append(copy))
     arriving = arrive(uri, sources=retrieval.Sources())
-    # Without it, whichever thread is first would say where the files come from.
+    # A load without sources must join the fetch that is under way, and not begin one from the store.
     folder = local_folder(uri)
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert joined == ([] if fails else [folder.name])

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.planner.async_planning import AsynchronousPlan, plan_asynchronous_step
 from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.least_period import least_period
 from rlhfless_operator.planner.loads import SampleLoad
 from rlhfless_operator.planner.planning import Limits
 from rlhfless_operator.planner.preparers import matching_preparers
 from rlhfless_operator.planner.step_forecast import Training
 from rlhfless_operator.planner.step_planning import StepPlan, plan_step
-from rlhfless_operator.planner.steps_ahead import least_period
 
 PROFILE = InstanceProfile(LinearLatency(0.02, 0.0002, 1e-8, 1e-5), 1, 2**53, 3.0, 1.0)
 LOADS = [SampleLoad(prompt, index, 100, 50.0 + 20 * prompt) for prompt in range(24) for index in range(4)]

@@ -210,12 +210,12 @@ def test_passes_of_a_step_are_counted(
 ) -> None:
     batch = {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": minibatch}
     requests = RequestBuilder(job(algorithm=algorithm, batch=batch), JobFolder("runs/job"), "uid")
-    assert requests.preparation_passes == preparing
-    assert requests.learning_passes == pytest.approx(learning)
+    assert requests.passes.preparation == preparing
+    assert requests.passes.learning == pytest.approx(learning)
     ahead = RequestBuilder(job(algorithm=algorithm, batch=batch, **{"async": {}}), JobFolder("runs/job"), "uid")
     moved = algorithm["name"] == "ppo"
-    assert ahead.preparation_passes == preparing - moved
-    assert ahead.learning_passes == pytest.approx(learning + moved / 3)
+    assert ahead.passes.preparation == preparing - moved
+    assert ahead.passes.learning == pytest.approx(learning + moved / 3)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ HELD_BACK = """
 import os, sys, time
 
 def hold():
-    if (stage := sys.modules.get("rlhfless_functions.generation.stage")) is None:
+    if (module := sys.modules.get("rlhfless_functions.generation.share")) is None:
         return
-    generate, step = stage._Share.generate, stage._Share._step
+    generate, step = module.Share.generate, module.Share._step
 
     def remembered(share, engine, prefetcher):
         share.prefetcher = prefetcher
@@ -51,7 +51,7 @@ def hold():
                 time.sleep(0.05)
         return results
 
-    stage._Share.generate, stage._Share._step = remembered, held
+    module.Share.generate, module.Share._step = remembered, held
 
 os.register_at_fork(after_in_child=hold)
 """

@@ -2,7 +2,7 @@
 
 The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name
 says when that was and where the instance is reached. Names order the line. An instance fetches only from those before
-it, and so no two wait for each other, whatever the clocks of their hosts say.
+it. So no two wait for each other, even if the clocks of their hosts differ.
 """
 
 import ipaddress

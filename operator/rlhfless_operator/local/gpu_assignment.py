@@ -44,7 +44,7 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
     learning, learners = spec.learning.processes or 1, spec.learning.instances.max
     computes = (
-        requests.preparation_computes
+        requests.passes.preparation_computes
         or any(reward.model is not None for reward in spec.all_rewards)
         or _asks_for_gpu(spec.preparation.pods)
     )

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rlhfless_operator.planner.least_period import least_period
 from rlhfless_operator.planner.preparers import PreparerChoice, matching_preparers
 from rlhfless_operator.planner.step_forecast import Training
 from rlhfless_operator.planner.step_planning import StepPlan
-from rlhfless_operator.planner.steps_ahead import least_period
 
 
 @dataclass(frozen=True)

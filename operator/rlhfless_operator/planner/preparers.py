@@ -1,5 +1,4 @@
-"""How many instances should prepare the groups of an asynchronous job: the fewest that hold no other stage up. And how
-many groups each of them is given at a time.
+"""How many instances should prepare the groups of an asynchronous job: the fewest that hold no other stage up.
 
 The stages of an asynchronous job work at the same time, so the slowest of them sets the pace. Preparation of W
 instance-seconds a step takes W / n seconds on n instances. That should be less than what the slowest other stage takes:
@@ -12,25 +11,6 @@ from dataclasses import dataclass
 BUSY = 0.9
 """Most of their time that the instances should work. Groups come in bursts, and wait long for instances that are never
 idle."""
-
-
-_CHUNKS_PER_STEP = 6
-"""About how many chunks a rollout's groups are cut into: fewer overlap less, more cost more round trips."""
-
-
-def chunk_size(complete: int, left: int, at_once: int, *, ended: bool) -> int:
-    """How many complete groups the next instance prepares at a time; 0 while it waits for more of them.
-
-    Args:
-        complete: groups that wait.
-        left: groups that are not prepared. Where nobody waits for single groups, all of the rollout.
-        at_once: most chunks that are prepared at a time.
-        ended: whether all groups are complete.
-    """
-    least = max(1, left // (_CHUNKS_PER_STEP * at_once))
-    if complete < least and not ended:
-        return 0
-    return min(complete, max(least, -(-complete // at_once)))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from rlhfless_operator.platforms.base import (
 )
 from rlhfless_operator.platforms.fork_server import ForkServer
 from rlhfless_operator.platforms.local_gpus import GpuAccount
-from rlhfless_operator.platforms.local_process import LocalProcess
+from rlhfless_operator.platforms.local_process import LocalProcess, instance_options
 from rlhfless_operator.platforms.local_turns import Waiting, longest_asleep, look
 from rlhfless_operator.platforms.stream import open_session, run_task, shows_work
 
@@ -281,20 +281,14 @@ class LocalPlatform:
             return
         process.begun = True
         self._enter(process, "starting")
-        preload = self._preloads.get(process.stage)
-        options = {
-            "stage": process.stage,
-            "name": process.name,
-            "token": self._token,
-            "threads": self._threads.get(process.stage, 1),
-            "started_at": time.time(),
-            "model": preload.model.model_dump(mode="json") if preload else None,
-            "weights": preload.weights.model_dump(mode="json") if preload else None,
-            "weights_line": preload.weights_line if preload else None,
-            "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
-            "emulation": self._emulation.model_dump(mode="json") if self._emulation else None,
-            "gpus": list(self._gpus.of(process.name)) if self._gpus.any else None,
-        }
+        options = instance_options(
+            process,
+            self._preloads.get(process.stage),
+            token=self._token,
+            threads=self._threads.get(process.stage, 1),
+            emulation=self._emulation,
+            gpus=self._gpus.of(process.name) if self._gpus.any else None,
+        )
         try:
             await self._fork_server.fork(options)
         except ConnectionError:

@@ -5,12 +5,15 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.platforms.base import InstanceState
+from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.platforms.base import InstanceState, Preload
 
 _LEAST_POLL_SECONDS = 0.005
 _POLL_SHARE = 0.02
@@ -115,3 +118,32 @@ class LocalProcess:
 
 def _poll_seconds(since: float) -> float:
     return max(_LEAST_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - since))
+
+
+def instance_options(
+    process: LocalProcess,
+    preload: Preload | None,
+    *,
+    token: str,
+    threads: int,
+    emulation: EmulationSettings | None,
+    gpus: Sequence[str] | None,
+) -> dict[str, Any]:
+    """What the fork server starts an instance with, now: `InstanceOptions` of the functions as JSON.
+
+    Args:
+        gpus: names of its GPUs; None where there are none to give.
+    """
+    return {
+        "stage": process.stage,
+        "name": process.name,
+        "token": token,
+        "threads": threads,
+        "started_at": time.time(),
+        "model": preload.model.model_dump(mode="json") if preload else None,
+        "weights": preload.weights.model_dump(mode="json") if preload else None,
+        "weights_line": preload.weights_line if preload else None,
+        "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
+        "emulation": emulation.model_dump(mode="json") if emulation else None,
+        "gpus": list(gpus) if gpus is not None else None,
+    }

@@ -190,9 +190,9 @@ def _seconds_after_generation(
     """Seconds of preparation and of learning, without the optimizer's step."""
     requests = RequestBuilder(job, JobFolder(""), "")
     tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
-    preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.preparation_passes)
+    preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.passes.preparation)
     learner_gpus = _learner_gpus(job, hardware.gpus)
-    learning = tokens * learning_token_seconds(shape, hardware.gpu, learner_gpus, requests.learning_passes)
+    learning = tokens * learning_token_seconds(shape, hardware.gpu, learner_gpus, requests.passes.learning)
     return preparation, learning
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareRequest, PrepareResult
-from rlhfless_operator.planner.preparers import chunk_size
+from rlhfless_operator.planner.chunks import chunk_size
 from rlhfless_operator.platforms.base import Platform
 from rlhfless_operator.training.generated import CompleteGroup
 from rlhfless_operator.training.instance_queue import Part

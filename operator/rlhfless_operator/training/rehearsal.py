@@ -52,10 +52,10 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         startup_seconds=rehearsal.startup,
         weight_load_seconds=weight_load_seconds,
         preparation_token_seconds=preparation_token_seconds(
-            shape, rehearsal.gpu, rehearsal.gpus, requests.preparation_passes
+            shape, rehearsal.gpu, rehearsal.gpus, requests.passes.preparation
         ),
-        preparation_load_seconds=requests.preparation_passes * weight_load_seconds,
-        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, learner_gpus, requests.learning_passes),
+        preparation_load_seconds=requests.passes.preparation * weight_load_seconds,
+        learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, learner_gpus, requests.passes.learning),
         learning_move_seconds=state_move_seconds(shape, rehearsal.gpu, learner_gpus),
         update_seconds=rehearsal.update,
         time_scale=rehearsal.time_scale,

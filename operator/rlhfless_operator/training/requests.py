@@ -29,6 +29,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.actor_attempt import ActorAttempt
+from rlhfless_operator.training.passes import Passes
 from rlhfless_operator.training.prefix_sharing import PrefixSharing
 
 _HEARTBEAT_SECONDS = 5.0
@@ -60,6 +61,7 @@ class RequestBuilder:
         self._sleeps = sleeps
         self._shares_prefixes = shares_prefixes
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
+        self.passes = Passes(job.spec)
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
         # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
         self._heartbeat = min(_HEARTBEAT_SECONDS, job.spec.limits.stall / 3)
@@ -101,64 +103,14 @@ class RequestBuilder:
         return self._spec.learning.weight_deltas == "auto" and self._spec.model.lora is None
 
     @property
-    def updates_per_step(self) -> int:
-        """Optimizer updates of one training step."""
-        batch = self._spec.batch
-        samples = batch.prompts_per_step * batch.samples_per_prompt
-        return samples // (batch.minibatch_samples or samples) * self.algorithm.epochs
-
-    @property
     def overlap(self) -> Overlap:
         """How a step's batch is divided into pieces whose gradients are accumulated one after the other: not at all, as
         its groups arrive, or in an order that depends on nothing that happens."""
-        whole = (
-            self.updates_per_step > 1 or self.algorithm.normalizes_batch or bool(self.algorithm.dynamic_sampling_rounds)
-        )
+        in_rounds = bool(self.algorithm.dynamic_sampling_rounds)
+        whole = self.passes.updates_per_step > 1 or self.algorithm.normalizes_batch or in_rounds
         # A learner that waits for groups would have the GPUs that they need.
         in_turns = self._sleeps and self._spec.learning.overlap == "auto"
         return "never" if whole or in_turns else self._spec.learning.overlap
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether a value model is trained."""
-        return self.algorithm.advantage == "gae"
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the distance to the reference policy is penalised."""
-        return self.algorithm.kl is not None and self.algorithm.kl.coefficient > 0
-
-    @property
-    def prepares_log_probs(self) -> bool:
-        """Whether preparation asks the policy: a distance in the reward is between two of its own passes."""
-        return self.has_reference and self.algorithm.kl is not None and self.algorithm.kl.placement == "reward"
-
-    @property
-    def prepares_advantages(self) -> bool:
-        """Whether preparation estimates advantages. Otherwise the learner asks its own critic: any that preparation had
-        would be as stale as the samples."""
-        return not self.has_critic or self._spec.asynchronous is None
-
-    @property
-    def preparation_passes(self) -> int:
-        """Forward passes of preparation over each sample: by the reference, the policy and the critic."""
-        return self.has_reference + self.prepares_log_probs + (self.has_critic and self.prepares_advantages)
-
-    @property
-    def preparation_computes(self) -> bool:
-        """Whether preparation asks the policy, the reference or the critic in any step."""
-        return self.preparation_passes > 0 or self._policy_is_frozen(1)
-
-    @property
-    def learning_passes(self) -> float:
-        """Forward and backward passes of learning over each sample, on average; a forward pass alone is a third.
-
-        Before its first update a step of several asks the policy about every sample that comes after it, and the critic
-        about all samples if preparation has not.
-        """
-        asked = 1.0 if self.algorithm.epochs > 1 else 1 - 1 / self.updates_per_step
-        asked += not self.prepares_advantages
-        return (1 + self.has_critic) * self.algorithm.epochs + asked / 3
 
     def data(self, purpose: Purpose) -> DataSettings:
         """The dataset of a purpose."""
@@ -293,10 +245,10 @@ class RequestBuilder:
             algorithm=self.algorithm,
             sampling=self._spec.sampling if training else self._spec.evaluation_sampling,
             policy=weights,
-            old_log_probs=training and (self.prepares_log_probs or self._policy_is_frozen(step)),
-            reference=self.initial if training and self.has_reference else None,
-            advantages=self.prepares_advantages,
-            critic=critic if training and self.prepares_advantages else None,
+            old_log_probs=training and (self.passes.prepares_log_probs or self.passes.policy_is_frozen(step)),
+            reference=self.initial if training and self.passes.has_reference else None,
+            advantages=self.passes.prepares_advantages,
+            critic=critic if training and self.passes.prepares_advantages else None,
             microbatch_tokens=self._spec.batch.microbatch_tokens,
             share_prompts=self._spec.learning.share_prompts,
             pack=self._spec.learning.pack,
@@ -362,7 +314,7 @@ class RequestBuilder:
             total_steps=settings.total_steps,
             seed=self._spec.seed,
             publish=self._folder.weights(step),
-            publish_critic=self._folder.critic(step) if self.has_critic else None,
+            publish_critic=self._folder.critic(step) if self.passes.has_critic else None,
             save_checkpoint=self._folder.checkpoint(step) if checkpoint_due else None,
             publish_beside=publish_beside,
             unpublished=unpublished,
@@ -392,10 +344,6 @@ class RequestBuilder:
     def weights(self, newest: WeightsReference | None) -> WeightsReference:
         """The weights that the status names; the model as given if it names none."""
         return newest or self.initial
-
-    def _policy_is_frozen(self, step: int) -> bool:
-        """Whether the critic alone learns. Then learning passes no batch through the policy."""
-        return self.has_critic and self.algorithm.critic is not None and step <= self.algorithm.critic.warmup_steps
 
     def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:
         return TaskKey(job_uid=self._uid, step=step, stage=stage, part=part, attempt=attempt)

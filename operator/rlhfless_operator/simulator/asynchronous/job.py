@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rlhfless_operator.planner.chunks import chunk_size
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.preparers import chunk_size
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step, StepShares
 from rlhfless_operator.training.group_buffer import GroupBuffer, GroupName, ReadyGroup

@@ -5,7 +5,7 @@
 
 import pytest
 
-from rlhfless_operator.planner.steps_ahead import least_period
+from rlhfless_operator.planner.least_period import least_period
 
 
 def test_a_synchronous_step_takes_its_longest_share_and_learning() -> None:

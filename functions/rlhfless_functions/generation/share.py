@@ -1,0 +1,210 @@
+"""One request's share of the samples: what is generated, published and reported of it."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import (
+    DecodeCounts,
+    GenerationRequest,
+    GenerationResult,
+    Progress,
+    WeightsFetched,
+)
+from rlhfless_functions.data.prompts import Prompt
+from rlhfless_functions.data.rollouts import Rollout, continued_spans
+from rlhfless_functions.generation.engines.base import (
+    Engine,
+    EngineRun,
+    NonFiniteLogitsError,
+    SequenceResult,
+    SequenceTask,
+    SharedPrefix,
+)
+from rlhfless_functions.generation.engines.seeds import sample_seed
+from rlhfless_functions.generation.prefetching import WeightsPrefetcher
+from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher
+from rlhfless_functions.generation.resumption import EarlierSamples
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+
+logger = logging.getLogger(__name__)
+
+
+class Share:
+    """The progress of one request: its finished and pending samples, and the times of its reports."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        context: TaskContext,
+        prompts: dict[int, Prompt],
+        earlier: EarlierSamples,
+        publisher: RolloutPublisher,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request = request
+        self._context = context
+        self._prompts = prompts
+        self._publisher = publisher
+        self._clock = clock
+        self._earlier_spans = {key: rollout.versions for key, rollout in earlier.partial.items()}
+        finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
+        prefixes = _shared_prefixes(request)
+        self.tasks = [
+            _task(
+                request,
+                prompts[sample.prompt],
+                sample.index,
+                earlier.partial.get((sample.prompt, sample.index)),
+                prefixes.get(sample.prompt),
+            )
+            for sample in request.samples
+            if (sample.prompt, sample.index) not in finished
+        ]
+        self._finished = len(finished)
+        self._left_of_group = Counter(task.prompt for task in self.tasks)
+        self._pending: list[Rollout] = []
+        self.weights_seconds = 0.0
+        self.weights_fetched = WeightsFetched()
+        self._run: EngineRun | None = None
+
+    def open(self, engine: Engine) -> EngineRun:
+        """Give the share to an engine."""
+        request = self._request
+        self._run = engine.start(
+            self.tasks,
+            request.sampling,
+            request.kv_budget_tokens,
+            request.drafts,
+            keep_kv_cache=request.keep_kv_cache,
+        )
+        return self._run
+
+    def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:
+        """Step until the share is done or the task is told to stop, and publish along the way."""
+        request = self._request
+        # Measure from here: the time before says nothing about the instance's speed.
+        remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
+        settled = prefetcher.settled
+        told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
+        self._context.emit(self._progress(run, settled).model_copy(update=told_once))
+        now = began = self._clock()
+        schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
+        told = now
+        # Samples gathered from many sinks are now in one, for a later attempt.
+        self._publish(partials=True)
+        first = True
+        while (run.running or run.waiting) and self._context.stop_reason is None:
+            self._take(self._step(run), schedule)
+            now = self._clock()
+            if first:
+                first = False
+                seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
+                logger.info("first tokens sampled", extra={"fields": seconds})
+            self._publisher.check()
+            due = schedule.due(now, len(self._pending))
+            if due != "nothing" and self._publisher.idle:
+                self._publish(partials=due == "everything")
+                schedule.flushed(now)
+            if now - told >= self._request.progress_seconds or prefetcher.settled != settled:
+                settled = prefetcher.settled
+                self._context.emit(self._progress(run, settled))
+                told = now
+        self._publish(partials=True)
+        run.close()
+
+    def result(self) -> GenerationResult:
+        """What became of the share."""
+        return GenerationResult(
+            finished=self._finished,
+            unfinished=len(self._request.samples) - self._finished,
+            parts=self._publisher.parts,
+            prompt_tokens=self._run.prompt_tokens if self._run else 0,
+            response_tokens=self._run.response_tokens if self._run else 0,
+            weights_seconds=self.weights_seconds,
+            weights_fetched=self.weights_fetched,
+            shared_prefixes=self._run.prefix_traffic() if self._run else {},
+            decoding=self._run.decoding() if self._run else DecodeCounts(),
+        )
+
+    def _step(self, run: EngineRun) -> list[SequenceResult]:
+        try:
+            return run.step()
+        except TaskError:
+            # The engine has failed, but its earlier samples are valid: publish them for the next attempt.
+            self._publish(partials=True)
+            raise
+        except NonFiniteLogitsError as error:
+            raise TaskError(
+                "non_finite_sample",
+                f"step {self._request.key.step}: weights version {self._request.weights.version} gave NaN or infinite"
+                f" logits for prompt {error.prompt}, sample {error.index}, response token {error.position}: the policy"
+                " has diverged; return to an earlier version with a lower optimizer.learningRate, or generate in"
+                " float32",
+            ) from error
+
+    def _take(self, results: list[SequenceResult], schedule: FlushSchedule) -> None:
+        for result in results:
+            self._pending.append(self._rollout(result))
+            self._finished += 1
+            self._left_of_group[result.prompt] -= 1
+            if self._left_of_group[result.prompt] == 0:
+                schedule.group_completed()
+
+    def _publish(self, *, partials: bool) -> None:
+        unfinished = self._run.unfinished() if self._run and partials else []
+        self._publisher.publish(self._pending, [self._rollout(result) for result in unfinished])
+        self._pending = []
+
+    def _rollout(self, result: SequenceResult) -> Rollout:
+        earlier = self._earlier_spans.get((result.prompt, result.index), ())
+        return Rollout(
+            prompt=result.prompt,
+            index=result.index,
+            prompt_tokens=self._prompts[result.prompt].tokens,
+            response_tokens=result.response_tokens,
+            log_probs=result.log_probs,
+            finish_reason=result.finish_reason,
+            versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
+        )
+
+    def _progress(self, run: EngineRun, settled: int | None) -> Progress:
+        return Progress(
+            prefetched_version=settled,
+            finished=self._finished,
+            running=run.running,
+            waiting=run.waiting,
+            tokens=run.response_tokens,
+            lengths=run.lengths(),
+            decoding=run.decoding(),
+        )
+
+
+def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
+    """By prompt."""
+    given = request.shared_prefixes
+    if given is None:
+        return {}
+    return {
+        each.prompt: SharedPrefix(each.tokens, given.folder, each.source, given.wait_seconds) for each in given.prefixes
+    }
+
+
+def _task(
+    request: GenerationRequest,
+    prompt: Prompt,
+    index: int,
+    partial: Rollout | None,
+    prefix: SharedPrefix | None,
+) -> SequenceTask:
+    return SequenceTask(
+        prompt=prompt.row,
+        index=index,
+        prompt_tokens=prompt.tokens,
+        seed=sample_seed(request.seed, request.purpose, request.key.step, prompt.row, index),
+        response_tokens=partial.response_tokens if partial else (),
+        log_probs=partial.log_probs if partial else (),
+        prefix=prefix,
+        step=request.key.step,
+    )
