@@ -71,10 +71,27 @@ def test_what_is_damaged_is_not_taken_and_another_actors_is(
     source, reader = opened(remote_store), opened(remote_store)
     artifacts.write_bytes(f"{remote_store}/a.safetensors.{'0' * 32}", CONTENT[:-1])
     reader.want("a.safetensors")
-    until(lambda: bool(reader._damaged))
+    until(lambda: reader._refused.total() == prefix_exchange._MOST_REFUSALS)
     assert not (reader.folder / "a.safetensors").exists()
     write(source, "a.safetensors")
     source.send("a.safetensors")
+    until((reader.folder / "a.safetensors").exists)
+    assert (reader.folder / "a.safetensors").read_bytes() == CONTENT
+
+
+def test_an_object_that_is_seen_before_all_of_it_is_there_is_taken_later(
+    remote_store: str, opened: Callable[[str], PrefixExchange], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # However slow this machine is.
+    monkeypatch.setattr(prefix_exchange, "_MOST_REFUSALS", 1000)
+    (tmp_path / "whole").write_bytes(CONTENT)
+    uri = f"{remote_store}/a.safetensors.{prefix_exchange._checksum(tmp_path / 'whole')}"
+    reader = opened(remote_store)
+    artifacts.write_bytes(uri, CONTENT[:-1])
+    reader.want("a.safetensors")
+    until(lambda: reader._refused[uri] > 0)
+    assert not (reader.folder / "a.safetensors").exists()
+    artifacts.write_bytes(uri, CONTENT)
     until((reader.folder / "a.safetensors").exists)
     assert (reader.folder / "a.safetensors").read_bytes() == CONTENT
 

@@ -2,7 +2,8 @@
 
 An engine reads and writes files in a local folder. Threads beside it upload the files that it writes and download those
 that it waits for, and it never waits for the store itself. An object is named after its file and the checksum of its
-content. A reader that finds other content takes it for missing.
+content. A reader that finds other content takes it for missing. Some stores show an object before all of it is there,
+and so it looks at such an object a few times.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,8 @@ _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.1, 1.0
 """Between two looks into the store for what is wanted: each is half as long again as the one before."""
 _WRITE_SECONDS, _WRITE_LOOKS = 0.02, 1000
 """Between two looks for a file that the engine is writing, and how many there are at most."""
+_MOST_REFUSALS = 5
+"""How often an object is looked at that does not have the content that was sent."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +50,8 @@ class PrefixExchange:
         self._missing: set[str] = set()
         """Those of them that are not here and not being fetched."""
         self._looking = False
-        self._damaged: set[str] = set()
-        """Objects whose content is not what was sent."""
+        self._refused: Counter[str] = Counter()
+        """How often an object did not have the content that was sent."""
         self._seconds = {"seconds_sent": 0.0, "seconds_fetched": 0.0}
 
     def want(self, name: str) -> None:
@@ -101,7 +105,10 @@ class PrefixExchange:
             logger.warning("shared prefixes can't be looked for now: %s", error)
             return {}
         with self._changing:
-            by_name = {uri.rsplit("/", 1)[-1].rpartition(".")[0]: uri for uri in uris if uri not in self._damaged}
+            # Of several objects for a file the last one counts.
+            usable = (uri for uri in uris if self._refused[uri] < _MOST_REFUSALS)
+            uris = sorted(usable, key=lambda uri: -self._refused[uri])
+            by_name = {uri.rsplit("/", 1)[-1].rpartition(".")[0]: uri for uri in uris}
             found = {name: by_name[name] for name in self._missing & by_name.keys()}
             self._missing -= found.keys()
         return found
@@ -117,13 +124,16 @@ class PrefixExchange:
             if uri.endswith(f".{_checksum(part)}"):
                 part.replace(self.folder / name)
                 return
-            logger.warning("the shared prefix %s is damaged and is not used", uri)
             with self._changing:
-                self._damaged.add(uri)
+                self._refused[uri] += 1
+                damaged = self._refused[uri] == _MOST_REFUSALS
+            if damaged:
+                logger.warning("the shared prefix %s is damaged and is not used", uri)
         except (ArtifactError, OSError) as error:
             logger.warning("the shared prefix %s can't be fetched now: %s", uri, error)
         finally:
             self._count("seconds_fetched", time.monotonic() - began)
+        self._closed.wait(_FIRST_LOOK_SECONDS)
         self._miss(name)
 
     def _send(self, name: str) -> None:
