@@ -133,6 +133,7 @@ def test_a_faulty_document_is_one_line_and_nothing_is_made(
 # --- what the data shows ---
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_used_is_one_error_and_the_mended_job_goes_on(tiny_job: MakeJob, tiny_model: Path) -> None:
     short = {"batch": {"promptsPerStep": 2, "samplesPerPrompt": 2, "minibatchSamples": 4}, "steps": 1}
 

@@ -143,6 +143,7 @@ def test_asynchronous_systems_are_compared_on_a_runs_own_lengths(tmp_path: Path)
     assert "leave one of them out" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_operator_says_what_it_has_not_been_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RLHFLESS_")]:
         monkeypatch.delenv(name)

@@ -126,6 +126,7 @@ def test_a_file_that_is_missing_in_a_bucket_that_is_there_says_nothing_of_the_bu
         artifacts.read_bytes(f"{s3}/x")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_named_and_may_be_tried_again(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     fsspec.filesystem("s3").clear_instance_cache()

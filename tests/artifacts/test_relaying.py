@@ -134,6 +134,7 @@ def line(s3: str) -> str:
     return f"{s3}/lines/step-1"
 
 
+@pytest.mark.slow
 def test_a_chain_reads_the_store_once(version: str, start: Callable[[str], Process]) -> None:
     chain = [start(name) for name in ("a", "b", "c")]
     # All at once, the last one first: each waits for the one before it to begin.
@@ -148,6 +149,7 @@ def test_a_chain_reads_the_store_once(version: str, start: Callable[[str], Proce
     ]
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_gone_is_passed_over(version: str, start: Callable[[str], Process]) -> None:
     head, gone, last = (start(name) for name in ("a", "b", "c"))
     head.ask(version)

@@ -81,6 +81,7 @@ def test_of_two_operators_one_leads_and_the_other_takes_over(jobs: Jobs, tmp_pat
     assert recorded_steps(tmp_path) == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_leader_that_stops_lets_the_next_in(jobs: Jobs, tmp_path: Path) -> None:
     election = Election(jobs.namespace, duration=3600, renewal=10, retry=1)
     with running_operator(tmp_path, election=election):
@@ -113,6 +114,7 @@ def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_pa
     assert recorded_steps(tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_a_cluster_lacks(jobs: Jobs, tmp_path: Path) -> None:
     """The operator as it is installed: its own platform, its own log. This API server has no Knative."""
     environment = {

@@ -100,6 +100,7 @@ def test_the_second_update_is_that_of_the_formula(tiny_model: Path) -> None:
     assert_same_gradients(gradients, expected, tolerance=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lora"), [("grpo", None), ("gspo", None), ("rloo", {"rank": 2})])
 def test_a_whole_job_in_bfloat16_begins_each_step_with_a_ratio_of_one(
     tiny_job: MakeJob, name: str, lora: dict[str, Any] | None

@@ -60,6 +60,7 @@ def assert_close(uri: str, expected: str) -> None:
         torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "processes"), [("ppo", 1), ("grpo, two minibatches", 2), ("an adapter", 1)])
 def test_instances_take_the_steps_that_one_takes_whatever_their_number(
     kind: str, processes: int, tmp_path: Path, tiny_model: Path
@@ -89,6 +90,7 @@ def test_instances_take_the_steps_that_one_takes_whatever_their_number(
             assert said[0][1]["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.slow
 def test_instances_without_a_file_system_in_common_publish_together_what_changed_too(
     tmp_path: Path, tiny_model: Path, s3: str, artifact_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

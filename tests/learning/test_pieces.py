@@ -249,6 +249,7 @@ def in_pieces(prompts: list[int], bounds: set[int]) -> Order:
     return [prompts[start:end] for start, end in pairwise(cuts) if end > start]
 
 
+@pytest.mark.slow
 @given(prompts=st.permutations(range(4)), bounds=st.sets(st.integers(1, 3)))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_of_arrival_changes_no_more_than_the_order_of_a_sum_does(

@@ -149,6 +149,7 @@ def test_what_several_processes_publish_is_a_hugging_face_folder_that_none_of_th
     assert critic.score.weight.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ppo", "an adapter"])
 def test_fresh_processes_get_to_the_same_weights_bit_for_bit(kind: str, tmp_path: Path, tiny_model: Path) -> None:
     job = make_job(kind, tmp_path, tiny_model)
@@ -166,6 +167,7 @@ def test_fresh_processes_get_to_the_same_weights_bit_for_bit(kind: str, tmp_path
         fresh.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ppo", "an adapter", "optimizer on the host"])
 def test_any_number_of_processes_goes_on_from_what_others_wrote(kind: str, tmp_path: Path, tiny_model: Path) -> None:
     job = make_job(kind, tmp_path, tiny_model)

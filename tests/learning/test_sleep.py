@@ -74,6 +74,7 @@ def test_sleeps_between_steps_change_no_bit(job: Job) -> None:
     assert "seconds/load" not in result.metrics, "the state was in memory all the time"
 
 
+@pytest.mark.slow
 def test_a_state_that_has_moved_left_nothing_behind_and_takes_the_same_steps(job: Job) -> None:
     """To another device and back is to other memory and back."""
     before = storages()
@@ -199,6 +200,7 @@ def test_a_process_that_is_gone_is_noticed_when_all_are_to_sleep(
     assert_equal(job.published(1, "again"), job.published(1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left_behind")
 @pytest.mark.parametrize("offload", [False, True])
 def test_parts_that_have_moved_take_the_same_steps(tmp_path: Path, tiny_model: Path, offload: bool) -> None:

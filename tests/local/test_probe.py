@@ -74,6 +74,7 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_and_shown(tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
     page = tmp_path / "probe.html"
     found = probed(str(tiny_model), "--data", str(prompts), "--draft", "--html", str(page), *SMALL)

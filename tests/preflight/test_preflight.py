@@ -245,6 +245,7 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     result = CliRunner().invoke(app, ["preflight"])

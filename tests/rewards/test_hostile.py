@@ -146,6 +146,7 @@ PIECES = st.sampled_from(
 hostile = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40).map("".join)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

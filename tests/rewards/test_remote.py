@@ -120,6 +120,7 @@ def test_a_server_that_is_of_no_use_is_an_error(
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_or_is_not_there_is_an_error(scorer: RewardScorer, server: RewardServer) -> None:
     over = threading.Event()
     server.answer = lambda request: (200, over.wait(30))

@@ -32,8 +32,9 @@ def write_as_that_release_did(folder: Path) -> None:
         path.write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
-@pytest.mark.parametrize("new_weights", ["finish", pytest.param("switch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("new_weights", ["finish", "switch"])
 def test_the_new_driver_learns_from_each_group_once(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, new_weights: str
 ) -> None:

@@ -107,6 +107,7 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_the_next_step_is_generated_while_the_longest_response_of_this_one_goes_on(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ class Gather:
         return [Move(actor.name, tuple(actor.samples), actors[-1].name) for actor in actors[:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_groups_whose_samples_are_gathered_on_fewer_actors_are_whole(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +182,7 @@ def test_algorithms_that_ask_for_whole_steps_have_them(tiny_job: MakeJob, algori
         assert all(sample.advantages is not None for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None:
     evaluation = {"data": {"source": "train.jsonl"}, "everySteps": 2}
@@ -189,6 +192,7 @@ def test_evaluations_are_of_the_step_that_they_follow(tiny_job: MakeJob) -> None
     check_journal(file, 4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_where_learning_takes_longest_weights_are_no_older_than_they_must_be(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +269,7 @@ def test_a_synchronous_run_is_replayed_too_and_a_changed_weight_is_found(tiny_jo
     assert list((folder_of(file) / "replay").rglob("model.safetensors")), "it was asked to keep them"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_replay_takes_the_threads_of_the_run_and_asks_where_they_changed(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -291,6 +296,7 @@ def test_a_replay_takes_the_threads_of_the_run_and_asks_where_they_changed(
     assert "--threads" in str(result.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) -> None:
     file = tiny_job("forgetful", checkpoints={"everySteps": 1}, steps=3)

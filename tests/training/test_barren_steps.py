@@ -45,11 +45,13 @@ def test_equal_rewards_are_told_of_across_drivers(
     assert "steps 1 to 3 had nothing to learn from" in (folder_of(file) / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_critic_learns_from_equal_rewards(tiny_job: MakeJob) -> None:
     file = job_with(tiny_job, CONSTANT, algorithm={"name": "ppo", "kl": None})
     assert run_job(file)["steps_that_taught_nothing"] == 0
 
 
+@pytest.mark.slow
 def test_what_teaches_is_counted_by_groups(tiny_job: MakeJob) -> None:
     file = tiny_job(steps=2)
     assert run_job(file)["steps_that_taught_nothing"] == 0

@@ -60,6 +60,7 @@ def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_rai
     assert_same_final_weights(file, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steady_learning")
 def test_steps_that_are_generated_ahead_are_paid_for_before_another_one_begins(tiny_job: MakeJob) -> None:
     """There is money for four steps and a half. Two of them may be under way when the fifth is to begin. It is refused
@@ -73,6 +74,7 @@ def test_steps_that_are_generated_ahead_are_paid_for_before_another_one_begins(t
     assert Decimal(status["cost"]) <= Decimal("4.5") * int(STEP_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_budget_that_reading_the_data_uses_up_is_kept_to_until_it_is_raised(tiny_job: MakeJob) -> None:
     """What is spent before the first step counts, too; each command after that says so and starts nothing."""
     file = with_budget(tiny_job("job", steps=2), gpuHours=1e-9)

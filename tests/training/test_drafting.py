@@ -21,6 +21,7 @@ def part_names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "drafts").glob("step-*/*.parquet"))
 
 
+@pytest.mark.slow
 def test_drafting_changes_no_weights_and_says_what_it_did(tiny_job: MakeJob) -> None:
     plain = tiny_job(generation={"engine": "transformers", "instances": {"min": 2, "max": 2}})
     run_job(plain)

@@ -41,6 +41,7 @@ def run_and_read(make: MakeJob, name: str) -> list[dict[str, Any]]:
     return records_of(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("name", JOBS)
 def test_every_metric_that_a_job_writes_is_in_the_catalogue(tiny_job: MakeJob, name: str) -> None:

@@ -123,6 +123,7 @@ def unoverlapped(shared_tiny_job: MakeJob) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_learning_under_the_tail_gives_the_same_weights(
     tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ async def stop_once_its_learner_waits(file: Path, monkeypatch: pytest.MonkeyPatc
             await running
 
 
+@pytest.mark.slow
 def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
     tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_learner_that_is_killed_in_mid_step_goes_by_the_journal(
     learn_again(file, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_gone_in_mid_step_is_gone_on_from_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +316,7 @@ def test_a_driver_that_is_killed_is_gone_on_from_by_the_journal(
     learn_again(file, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_a_learner_that_waits_for_long_is_let_go_and_asked_again(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

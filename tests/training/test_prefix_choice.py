@@ -155,6 +155,7 @@ def test_an_engine_that_shares_nothing_is_asked_once_and_not_started_again() -> 
     assert made.reason == "no: the engine of this job's instances shares none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prefixes", "reasons"),
     [

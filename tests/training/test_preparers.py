@@ -82,6 +82,7 @@ def check_first_chunk_again(side: Side) -> None:
     assert all(len(attempts) == 1 for attempts in others)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_two_instances_prepare_what_one_does_though_one_is_killed(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +121,7 @@ def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
         assert "instance-seconds a step, and learning takes 100 s" in record["plan"]["preparers_reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(
     "options",

@@ -45,12 +45,13 @@ def check_run(file: Path) -> None:
     assert f"{STEPS} steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
         {},
-        pytest.param({"algorithm": {"name": "ppo", "kl": {"coefficient": 0.0}}}, marks=pytest.mark.slow),
-        pytest.param({"model": {"dtype": "bfloat16", "lora": {"rank": 4}}}, marks=pytest.mark.slow),
+        {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.0}}},
+        {"model": {"dtype": "bfloat16", "lora": {"rank": 4}}},
     ],
     ids=["grpo", "ppo", "adapter"],
 )

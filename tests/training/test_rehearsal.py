@@ -69,6 +69,7 @@ def rehearsal_job(tmp_path: Path, trace: Trace) -> MakeJob:
     return make
 
 
+@pytest.mark.slow
 def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
     rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
     assert not (folder / "model").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [1, 2])
 def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
     rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int

@@ -153,6 +153,7 @@ def test_the_plan_never_changes_what_is_learnt(
     assert_same_final_weights(file, on_one_actor)
 
 
+@pytest.mark.slow
 def test_moving_samples_about_never_changes_what_is_learnt(
     tiny_job: MakeJob, on_one_actor: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_two_drivers_on_one_job(tiny_job: MakeJob) -> None:
     held.release()
 
 
+@pytest.mark.slow
 def test_a_job_that_an_earlier_version_began_goes_on(tiny_job: MakeJob) -> None:
     """Its folder's document has fewer defaults, and the upper bound of importance weights under its earlier name."""
     file = tiny_job(steps=1)
@@ -256,6 +258,7 @@ def test_other_algorithms_go_through_the_same_loop(tiny_job: MakeJob, algorithm:
     assert summary["algorithm"] == algorithm
 
 
+@pytest.mark.slow
 def test_lora_ships_adapters_alone(tiny_job: MakeJob, tiny_model: Path) -> None:
     file = tiny_job(steps=2, model={"lora": {"rank": 4}})
     run_job(file)

@@ -36,6 +36,7 @@ def samples_of(file: Path, when: str = "training") -> list[dict[str, Any]]:
 # --- jobs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 def test_a_job_keeps_a_group_of_each_step(tiny_job: MakeJob) -> None:
     file = tiny_job(evaluation={"data": {"source": "train.jsonl"}})
@@ -65,6 +66,7 @@ def test_a_job_keeps_a_group_of_each_step(tiny_job: MakeJob) -> None:
     assert f"step 3, prompt {lines[-1]['row']}" in report
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 def test_how_many_groups_are_kept_is_the_jobs_to_say(tiny_job: MakeJob) -> None:
     none = tiny_job("none", steps=1, tracking={"sampleGroups": 0})

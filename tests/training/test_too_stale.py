@@ -36,6 +36,7 @@ def metric(file: Path, name: str) -> list[float]:
     return [record["metrics"][name] for record in records_of(file) if record["step"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_start")
 def test_the_learner_goes_on_without_a_group_until_it_would_become_too_stale(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch

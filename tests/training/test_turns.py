@@ -42,6 +42,7 @@ def sleeps(file: Path) -> set[str]:
     return {line["instance"] for line in lines if line["message"] == "instance sleeps"}
 
 
+@pytest.mark.slow
 def test_one_gpu_is_enough_and_no_process_starts_twice(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     spec: dict[str, Any] = {"generation": {"instances": {"max": 1}}}
     without = run_with("", tiny_job("without", **spec), monkeypatch)

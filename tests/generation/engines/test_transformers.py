@@ -65,6 +65,7 @@ def whole_share(engine: Engine, prompts: int, samples: int) -> dict[tuple[int, i
     return _whole[key]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_split_order_and_room_gives_the_same_bits(engine: Engine, data: st.DataObject) -> None:
@@ -168,6 +169,7 @@ def test_running_out_of_memory_is_an_error_of_its_own(engine: Engine, monkeypatc
     assert caught.value.retryable
 
 
+@pytest.mark.slow
 def test_sleep_keeps_nothing_of_model_and_cache_in_memory(folder: Path) -> None:
     def held() -> set[int]:
         """The memory of all tensors of this process, by where it is."""

@@ -21,6 +21,7 @@ from tests.simulator.small_scenario import SMALL
 SPLITS = st.tuples(st.integers(1, 6), st.sampled_from((4, 16, 256)), st.integers(0, 3))
 
 
+@pytest.mark.slow
 @given(SCENARIOS, st.one_of(STREAMING, ROLLOUTS), SPLITS, st.integers(0, 50))
 @settings(max_examples=150, deadline=None)
 def test_no_system_beats_the_bounds(scenario: Scenario, system: System, split: tuple[int, int, int], seed: int) -> None:
