@@ -181,6 +181,8 @@ class Job:
                 on_prepared=prepared,
             )
         self._history.add("rollout", asyncio.get_running_loop().time() - begin)
+        # How far ahead rollouts begin depends on it: a step that waits looks again.
+        self._changed.set()
 
     async def _generate(self, shares: Sequence[ShareEnds], part: Part) -> AsyncGenerator[CompleteGroup, None]:
         """Each group when its last response has ended."""
@@ -199,7 +201,7 @@ class Job:
                 if not unfinished[number]:
                     complete.put_nowait(number)
             left -= 1
-            part.give()
+            part.give(left)
             await part.has_left(left)
 
         async def generate() -> None:

@@ -44,7 +44,7 @@ async def test_no_instance_idles_while_an_actor_waits_and_earlier_steps_come_fir
             await asyncio.sleep(0)
         at_work[part.step] -= 1
         left[part.step] -= 1
-        part.give()
+        part.give(left[part.step])
         await part.has_left(left[part.step])
 
     async def rollout(step: int) -> None:
@@ -101,6 +101,25 @@ async def test_the_next_rollout_takes_over_what_the_longest_responses_leave() ->
         first.give()
         await first.has_left(0)
     assert capacity.counts == [3, 1, 0]
+
+
+async def test_a_rollout_that_ends_leaves_no_more_instances_than_the_plans_of_the_others_have() -> None:
+    instances, _ = queue()
+    async with instances.part(1, 3) as first, instances.part(2, 1) as second, instances.part(3, 2) as third:
+        for _ in range(3):
+            await first.turn()
+        for left in (2, 1):
+            first.give(left)
+        await second.turn()
+        await third.turn()
+        waiting = asyncio.create_task(third.turn())
+        await passes()
+        assert not waiting.done()
+        first.give(0)
+        await passes()
+        assert not waiting.done(), "two rollouts are left, whose plans have one and two instances"
+        second.give(0)
+        await waiting
 
 
 async def test_instances_are_let_go_where_no_rollout_follows() -> None:

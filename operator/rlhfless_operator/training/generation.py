@@ -152,7 +152,7 @@ class _Stage:
         else:
             self._pool.release(actor)
             if actor.has_instance:
-                self._instances.give()
+                self._instances.give(left=len(self._pool))
 
     def _settle(self, actor: Actor, lost: bool) -> None:
         """A request has ended, in any way."""

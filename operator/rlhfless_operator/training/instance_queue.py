@@ -40,9 +40,15 @@ class Part:
         """One more actor has an instance, without waiting for it."""
         self.at_work += 1
 
-    def give(self) -> None:
-        """An actor needs its instance no longer."""
+    def give(self, left: int | None = None) -> None:
+        """An actor needs its instance no longer.
+
+        Args:
+            left: the rollout's actors that still have anything left, if it is one fewer. A rollout that ends here has
+                no say in how many instances there are.
+        """
         self.at_work -= 1
+        self.left = self.left if left is None else left
         self.queue.deal()
 
     async def has_left(self, actors: int) -> None:
