@@ -63,7 +63,8 @@ def start(folder: Path, *, eager: bool) -> dict[str, Any]:
     """Start vLLM in this process; seconds by part."""
     process = psutil.Process()
     from rlhfless_functions.api import WeightsReference
-    from rlhfless_functions.generation.engines.vllm.engine import VllmEngine, import_vllm
+    from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
+    from rlhfless_functions.generation.engines.vllm.importing import import_vllm
     from rlhfless_functions.settings import EngineSettings, ModelSettings, VllmSettings
 
     import_vllm()

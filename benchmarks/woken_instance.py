@@ -1,11 +1,14 @@
-"""First token of a woken instance: layers used as they come, against loading everything first.
+"""First token of a woken instance: weights used as they come, against loading everything first.
 
-    python benchmarks/woken_instance.py [--rate 50] [--tokens 128] [--repeats 5] [--json FILE]
+    python benchmarks/woken_instance.py [--engine vllm] [--rate 50] [--tokens 128] [--repeats 5] [--json FILE]
 
-The transformers engine in a fresh process, whose imports are done, loads a Qwen3 of 126 MB and samples one token for
-each of 8 prompts of `--tokens` tokens with one thread. The weights are in a folder of this machine, in its page cache,
-or in a store that is an HTTP server behind a link of `--rate` MB/s. Both ways take turns within one run, each time in a
-process of its own with an empty folder of copies. The tokens and their log-probabilities must be the same.
+The engine in a fresh process, whose imports are done, loads a Qwen3 of 126 MB and samples one token for each of 8
+prompts of `--tokens` tokens with one thread. The weights are in a folder of this machine, in its page cache, or in a
+store that is an HTTP server behind a link of `--rate` MB/s. Both ways take turns within one run, each time in a process
+of its own with an empty folder of copies. The tokens and their log-probabilities must be the same.
+
+With `--engine vllm` it runs in the environment that `make test-vllm` makes. A GPU's instances import vLLM as they
+start: `--import-vllm` counts this, too.
 """
 
 from __future__ import annotations
@@ -36,18 +39,32 @@ import torch
 from rlhfless_functions import weights as stored
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.generation.engines.base import SequenceTask
-from rlhfless_functions.generation.engines.transformers import TransformersEngine
-from rlhfless_functions.settings import EngineSampling, ModelSettings
-from transformers import Qwen3ForCausalLM
+from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
 
-way, uri, prompts, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+name, way, uri, prompts, tokens = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
 torch.set_num_threads(1)
 torch.set_flush_denormal(True)
-if way == "whole":
+if name == "transformers":
+    from rlhfless_functions.generation.engines.transformers import TransformersEngine as Engine
+    from transformers import Qwen3ForCausalLM
+else:
+    from rlhfless_functions.generation.engines.vllm.engine import VllmEngine as Engine
+    if name == "vllm":
+        from rlhfless_functions.generation.engines.choice import preimport_engine
+        preimport_engine(EngineSettings(name="vllm"), ModelSettings(source=uri))
+if way == "whole" and name == "transformers":
     stored.load_arriving = lambda *_: None
+elif way == "whole":
+    from rlhfless_functions.generation.engines.vllm import arriving
+    begins = arriving.arriving_folder
+    def whole(*given):
+        folder = begins(*given)
+        folder.result()
+        return folder
+    arriving.arriving_folder = whole
 tasks = [SequenceTask(row, 0, [2 + (row + place) % 60 for place in range(tokens)], row) for row in range(prompts)]
 began = time.perf_counter()
-engine = TransformersEngine()
+engine = Engine(EngineSettings(sequence_tokens=tokens + 4, kv_budget_tokens=prompts * (tokens + 64)))
 engine.load(ModelSettings(source=uri, dtype="float32"), WeightsReference(version=1, uri=uri))
 loaded = time.perf_counter()
 run = engine.start(tasks, EngineSampling(max_prompt_tokens=tokens, max_response_tokens=4), None)
@@ -60,11 +77,11 @@ print(json.dumps([loaded - began, awaited - loaded, first - began, found]))
 """
 
 
-def first_token(way: str, uri: str, tokens: int) -> tuple[list[float], object]:
+def first_token(engine: str, way: str, uri: str, tokens: int) -> tuple[list[float], object]:
     """Seconds until `load` returns, of the wait for the weights, and until the first token; and what was sampled."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "RLHFLESS_CACHE": cache}
-        command = [sys.executable, "-c", INSTANCE, way, uri, str(PROMPTS), str(tokens)]
+        command = [sys.executable, "-c", INSTANCE, engine, way, uri, str(PROMPTS), str(tokens)]
         told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     *seconds, sampled = json.loads(told.strip().splitlines()[-1])
     return seconds, sampled
@@ -124,11 +141,14 @@ def tokenizer() -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--import-vllm", action="store_true", help="count the import of vLLM, too")
     parser.add_argument("--rate", type=float, default=50.0, help="MB/s of the link to the store")
     parser.add_argument("--tokens", type=int, default=128, help="length of each prompt")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    engine = "vllm and its import" if given.import_vllm else given.engine
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -142,13 +162,17 @@ def main() -> None:
         with artifacts.publish(places["disk"]) as folder:
             Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(folder)
             tokenizer().save_pretrained(folder)
-        record: dict[str, object] = {"link_bytes_per_second": given.rate * 1e6, "prompt_tokens": given.tokens}
+        record: dict[str, object] = {
+            "engine": engine,
+            "link_bytes_per_second": given.rate * 1e6,
+            "prompt_tokens": given.tokens,
+        }
         for name, uri in places.items():
             found: dict[str, list[list[float]]] = {"whole": [], "as they come": []}
             sampled = []
             for _ in range(given.repeats):
                 for way, told in found.items():
-                    seconds, samples = first_token(way, uri, given.tokens)
+                    seconds, samples = first_token(engine, way, uri, given.tokens)
                     told.append(seconds)
                     sampled.append(samples)
             assert all(each == sampled[0] for each in sampled), "the tokens differ"
@@ -161,7 +185,8 @@ def main() -> None:
             record[name] = result | {"ratio": statistics.median(ratios), "ratios": ratios}
             print(name, record[name], flush=True)
     options = f"--rate {given.rate:g} --tokens {given.tokens} --repeats {given.repeats}"
-    record |= {"command": f"python benchmarks/woken_instance.py {options}"}
+    chosen = f"--engine {given.engine} {'--import-vllm ' if given.import_vllm else ''}"
+    record |= {"command": f"python benchmarks/woken_instance.py {chosen}{options}"}
     record |= {"machine": describe_machine(["torch", "transformers", "fsspec", "aiohttp"])}
     if given.json is not None:
         given.json.write_text(f"{json.dumps(record, indent=1)}\n")

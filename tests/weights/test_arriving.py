@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rlhfless_functions import artifacts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
-from rlhfless_functions.weights import ArrivingPolicy, NotArrivedError, load_arriving, load_policy
+from rlhfless_functions.weights import ArrivingPolicy, NotArrivedError, arriving_files, load_arriving, load_policy
 from rlhfless_functions.weights import arriving as arriving_weights
 from tests.artifacts.folders import publish
 from tests.weights.random_models import CONFIGS, TOKENS, random_model, settings_of, version
@@ -251,21 +251,21 @@ def test_an_abandoned_policy_lets_its_pass_go(store: Store) -> None:
 
 def test_an_abandoned_policy_is_written_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    exactly = arriving_weights._exactly
+    exactly = arriving_files._exactly
 
     def held_up(*given: Any) -> torch.Tensor:
         reading.set()
         assert go_on.wait(60)
         return exactly(*given)
 
-    monkeypatch.setattr(arriving_weights, "_exactly", held_up)
+    monkeypatch.setattr(arriving_files, "_exactly", held_up)
     threading.Thread(target=store.send, args=(store.content,)).start()
     arriving = load(store)
     assert reading.wait(60)
     arriving.abandon()
     assert all(not tensor.numel() for tensor in arriving.policy.parameters())
     target, name = arriving._plan[0]
-    target.data = torch.full(arriving._header("model.safetensors")[name].shape, 7.0)
+    target.data = torch.full(arriving._files._header("model.safetensors")[name].shape, 7.0)
     go_on.set()
     arriving._thread.join(60)
     assert not arriving._thread.is_alive()

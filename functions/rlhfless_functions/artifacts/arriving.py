@@ -97,6 +97,12 @@ class Arriving:
             return self._error is not None
 
     @property
+    def all_there(self) -> bool:
+        """Whether all files were there from the beginning, and are at most still to be checked."""
+        with self._changed:
+            return self._all_there
+
+    @property
     def sound(self) -> bool:
         """Whether no file was begun again."""
         with self._changed:

@@ -4,19 +4,14 @@ The first load of a fresh instance reads tensors in the order in which a pass us
 pass may run ahead of the files' checksums. Nothing that it computes may be used before `ArrivingPolicy.settle`.
 """
 
-import json
 import logging
-import struct
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
@@ -24,14 +19,12 @@ from rlhfless_functions.runtime.device_memory import empty
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights.arriving_files import ArrivingFiles
 from rlhfless_functions.weights.policy import WEIGHTS_OF_CONFIG, build_empty, loaded_from, swap_policy, torch_dtype
 from rlhfless_functions.weights.source import arriving_folder, read_config
 from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import MismatchError, plan_of
 from rlhfless_functions.weights.tokenizers import load_tokenizer
-
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_LONGEST_HEADER = 100 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +58,6 @@ def load_arriving(model: ModelSettings, ref: WeightsReference, device: torch.dev
             str(error).strip().split("\n")[0],
         )
         return None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor is in a safetensors file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 class ArrivingPolicy:
@@ -114,8 +97,7 @@ class ArrivingPolicy:
         loaded_from(policy, model, ref.uri)
         self.policy: PreTrainedModel = policy.eval()
         nn.Module.to(self.policy, device)
-        self._headers: dict[str, dict[str, _Place]] = {}
-        self._file_of = self._files(names)
+        self._files = ArrivingFiles(folder)
         self._plan = plan_of(self.policy, self._shapes())
         awaited = {id(target) for target, _ in self._plan}
         self._awaited = list(_units(self.policy, awaited))
@@ -210,11 +192,10 @@ class ArrivingPolicy:
     # --- the files ---
 
     def _fill(self) -> None:
-        opened: dict[str, BinaryIO] = {}
         try:
             with torch.no_grad():
                 for target, name in self._plan:
-                    content = self._read(target, name, opened)
+                    content = self._files.read(name, tuple(target.shape))
                     with self._filling:
                         if self._abandoned:
                             return
@@ -227,68 +208,17 @@ class ArrivingPolicy:
                 self._problem = error
                 self._changed.notify_all()
         finally:
-            for file in opened.values():
-                file.close()
-
-    def _read(self, target: Tensor, name: str, opened: dict[str, BinaryIO]) -> Tensor:
-        """What a tensor of the policy is to hold."""
-        file = self._file_of[name]
-        place = self._header(file)[name]
-        if place.shape != tuple(target.shape):
-            raise MismatchError(f"{name} {list(place.shape)} for {list(target.shape)}")
-        self._folder.wait(file, place.end)
-        if file not in opened:
-            opened[file] = self._folder.read(lambda path: (path / file).open("rb", buffering=0))
-        content = _exactly(opened[file], place.start, place.end - place.start)
-        return content.view(place.dtype).view(place.shape)
-
-    def _files(self, names: frozenset[str]) -> Mapping[str, str]:
-        """By tensor, the file that holds it."""
-        if SAFE_WEIGHTS_INDEX_NAME not in names:
-            if SAFE_WEIGHTS_NAME not in names:
-                raise MismatchError(f"there is no {SAFE_WEIGHTS_NAME}")
-            return dict.fromkeys(self._header(SAFE_WEIGHTS_NAME), SAFE_WEIGHTS_NAME)
-        self._folder.wait_for(SAFE_WEIGHTS_INDEX_NAME)
-        content = self._folder.read(lambda path: (path / SAFE_WEIGHTS_INDEX_NAME).read_text())
-        files: dict[str, str] = json.loads(content)["weight_map"]
-        if unknown := set(files.values()) - names:
-            raise MismatchError(f"there is no {sorted(unknown)[0]}")
-        return files
+            self._files.close()
 
     def _shapes(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Shapes by name. Those in files that are not there yet are compared later."""
         state = self.policy.state_dict(keep_vars=True)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = {}
-        for name, file in self._file_of.items():
-            place = self._headers.get(file, {}).get(name)
-            if place is not None:
-                shapes[name] = (place.shape, True)
-            else:
-                shapes[name] = (tuple(state[name].shape), True) if name in state else ((), True)
+        for name in self._files.file_of:
+            if (shape := self._files.known_shape(name)) is None:
+                shape = tuple(state[name].shape) if name in state else ()
+            shapes[name] = (shape, True)
         return shapes
-
-    def _header(self, file: str) -> dict[str, _Place]:
-        """Where a file's tensors are.
-
-        Raises:
-            MismatchError: there is something else than real numbers in it.
-        """
-        if file not in self._headers:
-            self._folder.wait(file, 8)
-            (length,) = struct.unpack("<Q", self._folder.read(lambda path: _beginning(path / file, 0, 8)))
-            if length > _LONGEST_HEADER:
-                raise MismatchError(f"{file} is no safetensors file")
-            self._folder.wait(file, 8 + length)
-            header = json.loads(self._folder.read(lambda path: _beginning(path / file, 8, length)))
-            header.pop("__metadata__", None)
-            places = {}
-            for name, tensor in header.items():
-                if (dtype := _DTYPES.get(tensor["dtype"])) is None:
-                    raise MismatchError(f"{name} holds {tensor['dtype']}")
-                start, end = (8 + length + offset for offset in tensor["data_offsets"])
-                places[name] = _Place(dtype, tuple(tensor["shape"]), start, end)
-            self._headers[file] = places
-        return self._headers[file]
 
 
 def _units(module: nn.Module, awaited: set[int]) -> Iterator[tuple[nn.Module, frozenset[int]]]:
@@ -306,21 +236,3 @@ def _units(module: nn.Module, awaited: set[int]) -> Iterator[tuple[nn.Module, fr
 
 def _ids(module: nn.Module) -> frozenset[int]:
     return frozenset(id(tensor) for tensor in [*module.parameters(), *module.buffers()])
-
-
-def _beginning(path: Path, start: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(size)
-
-
-def _exactly(file: BinaryIO, start: int, size: int) -> Tensor:
-    content = torch.empty(size, dtype=torch.uint8)
-    view = memoryview(content.numpy())
-    file.seek(start)
-    done = 0
-    while done < size:
-        if not (read := file.readinto(view[done:])):  # type: ignore[attr-defined]
-            raise MismatchError("a file ends before its tensors do")
-        done += read
-    return content

@@ -74,7 +74,7 @@ def preimport_engine(settings: EngineSettings, model: ModelSettings) -> None:
         return
     with suppress(TaskError):
         if choose_engine(settings, model).name == "vllm":
-            from rlhfless_functions.generation.engines.vllm.engine import import_vllm
+            from rlhfless_functions.generation.engines.vllm.importing import import_vllm
 
             import_vllm()
             import vllm.model_executor.layers.quantization.online.base

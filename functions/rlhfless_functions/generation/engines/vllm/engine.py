@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,8 +19,10 @@ from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceTask, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
-from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments, prepare_environment
+from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments
+from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights, layout_of
 from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
+from rlhfless_functions.generation.engines.vllm.importing import import_vllm
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.limits import check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
@@ -31,7 +32,6 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
 from rlhfless_functions.weights.fingerprints import fingerprint
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
-from rlhfless_functions.weights.support import check_weights_format
 from rlhfless_functions.weights.tensors import MismatchError, layout, layout_difference, safetensors_files
 from rlhfless_functions.weights.tokenizers import load_tokenizer
 
@@ -160,15 +160,31 @@ class VllmEngine:
             raise _lost(f"vLLM failed while it {did} ({type(error).__name__}: {error})") from error
 
     def _start_engine(self, model: ModelSettings, weights: WeightsReference) -> None:
-        folder = weights_folder(weights.uri, revision=model_revision(model, weights.uri))
-        config = read_config(folder, weights.uri)
-        check_weights_format(folder, weights.uri)
-        tokenizer = load_tokenizer(model, weights)
-        with unloadable(weights.uri, "give a folder of safetensors weights that belong to its config.json"):
-            tensors = layout(safetensors_files(folder))
+        arriving = ArrivingWeights(weights.uri, model)
+        try:
+            self._start_with(arriving, model, weights)
+        except Exception as error:
+            try:
+                # A download that has failed, or damaged files, make vLLM fail in many ways.
+                arriving.check_why(error)
+            except TaskError as reason:
+                if reason.retryable and self._settings.sleeps and self._device.type == "cuda":
+                    # An engine that can sleep starts once in a process.
+                    raise _lost(str(reason)) from reason
+                raise
+            raise
+        finally:
+            arriving.close()
+
+    def _start_with(self, arriving: ArrivingWeights, model: ModelSettings, weights: WeightsReference) -> None:
+        config = read_config(arriving.folder, weights.uri)
+        tokenizer = load_tokenizer(model, weights, arriving.folder)
+        import_vllm()
+        arriving.prepare(config, self._settings)
+        if arriving.is_whole:
+            layout_of(arriving.folder, weights.uri)
         if VllmEngine._resident is not None:
             VllmEngine._resident._make_way()
-        import_vllm()
         if self._device.type == "cpu":
             # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
             torch.cpu._init_amx()
@@ -176,7 +192,8 @@ class VllmEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         known = frozenset(field.name for field in fields(EngineArgs))
-        arguments = engine_arguments(folder, config, model, self._settings, self._device, known)
+        arguments = engine_arguments(arriving.folder, config, model, self._settings, self._device, known)
+        arguments |= arriving.arguments()
         if self._settings.share_prefixes:
             from vllm.config import KVTransferConfig
 
@@ -191,16 +208,17 @@ class VllmEngine:
         try:
             with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
                 engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            adapters = None if model.lora is None else Adapters(engine, fingerprint(folder), model.lora)
-            end_tokens = _end_tokens(folder, config, tokenizer)
-            self._loaded = _Loaded(
-                engine, model, config, weights, tensors, tokenizer, end_tokens, weights.uri, adapters
-            )
+            end_tokens = _end_tokens(arriving.folder, config, tokenizer)
+            self._loaded = _Loaded(engine, model, config, weights, {}, tokenizer, end_tokens, weights.uri, None)
             engine.collective_rpc("install_sampler")
             with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
                 self._warm_up()
-            if adapters is not None:
-                adapters.use(weights)
+            # Nothing else is sampled before all files are checked.
+            folder = arriving.complete()
+            self._loaded.tensors = layout_of(folder, weights.uri)
+            if model.lora is not None:
+                self._loaded.adapters = Adapters(engine, fingerprint(folder), model.lora)
+                self._loaded.adapters.use(weights)
         except BaseException:
             self.close()
             raise
@@ -370,14 +388,6 @@ class VllmEngine:
             self._salts.left(self._run.unfinished_salts() if self._keeps else {})
             self._run.abort()
             self._run = None
-
-
-def import_vllm() -> None:
-    """Set the environment that vLLM needs and import it, which takes seconds. This starts no thread yet."""
-    prepare_environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-    import vllm.v1.engine.llm_engine  # noqa: F401
 
 
 def _lost(why: str) -> TaskError:
