@@ -109,15 +109,15 @@ def replayer(kubectl: Kubectl, storage: Storage, images: Images) -> Iterator[Rep
 
 
 @pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory, images: Images) -> Path:
+def laptop(tmp_path_factory: pytest.TempPathFactory, images: Images, options: Options) -> Path:
     """The folder of the quickstart, run on this machine. The images are there: their build would slow it down."""
-    return run_here(tmp_path_factory.mktemp("laptop"))
+    return run_here(tmp_path_factory.mktemp("laptop"), options.quickstart_steps)
 
 
 @pytest.fixture(scope="session")
-def applied(laptop: Path, chart: Chart, kubectl: Kubectl) -> Applied:
+def applied(laptop: Path, chart: Chart, kubectl: Kubectl, options: Options) -> Applied:
     """The quickstart on the cluster, beside nothing else."""
-    return apply(kubectl)
+    return apply(kubectl, options.quickstart_steps)
 
 
 @pytest.hookimpl(tryfirst=True)

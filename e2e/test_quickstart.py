@@ -8,12 +8,10 @@ from harness.kubectl import Kubectl
 from harness.quickstart import NAME, Applied
 from harness.storage import Storage
 
-STEPS = 48
-
 
 def test_reward_rises(applied: Applied, storage: Storage) -> None:
     status = applied.status
-    assert (status["step"], status["progress"]) == (STEPS, f"{STEPS}/{STEPS}")
+    assert (status["step"], status["progress"]) == (applied.steps, f"{applied.steps}/{applied.steps}")
     assert float(status["cost"]) > 0
     summary = json.loads(storage.read(f"{applied.root}/summary.json"))
     assert summary["accuracy_after"] > summary["accuracy_before"] + 0.3
@@ -41,6 +39,6 @@ def test_pods_come_and_go_with_their_stages(applied: Applied) -> None:
 def test_kubectl_tells_step_reward_and_cost(applied: Applied, kubectl: Kubectl) -> None:
     header, row = kubectl("get", "rlhf", NAME).splitlines()
     assert header.split() == ["NAME", "PHASE", "STAGE", "STEP", "ACTORS", "REWARD", "COST", "AGE"]
-    assert f"{STEPS}/{STEPS}" in row
+    assert f"{applied.steps}/{applied.steps}" in row
     assert "Succeeded" in row
     assert "reward" in kubectl("explain", "rlhfjob.spec.rewards").lower()

@@ -29,6 +29,8 @@ class Options:
     dra_driver: tuple[str, ...] | None
     """RLHFLESS_E2E_DRA_DRIVER: command that kills the DRA driver of these devices without a warning where `kill` is its
     last argument, and starts it again where that is `start`. If left out, that is not tested."""
+    quickstart_steps: int | None
+    """RLHFLESS_E2E_QUICKSTART_STEPS: so many steps of the quickstart, to save time; those of its file if left out."""
     keep: bool
     """RLHFLESS_E2E_KEEP: whether the namespace is left for a look at it."""
     patience: float
@@ -40,6 +42,7 @@ class Options:
         load = os.environ.get("RLHFLESS_E2E_LOAD")
         kill_api_server = os.environ.get("RLHFLESS_E2E_KILL_API_SERVER")
         dra_driver = os.environ.get("RLHFLESS_E2E_DRA_DRIVER")
+        steps = os.environ.get("RLHFLESS_E2E_QUICKSTART_STEPS")
         images = (
             os.environ.get("RLHFLESS_E2E_OPERATOR_IMAGE", ""),
             os.environ.get("RLHFLESS_E2E_FUNCTIONS_IMAGE", ""),
@@ -52,6 +55,7 @@ class Options:
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
             device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
             dra_driver=tuple(shlex.split(dra_driver)) if dra_driver else None,
+            quickstart_steps=int(steps) if steps else None,
             keep=bool(os.environ.get("RLHFLESS_E2E_KEEP")),
             patience=float(os.environ.get("RLHFLESS_E2E_PATIENCE", "1")),
         )
