@@ -128,7 +128,7 @@ class ArrivingWeights:
         """Why vLLM has to have all files at once; None if it need not."""
         if settings.vllm.tensor_parallel_size > 1:
             return "its workers are other processes"
-        if any(name.replace("-", "_").endswith("load_format") for name in settings.vllm.extra_args):
+        if any(name.lstrip("-").replace("-", "_") == "load_format" for name in settings.vllm.extra_args):
             return "generation.vllm.extraArgs chooses how it loads"
         if settings.vllm.quantization is not None or getattr(config, "quantization_config", None) is not None:
             return "it derives the kind of quantization from all tensors"

@@ -4,8 +4,8 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +16,9 @@ from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
-from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceTask, check_room
+from rlhfless_functions.generation.engines.base import SequenceTask, check_room
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
-from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments
 from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights, layout_of
 from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
 from rlhfless_functions.generation.engines.vllm.importing import import_vllm
@@ -28,6 +27,7 @@ from rlhfless_functions.generation.engines.vllm.limits import check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.salts import CacheSalts
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
+from rlhfless_functions.generation.engines.vllm.starting import start_vllm, warm_up
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
 from rlhfless_functions.weights.fingerprints import fingerprint
@@ -36,6 +36,11 @@ from rlhfless_functions.weights.tensors import MismatchError, layout, layout_dif
 from rlhfless_functions.weights.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
+
+_REMEDY = (
+    "set generation.engine to transformers, or name a model that this version of vLLM supports; if it lacks memory,"
+    " use an instance with more, or lower sampling.maxResponseTokens"
+)
 
 
 @dataclass
@@ -182,37 +187,19 @@ class VllmEngine:
         import_vllm()
         arriving.prepare(config, self._settings)
         if arriving.is_whole:
+            # Before another engine makes way for this one.
             layout_of(arriving.folder, weights.uri)
         if VllmEngine._resident is not None:
             VllmEngine._resident._make_way()
-        if self._device.type == "cpu":
-            # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
-            torch.cpu._init_amx()
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        known = frozenset(field.name for field in fields(EngineArgs))
-        arguments = engine_arguments(arriving.folder, config, model, self._settings, self._device, known)
-        arguments |= arriving.arguments()
-        if self._settings.share_prefixes:
-            from vllm.config import KVTransferConfig
-
-            from rlhfless_functions.generation.engines.vllm.prefixes import connector_settings
-
-            arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
-        remedy = (
-            "set generation.engine to transformers, or name a model that this version of vLLM supports; if it lacks"
-            " memory, use an instance with more, or lower sampling.maxResponseTokens"
-        )
         VllmEngine._resident = self
         try:
-            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
-                engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", _REMEDY):
+                engine = start_vllm(arriving, config, model, self._settings, self._device)
             end_tokens = _end_tokens(arriving.folder, config, tokenizer)
             self._loaded = _Loaded(engine, model, config, weights, {}, tokenizer, end_tokens, weights.uri, None)
             engine.collective_rpc("install_sampler")
-            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", remedy):
-                self._warm_up()
+            with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", _REMEDY):
+                warm_up(engine)
             # Nothing else is sampled before all files are checked.
             folder = arriving.complete()
             self._loaded.tensors = layout_of(folder, weights.uri)
@@ -222,27 +209,6 @@ class VllmEngine:
         except BaseException:
             self.close()
             raise
-
-    def _warm_up(self) -> None:
-        """Sample one response, to do the slow first-time work before the instance is ready."""
-        sampling = EngineSampling(max_response_tokens=2)
-        assert self._loaded is not None
-        run = VllmRun(
-            self._loaded.engine,
-            [SequenceTask(0, 0, [0], seed=0)],
-            sampling,
-            [],
-            None,
-            EngineRoom(sequences=1, kv_tokens=1),
-        )
-        try:
-            # Weights that give NaN fail their first request, and its error names them.
-            with suppress(NonFiniteLogitsError):
-                while run.running or run.waiting:
-                    run.step()
-        except TaskError as error:
-            # This fails in every instance, so a retry elsewhere would not help.
-            raise error.__cause__ or error from None
 
     def sleep(self) -> None:
         """Release the device's memory: by vLLM's sleep, or by ending vLLM if it was started without sleep mode.

@@ -1,0 +1,70 @@
+"""Starts vLLM, once it is imported, and has it do the slow work of a first request."""
+
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from rlhfless_functions.api import EngineRoom
+from rlhfless_functions.generation.engines.base import NonFiniteLogitsError, SequenceTask
+from rlhfless_functions.generation.engines.vllm.arguments import engine_arguments
+from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights
+from rlhfless_functions.generation.engines.vllm.run import VllmRun
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
+
+
+def start_vllm(
+    weights: ArrivingWeights,
+    config: PretrainedConfig,
+    model: ModelSettings,
+    settings: EngineSettings,
+    device: torch.device,
+) -> Any:
+    """vLLM's engine, with weights in it that may not be checked yet.
+
+    Args:
+        weights: to load.
+        config: theirs.
+        model: the job's.
+        settings: the job's.
+        device: the kind of the device.
+
+    Raises:
+        TaskError: `bad_request` for settings that vLLM can't have.
+        Exception: what vLLM raises.
+    """
+    if device.type == "cpu":
+        # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
+        torch.cpu._init_amx()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    known = frozenset(field.name for field in fields(EngineArgs))
+    arguments = engine_arguments(weights.folder, config, model, settings, device, known) | weights.arguments()
+    if settings.share_prefixes:
+        from vllm.config import KVTransferConfig
+
+        from rlhfless_functions.generation.engines.vllm.prefixes import connector_settings
+
+        arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
+    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+def warm_up(engine: Any) -> None:
+    """Sample one response, to do the slow first-time work before the instance is ready.
+
+    Raises:
+        Exception: what vLLM raises. It would in every instance, and a retry elsewhere would not help.
+    """
+    sampling = EngineSampling(max_response_tokens=2)
+    run = VllmRun(engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, EngineRoom(sequences=1, kv_tokens=1))
+    try:
+        # Weights that give NaN fail their first request, and its error names them.
+        with suppress(NonFiniteLogitsError):
+            while run.running or run.waiting:
+                run.step()
+    except TaskError as error:
+        raise error.__cause__ or error from None
