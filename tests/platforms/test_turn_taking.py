@@ -181,7 +181,7 @@ async def test_pods_that_an_earlier_driver_left_awake_sleep_before_anybody_wakes
             assert cluster.awake() == []
             await after.platform.hold("learning", 1)
             await after.run("work=0", "learning")
-            assert cluster.knative.pod(awake).running is not None
+            assert await after.instance_of("work=0") == awake, "it slept, and was not replaced"
             assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
 
 

@@ -132,6 +132,7 @@ class KnativePlatform:
             self._turns = await self._join(self._slots, session)
         self._watch.subscribe(self._job.namespace, self._job.name, self)
         self._first = False
+        await self._keep_sleeping_pods()
         self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
 
     async def close(self) -> None:
@@ -340,6 +341,12 @@ class KnativePlatform:
         return f"{error}; {problem}" if problem else str(error)
 
     # --- the rest ---
+
+    async def _keep_sleeping_pods(self) -> None:
+        """Hold the pods of an earlier driver that take turns, because their sleep costs no GPU, and their start does."""
+        for stage, function in self._functions.items():
+            if self._slots is not None and function.slots is not None:
+                await self.hold(stage, self._books[stage].there)
 
     def _noticing(self, stage: Stage) -> Callable[[], None]:
         def notice() -> None:
