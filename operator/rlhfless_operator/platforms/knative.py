@@ -343,7 +343,7 @@ class KnativePlatform:
     # --- the rest ---
 
     async def _keep_sleeping_pods(self) -> None:
-        """Hold the pods of an earlier driver that take turns, because their sleep costs no GPU, and their start does."""
+        """Hold an earlier driver's pods that take turns: their sleep costs no GPU, and starting others does."""
         for stage, function in self._functions.items():
             if self._slots is not None and function.slots is not None:
                 await self.hold(stage, self._books[stage].there)
