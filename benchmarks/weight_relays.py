@@ -2,16 +2,18 @@
 
     python benchmarks/weight_relays.py [--instances 8] [--rate 10] [--json FILE]
 
-Each instance is a process with an instance's server and a folder of copies of its own. In the chain each is told which
-come before it. In the line all begin at once, and find each other in the store. The store is an S3 server on this
-machine. A proxy before the store, and one before each instance, lets `--rate` MB/s through to all of its readers
-together, and delays each connection's first bytes by 10 ms. Real links are faster; the rate is what two busy cores
-keep up with for all links at once, and times are compared as multiples of one transfer.
+Each instance is a process with an instance's server and a folder of copies of its own. It has read the version before,
+a tiny one, and so has loaded its S3 client. In the chain each is told which come before it. In the line all begin at
+once, and find each other in the store. The store is an S3 server on this machine. A proxy before the store, and one
+before each instance, lets `--rate` MB/s through to all of its readers together, and delays each connection's first
+bytes by 10 ms. Two cores do the work of all instances, proxies and the store; times are compared as multiples of one
+transfer.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -30,7 +32,7 @@ from benchmarks.machine import describe_machine  # noqa: E402
 from benchmarks.s3_server import start_s3_server  # noqa: E402
 
 DELAY_SECONDS = 0.01
-CHUNK = 2**16
+CHUNK = 2**18
 TOKEN = "a-benchmarks-token"
 INSTANCE = f"""
 import asyncio, os, sys, time
@@ -90,17 +92,24 @@ class Link:
             threading.Thread(target=self._pass, args=(server, reader, True), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, metered: bool) -> None:
+        out, into = os.pipe()
+        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, CHUNK)
         try:
             if metered:
                 time.sleep(DELAY_SECONDS)
-            while data := source.recv(CHUNK):
+            # Through a pipe, the bytes stay in the kernel.
+            while size := os.splice(source.fileno(), into, CHUNK, flags=os.SPLICE_F_MOVE):
                 if metered:
-                    self._wait(len(data))
-                target.sendall(data)
+                    self._wait(size)
+                while size:
+                    size -= os.splice(out, target.fileno(), size, flags=os.SPLICE_F_MOVE)
             target.shutdown(socket.SHUT_WR)
         except OSError:
             source.close()
             target.close()
+        finally:
+            os.close(out)
+            os.close(into)
 
     def _wait(self, size: int) -> None:
         with self._lock:
@@ -133,33 +142,47 @@ class Receiver:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
+    def told(self) -> list[float]:
+        """When it had fetched what it was asked for, in seconds; bytes from the store and from others until then, and
+        others that were of no use."""
+        return list(map(float, self.line().split()))
+
     def end(self) -> None:
         """Kill it."""
         self._process.kill()
         self._process.communicate()
 
 
-def measure(uri: str, count: int, rate: float, way: str) -> dict[str, float]:
-    """Fetch a version with some fresh instances at once: in a `chain`, a `line`, or each from the `store`."""
+def measure(before: str, uri: str, count: int, rate: float, way: str) -> dict[str, float]:
+    """Fetch a version with some instances at once: in a `chain`, a `line`, or each from the `store`.
+
+    Args:
+        before: URI of the version that they have.
+        uri: of the version.
+    """
     with tempfile.TemporaryDirectory() as place:
         receivers = [Receiver(Path(place, str(number)), rate) for number in range(count)]
         try:
             addresses = [each.address for each in receivers]
+            for receiver in receivers:
+                receiver.ask("store", before)
+            ready = [receiver.told() for receiver in receivers]
             began = time.time()
             for number, receiver in enumerate(receivers):
                 line = [f"{uri}-line", receiver.address]
                 receiver.ask(way, uri, *(line if way == "line" else addresses[:number][::-1]))
-            told = [list(map(float, each.line().split())) for each in receivers]
+            told = [receiver.told() for receiver in receivers]
         finally:
             for receiver in receivers:
                 receiver.end()
     seconds = sorted(each[0] - began for each in told)
+    stored, relayed, refused = (sum(each[i] for each in told) - sum(each[i] for each in ready) for i in (1, 2, 3))
     return {
         "first_seconds": round(seconds[0], 2),
         "last_seconds": round(seconds[-1], 2),
-        "bytes_from_store": sum(each[1] for each in told),
-        "bytes_relayed": sum(each[2] for each in told),
-        "sources_refused": sum(each[3] for each in told),
+        "bytes_from_store": stored,
+        "bytes_relayed": relayed,
+        "sources_refused": refused,
     }
 
 
@@ -175,9 +198,10 @@ def main() -> None:
 
     size, rate = given.megabytes * 10**6, given.rate * 1e6
     bucket, address = start_s3_server()
-    uri = f"{bucket}/weights/step-1"
-    with artifacts.publish(uri) as folder:
-        (folder / "model.safetensors").write_bytes(random.Random(0).randbytes(size))
+    before, uri = (f"{bucket}/weights/step-{step}" for step in (0, 1))
+    for version, content in ((before, b""), (uri, random.Random(0).randbytes(size))):
+        with artifacts.publish(version) as folder:
+            (folder / "model.safetensors").write_bytes(content)
     os.environ["AWS_ENDPOINT_URL"] = Link(address, rate).address
     one = size / rate
     record = {"version_bytes": size, "link_bytes_per_second": rate, "instances": given.instances}
@@ -186,7 +210,7 @@ def main() -> None:
     expected = chain_seconds(size, rate, [rate] * (given.instances - 1), 4 * 2**20)
     forecasts = {"chain": expected, "line": expected, "store": store_seconds(size, rate, given.instances)}
     for way in forecasts:
-        found = measure(uri, given.instances, rate, way)
+        found = measure(before, uri, given.instances, rate, way)
         found |= {"last_transfers": round(found["last_seconds"] / one, 3)}
         found |= {"forecast_transfers": round(forecasts[way] / one, 3)}
         record[way] = found
