@@ -265,7 +265,8 @@ def workers_and_pool(draw):
 def test_no_gang_has_a_part_of_its_gpus_and_no_task_waits_for_ever(drawn):
     workers, pool = drawn
     begun, limit = 0, MOST_PASSED + 10 * len(workers) * pool.gpus
-    for now in range(300):
+    # Where one task of 9 seconds at a time passes all others, each has its turn after so many and the others' turns.
+    for now in range(9 * (MOST_PASSED + 4 * len(workers))):
         for each in workers:
             if any(end <= now for end, _ in each.ends) and each.size > 1:
                 each.since = begun
