@@ -87,4 +87,4 @@ def test_instances_pass_new_weights_on_to_each_other(
     finish_as(without_relays, jobs, storage, name, root)
     steps = [json.loads(line)["metrics"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
     assert sum(step.get("weights/bytes_relayed", 0.0) for step in steps) > 0, steps
-    assert sum(step.get("weights/relays_refused", 0.0) for step in steps) == 0, policies
+    assert sum(step.get("weights/relays_refused", 0.0) for step in steps) == 0, (policies, steps)

@@ -120,10 +120,12 @@ def open_run(
     """
     journal = StepJournal(job.spec, folder, lease, status)
     cost_model = CostModel(job.spec, actors, contention, latency=starting_latency(job, gpu))
+    relays = Relays()
 
     def on_state(change: StateChange) -> None:
         journal.ledger.observe(change)
         cost_model.instance_changed(change)
+        relays.instance_changed(change)
 
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
@@ -142,5 +144,6 @@ def open_run(
         learners=learners,
         progress=progress,
         driver=lease.number,
+        relays=relays,
     )
     return run, journal
