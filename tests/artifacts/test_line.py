@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts import line as lines
-from rlhfless_functions.artifacts.line import MOST_ASKED, OLDEST_SECONDS, Line, earlier, entry_name
+from rlhfless_functions.artifacts.line import MOST_ASKED, OLDEST_SECONDS, Line, entry_name, sources
 
 OWN = "http://10.0.0.9:8080"
 
@@ -23,26 +23,33 @@ def address(host: str) -> str:
 
 def test_an_instance_fetches_from_the_nearest_before_it() -> None:
     names = [name(second, f"10.0.0.{second}") for second in (5, 1, 3, 2, 7, 4)]
-    assert earlier(name(6, "10.0.0.6"), names) == [address(f"10.0.0.{number}") for number in (5, 4, 3)]
-    assert earlier(name(1, "10.0.0.1"), names) == []
+    assert sources(name(6, "10.0.0.6"), names) == [address(f"10.0.0.{number}") for number in (5, 4, 3)]
+    assert sources(name(1, "10.0.0.1"), names) == []
 
 
 def test_entries_of_the_same_millisecond_have_an_order() -> None:
     one, two = name(1, "10.0.0.1", number=1), name(1, "10.0.0.2", number=2)
-    assert earlier(one, [one, two]) == []
-    assert earlier(two, [one, two]) == [address("10.0.0.1")]
+    assert sources(one, [one, two]) == []
+    assert sources(two, [one, two]) == [address("10.0.0.1")]
 
 
 def test_an_instance_that_entered_long_ago_is_not_asked() -> None:
     names = [name(1000, "10.0.0.1"), name(1000.001, "10.0.0.2")]
-    assert earlier(name(1000.001 + OLDEST_SECONDS, "10.0.0.3"), names) == [address("10.0.0.2")]
+    assert sources(name(1000.001 + OLDEST_SECONDS, "10.0.0.3"), names) == [address("10.0.0.2")]
 
 
 def test_an_instance_that_enters_again_keeps_its_place() -> None:
     names = [name(1, "10.0.0.1"), name(2, "10.0.0.2"), name(3, "10.0.0.3"), name(4, "10.0.0.2")]
     # The third one may be waiting for the second one since its first attempt.
-    assert earlier(name(4, "10.0.0.2"), names) == [address("10.0.0.1")]
-    assert earlier(name(5, "10.0.0.5"), names) == [address(f"10.0.0.{number}") for number in (2, 3, 1)]
+    assert sources(name(4, "10.0.0.2"), names) == [address("10.0.0.1")]
+    assert sources(name(5, "10.0.0.5"), names) == [address(f"10.0.0.{number}") for number in (2, 3, 1)]
+
+
+def test_a_new_instance_may_fetch_from_one_of_the_chain_that_entered_a_little_later() -> None:
+    names = [name(second, f"10.0.0.{second}") for second in (1, 2, 3, 4)]
+    chain = [address("10.0.0.4"), address("10.0.0.3"), address("10.0.0.8")]
+    assert sources(name(1, "10.0.0.1"), names, chain) == [address("10.0.0.3"), address("10.0.0.4")]
+    assert sources(name(2, "10.0.0.2"), names, chain) == [address(f"10.0.0.{number}") for number in (1, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_an_instance_that_enters_again_keeps_its_place() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_entry_is_skipped(garbage: str) -> None:
-    assert earlier(name(3, "10.0.0.3"), [garbage, name(2, "10.0.0.2")]) == [address("10.0.0.2")]
+    assert sources(name(3, "10.0.0.3"), [garbage, name(2, "10.0.0.2")]) == [address("10.0.0.2")]
 
 
 @given(
@@ -62,9 +69,13 @@ def test_what_is_no_entry_is_skipped(garbage: str) -> None:
         st.tuples(st.integers(0, 10), st.integers(0, 3), st.integers(1, 6), st.integers(0, 2**20 - 1)),
         min_size=1,
         max_size=20,
-    )
+    ),
+    st.lists(st.integers(1, 6), max_size=3, unique=True),
 )
-def test_no_instances_wait_for_each_other_whatever_they_see(entries: list[tuple[int, int, int, int]]) -> None:
+def test_no_instances_wait_for_each_other_whatever_they_see(
+    entries: list[tuple[int, int, int, int]], in_chain: list[int]
+) -> None:
+    chain = [address(f"10.0.0.{each}") for each in in_chain]
     waits_for: dict[str, set[str]] = {}
     written: list[tuple[str, str]] = []
     # In the order of writing. Clocks differ and go back, and some of what others write is seen too late.
@@ -72,9 +83,13 @@ def test_no_instances_wait_for_each_other_whatever_they_see(entries: list[tuple[
         host = f"10.0.0.{last}"
         own = name(seconds, host, number=number)
         seen = {each: at for place, (each, at) in enumerate(written) if at == host or mask >> place & 1}
-        found = earlier(own, seen)
-        assert len(found) == len(set(found)) <= MOST_ASKED
-        assert set(found) <= {address(at) for each, at in seen.items() if each < own} - {address(host)}
+        if address(host) in chain:
+            found = chain[: chain.index(address(host))]
+        else:
+            found = sources(own, seen, chain)
+            assert len(found) == len(set(found)) <= MOST_ASKED
+            before = {address(at) for each, at in seen.items() if each < own}
+            assert set(found) <= (before | set(chain)) - {address(host)}
         written.append((own, host))
         # It waits for none of an earlier attempt any more.
         waits_for[address(host)] = set(found)
@@ -102,7 +117,7 @@ def test_an_address_that_no_entry_can_hold_does_not_enter(unreachable: str | Non
 def test_the_line_is_in_an_object_store(s3: str) -> None:
     folder = f"{s3}/lines/step-000001"
     assert Line(folder, address("10.0.0.1")).enter() == []
-    assert Line(folder, address("10.0.0.2"), follows=False).enter() == []
+    assert Line(folder, address("10.0.0.2"), [address("10.0.0.2")]).enter() == []
     assert Line(folder, address("10.0.0.3")).enter() == [address("10.0.0.2"), address("10.0.0.1")]
     assert len(artifacts.list_files(folder)) == 3
 

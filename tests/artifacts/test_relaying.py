@@ -362,8 +362,8 @@ def test_an_instance_fetches_from_those_before_it_in_the_chain() -> None:
 
 
 def test_an_instance_that_is_not_in_the_chain_follows_others_in_the_line() -> None:
-    assert Sources.of_chain(["a", "b"], "new", TOKEN, "line").line == Line("line", "new", follows=True)
-    assert Sources.of_chain(["a", "b"], "b", TOKEN, "line").line == Line("line", "b", follows=False)
+    assert Sources.of_chain(["a", "b"], "new", TOKEN, "line").line == Line("line", "new", ["a", "b"])
+    assert Sources.of_chain(["a", "b"], "b", TOKEN, "line").line == Line("line", "b", ["a", "b"])
     assert Sources.of_chain(["a", "b"], "new", TOKEN).line is None
 
 

@@ -2,7 +2,8 @@
 
 The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name
 says when that was and where the instance is reached. Names order the line. An instance fetches only from those before
-it. So no two wait for each other, even if the clocks of their hosts differ.
+it, and from those that fetch in a chain and not in this line. So no two wait for each other, even if the clocks of
+their hosts differ.
 """
 
 import ipaddress
@@ -10,7 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -45,8 +46,8 @@ class Line:
     """URI of the folder with the entries."""
     address: str | None
     """URL of this instance's server. An instance without one can't enter, and finds no others."""
-    follows: bool = True
-    """Whether this instance fetches from those before it. Otherwise it enters only for those after it."""
+    chain: Collection[str] = ()
+    """Addresses of the instances that fetch in a chain. They enter only for the others."""
 
     def enter(self) -> list[str]:
         """Enter the line, and find the instances to fetch from.
@@ -60,14 +61,14 @@ class Line:
         entered = time.monotonic()
         try:
             write_bytes(join(self.folder, name), b"")
-            if not self.follows:
+            if self.address in self.chain:
                 return []
             time.sleep(max(0.0, entered + SETTLING_SECONDS - time.monotonic()))
             names = [uri.rpartition("/")[2] for uri in list_files(self.folder)]
         except ArtifactError as error:
             logger.warning("other instances with these weights can't be found, and the store is read: %s", error)
             return []
-        return earlier(name, names)
+        return sources(name, names, self.chain)
 
 
 def entry_name(at: float, address: str | None) -> str | None:
@@ -82,22 +83,25 @@ def entry_name(at: float, address: str | None) -> str | None:
     return name if _entry(name) is not None else None
 
 
-def earlier(own: str, names: Iterable[str]) -> list[str]:
-    """The addresses that an instance may fetch from, the nearest in the line first.
+def sources(own: str, names: Iterable[str], chain: Collection[str] = ()) -> list[str]:
+    """The addresses that an instance may fetch from: the nearest before it in the line first, and then those of the
+    chain that entered after it.
 
     An instance that entered twice keeps its first place: another one may be waiting for it since then.
 
     Args:
         own: the name of its entry.
         names: those in the line's folder. Names of anything else are skipped.
+        chain: addresses of those that fetch in a chain.
     """
     mine = _entry(own)
     assert mine is not None
     entries = sorted({mine, *(entry for name in names if (entry := _entry(name)) is not None)})
     place = next(entry for entry in entries if entry.address == mine.address)
     oldest = mine.milliseconds - OLDEST_SECONDS * 1000
-    before = (entry.address for entry in reversed(entries) if entry < place and entry.milliseconds >= oldest)
-    return list(dict.fromkeys(before))[:MOST_ASKED]
+    before = [entry.address for entry in reversed(entries) if entry < place and entry.milliseconds >= oldest]
+    after = [entry.address for entry in entries if entry > place and entry.address in chain]
+    return list(dict.fromkeys(before + after))[:MOST_ASKED]
 
 
 def _entry(name: str) -> _Entry | None:

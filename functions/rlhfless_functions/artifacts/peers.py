@@ -55,7 +55,7 @@ class Sources:
 
     @staticmethod
     def of_chain(chain: Sequence[str], own: str | None, token: str, line: str | None = None) -> "Sources":
-        """Those before an instance in a chain. An instance that is not in it follows others in the line.
+        """Those before an instance in a chain. An instance that is not in it fetches from others in the line.
 
         Args:
             chain: addresses.
@@ -64,7 +64,7 @@ class Sources:
             line: URI of the line's folder, if there is one.
         """
         addresses = chain[: chain.index(own)][::-1] if own in chain else ()
-        return Sources(addresses, token, Line(line, own, follows=own not in chain) if line is not None else None)
+        return Sources(addresses, token, Line(line, own, chain) if line is not None else None)
 
 
 def copy_token(token: str, copy: str) -> str:
