@@ -6,8 +6,8 @@ Each instance is a process with an instance's server and a folder of copies of i
 a tiny one, and so has loaded its S3 client. In the chain each is told which come before it. In the line all begin at
 once, and find each other in the store. The store is an S3 server on this machine. A proxy before the store, and one
 before each instance, lets `--rate` MB/s through to all of its readers together, and delays each connection's first
-bytes by 10 ms. Two cores do the work of all instances, proxies and the store; times are compared as multiples of one
-transfer.
+bytes by 10 ms. One machine does the work of all instances, proxies and the store; times are compared as multiples of
+one transfer.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def measure(before: str, uri: str, count: int, rate: float, way: str) -> dict[st
 
     Args:
         before: URI of the version that they have.
-        uri: of the version.
+        uri: URI of the version that they fetch.
     """
     with tempfile.TemporaryDirectory() as place:
         receivers = [Receiver(Path(place, str(number)), rate) for number in range(count)]

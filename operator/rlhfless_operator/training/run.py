@@ -58,10 +58,10 @@ class TrainingRun:
     """What the terminal view looks at."""
     driver: int
     """Number of this driver's lease."""
+    relays: Relays
+    """Which instances pass new weights on."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
     """How far new weights went."""
-    relays: Relays = field(default_factory=Relays)
-    """Which instances pass new weights on."""
     draft_history: DraftHistory = field(default_factory=DraftHistory)
     """Whose responses are there to draft from."""
 
