@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from rlhfless_operator.planner.roofline import GPUS
+from rlhfless_operator.planner.latency.roofline import GPUS
 
 
 def device() -> torch.device:

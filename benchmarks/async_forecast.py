@@ -27,17 +27,17 @@ from rich.table import Table
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use, Work
 from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, StepShares
 from rlhfless_operator.simulator.traces import Trace, generate, write_trace
-from rlhfless_operator.training.cursor import DataCursor
-from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.data.cursor import DataCursor
+from rlhfless_operator.training.requests.rehearsal import emulation_of
 
 COMPARED = (
     "step_seconds",

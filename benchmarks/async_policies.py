@@ -21,7 +21,7 @@ from machine import describe_machine
 from policy_tables import write_tables
 from rich.console import Console
 
-from rlhfless_operator.planner.roofline import H100, QWEN_7B, Gpu, ModelShape
+from rlhfless_operator.planner.latency.roofline import H100, QWEN_7B, Gpu, ModelShape
 from rlhfless_operator.simulator.asynchronous.bound import whole_cluster_seconds
 from rlhfless_operator.simulator.asynchronous.compare import (
     SYNCHRONOUS,

@@ -16,7 +16,7 @@ from typing import Any
 
 from machine import describe_machine
 
-from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
+from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate_variants

@@ -45,7 +45,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Least sequences of each class of passes."""
 KEEPING = """
 import sys
-import rlhfless_operator.training.step_journal as journal
+import rlhfless_operator.training.journal.step_journal as journal
 journal.remove_garbage = lambda *_, **__: None
 from rlhfless_operator.cli import main
 sys.argv = ["rlhfless", "run", "grpo.yaml", "--artifacts", "runs"]

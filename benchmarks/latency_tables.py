@@ -1,7 +1,7 @@
-"""Make planner/measured.py, the table of measured latencies, from the kernel tables of NVIDIA's `aiconfigurator`.
+"""Make planner/latency/measured.py, the measured latencies, from the kernel tables of NVIDIA's `aiconfigurator`.
 
     python3 -m venv ENV && ENV/bin/pip install aiconfigurator==0.4.0
-    ENV/bin/python benchmarks/latency_tables.py > operator/rlhfless_operator/planner/measured.py
+    ENV/bin/python benchmarks/latency_tables.py > operator/rlhfless_operator/planner/latency/measured.py
 
 It needs an environment of its own, since aiconfigurator pins old versions of what this project uses. Nothing of
 rlhfless is imported. Version 0.4.0 carries kernel measurements (TensorRT-LLM 1.0) of all four GPUs; a decode step is
@@ -68,7 +68,7 @@ Source: aiconfigurator {version("aiconfigurator")} (Copyright NVIDIA CORPORATION
 measurements of TensorRT-LLM in float16, composed into decode steps. Engines add scheduling and sampling to them.
 """
 
-from rlhfless_operator.planner.latency import DecodeTable
+from rlhfless_operator.planner.latency.linear import DecodeTable
 
 _BATCHES = {BATCHES}
 _CONTEXTS = {CONTEXTS}

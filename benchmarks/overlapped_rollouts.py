@@ -22,19 +22,20 @@ import numpy as np
 from machine import describe_machine
 
 from rlhfless_functions.api import Done, Event, PrepareResult
+from rlhfless_operator.planner.groups.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup
+from rlhfless_operator.planner.groups.staleness import last_step_begun, staleness, steps_ahead
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.measured import MEASURED
-from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.latency.measured import MEASURED
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds
 from rlhfless_operator.simulator.traces import LengthStatistics, generate
-from rlhfless_operator.training.generated import CompleteGroup
-from rlhfless_operator.training.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup
-from rlhfless_operator.training.instance_queue import InstanceQueue, Part
-from rlhfless_operator.training.preparation import PreparationOutcome, prepare
-from rlhfless_operator.training.staleness import last_step_begun, staleness, steps_ahead
+from rlhfless_operator.training.actors.generated import CompleteGroup
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.instances.instance_queue import InstanceQueue, Part
+from rlhfless_operator.training.stages.preparation import prepare
 
 LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
 PROMPTS, SAMPLES = 64, 8
@@ -80,7 +81,7 @@ class Preparing:
 
 @dataclass
 class Job:
-    """An asynchronous job on an emulated clock: `training/rollouts_ahead.py` without what it computes.
+    """An asynchronous job on an emulated clock: `training/asynchronous/rollouts_ahead.py` without what it computes.
 
     Which groups a step takes, which rollouts may begin, who has an instance and how groups are cut into chunks for
     preparation is decided by the code that jobs use.

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.learner_scaling import LearnerOption
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits, plan
-from rlhfless_operator.planner.step_forecast import Training
-from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, plan
+from rlhfless_operator.planner.step.whole_step import plan_step
 
 # Llama-2-70B on eight H100: 10.1 ms for a decode step and what 256 sequences add at 512 and 2,048 tokens of context.
 LATENCY = LinearLatency(

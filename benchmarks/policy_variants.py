@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.migration import Rule
-from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.moves.migration import Rule
+from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.policies import (
     POLICIES,
     ROOFLINE_BATCH,

@@ -41,7 +41,7 @@ from benchmarks.weight_relays import Link  # noqa: E402
 
 from rlhfless_functions.api import SampleTask  # noqa: E402
 from rlhfless_functions.data.prefix_tree import prefix_tree  # noqa: E402
-from rlhfless_operator.training.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds  # noqa: E402
+from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds  # noqa: E402
 
 SUFFIX, RESPONSE, GROUP, PER_PREFIX = 32, 8, 2, 2
 PASSES, SEQUENCES = 200, 8

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 QUICKSTART = REPOSITORY / "examples" / "quickstart"

@@ -31,21 +31,21 @@ from rlhfless_functions.generation.publishing import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.migration import Key, Migration
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.moves.migration import Key, Migration
 from rlhfless_operator.platforms.base import StateChange
-from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
-from rlhfless_operator.training import rollout
-from rlhfless_operator.training.capacity import Capacity
+from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.generated import GenerationOutcome
-from rlhfless_operator.training.generation import generate as generate_samples
-from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.instances.capacity import Capacity
+from rlhfless_operator.training.requests.rehearsal import emulation_of
+from rlhfless_operator.training.stages import rollout
+from rlhfless_operator.training.stages.generation import generate as generate_samples
 
 POLICIES: dict[str, dict[str, Any]] = {
     "even": {"policy": "even", "migration": {"policy": "none"}},

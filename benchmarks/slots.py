@@ -45,7 +45,7 @@ from rlhfless_operator.job.spec import RLHFJob  # noqa: E402
 from rlhfless_operator.knative import KnativeClient  # noqa: E402
 from rlhfless_operator.platforms.base import StateChange, StateListener  # noqa: E402
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings  # noqa: E402
-from rlhfless_operator.platforms.manifests import SLOTS  # noqa: E402
+from rlhfless_operator.platforms.pods.manifests import SLOTS  # noqa: E402
 from rlhfless_operator.simulator.scenarios import find_scenario  # noqa: E402
 from rlhfless_operator.simulator.traces import write_trace  # noqa: E402
 from tests.clusters.control_plane import ApiServer  # noqa: E402

@@ -19,7 +19,7 @@ import yaml
 from machine import describe_machine
 from peak_memory import PeakMemory
 
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

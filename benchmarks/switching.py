@@ -22,15 +22,15 @@ import numpy as np
 from machine import describe_machine
 from overlapped_rollouts import LENGTHS, PROMPTS, SAMPLES, EmulatedClock, Unlimited
 
-from rlhfless_operator.planner.latency import LinearLatency
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.measured import MEASURED
-from rlhfless_operator.planner.migration import Actor, Unfinished
-from rlhfless_operator.planner.planning import Limits, plan
-from rlhfless_operator.planner.switching import COST_SHARE, is_worth_switching
+from rlhfless_operator.planner.groups.staleness import last_step_begun, staleness, steps_ahead
+from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.latency.measured import MEASURED
+from rlhfless_operator.planner.moves.migration import Actor, Unfinished
+from rlhfless_operator.planner.moves.switching import COST_SHARE, is_worth_switching
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.simulator.traces import LengthStatistics, generate
-from rlhfless_operator.training.instance_queue import InstanceQueue, Part
-from rlhfless_operator.training.staleness import last_step_begun, staleness, steps_ahead
+from rlhfless_operator.training.instances.instance_queue import InstanceQueue, Part
 
 PAUSE_SECONDS = 0.5 + 15.2 / 4
 POLICIES = {"finish": 0.0, "switch": COST_SHARE, "switch at a quarter": 0.25, "always switch": math.inf}
@@ -84,7 +84,7 @@ class Share:
 
 @dataclass
 class Job:
-    """An asynchronous job: `training/rollouts_ahead.py` and `training/generation.py` without what they compute."""
+    """An asynchronous job: rollouts ahead and generation without what they compute."""
 
     rollouts: list[list[Share]]
     learning: float

@@ -41,7 +41,7 @@ def reward(completions, completion_ids, ground_truth, **columns):
 def run(folder: Path, document: dict[str, Any], uri: str) -> list[dict[str, Any]]:
     """Bytes of each step's version and of its delta, of a whole job."""
     from rlhfless_functions import artifacts
-    from rlhfless_operator.job.validation import load_job
+    from rlhfless_operator.job.reading.validation import load_job
     from rlhfless_operator.local.local_run import RunOptions, run_locally
 
     file = folder / "job.yaml"

@@ -3,7 +3,7 @@
     python benchmarks/weight_swap.py [--switches 20] [--threads 1] [--every 4] [--store local|s3]
                                      [--kv-cache recompute|keep] [--json FILE]
 
-One instance with a model of 126 MB decodes a share of samples, and the driver's own code (`training/generation.py`)
+One instance with a model of 126 MB decodes a share of samples. The driver's own code (`training/stages/generation.py`)
 cuts its request for each new version and makes the next one (`newWeights: switch`). A rollout has two switches. Only
 its first request is told which version comes next, and prefetches it. The pause is the time from the end of the last
 decode step with the old weights to the beginning of the first one with the new weights, without the prefill and the
@@ -128,13 +128,13 @@ class Run:
             WeightsReference,
         )
         from rlhfless_functions.settings import ModelSettings, SamplingSettings
-        from rlhfless_operator.planner.migration import Migration
+        from rlhfless_operator.planner.moves.migration import Migration
         from rlhfless_operator.platforms.stream import open_session, run_task
-        from rlhfless_operator.training.actor_attempt import ActorAttempt
-        from rlhfless_operator.training.generated import GenerationOutcome
-        from rlhfless_operator.training.generation import GenerationSettings, generate
-        from rlhfless_operator.training.instance_queue import InstanceQueue
-        from rlhfless_operator.training.sampling_weights import SamplingWeights
+        from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+        from rlhfless_operator.training.actors.generated import GenerationOutcome
+        from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+        from rlhfless_operator.training.instances.instance_queue import InstanceQueue
+        from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 
         model = ModelSettings(source=str(self._made[0]), dtype="float32")
 

@@ -41,7 +41,7 @@ from benchmarks.slots import Setting, job_of, observed  # noqa: E402
 from rlhfless_operator.controller.main import Operator  # noqa: E402
 from rlhfless_operator.knative import KnativeClient  # noqa: E402
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings  # noqa: E402
-from rlhfless_operator.platforms.manifests import SLOTS  # noqa: E402
+from rlhfless_operator.platforms.pods.manifests import SLOTS  # noqa: E402
 from tests.clusters.control_plane import ApiServer  # noqa: E402
 from tests.clusters.knative_definitions import api_client, install  # noqa: E402
 from tests.clusters.knative_emulation import KnativeEmulation  # noqa: E402

@@ -25,9 +25,9 @@ from overlapped_learning import LENGTHS, job_of
 
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.overlap import queue
+from rlhfless_operator.planner.step.overlap import queue
 from rlhfless_operator.simulator.traces import Trace, generate, write_trace
-from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.requests.rehearsal import emulation_of
 
 
 def simulated(

@@ -15,7 +15,7 @@ from harness.storage import Storage
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.hindsight import hindsight, total
-from rlhfless_operator.training.ledger import CHARGED_STATES
+from rlhfless_operator.training.journal.ledger import CHARGED_STATES
 
 LAPTOPS = 2.6
 """How many times the laptop's instance-seconds a cluster may take. In an undisturbed step of 2.45 s four pods that are

@@ -10,8 +10,8 @@ from harness.kubectl import Kubectl
 from harness.storage import USER, Storage
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.job.pods import PodsSpec, VolumeSpec
-from rlhfless_operator.platforms import manifests
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.pods import manifests
 
 DRIVE_STEP = Path(__file__).parent / "harness" / "drive_step.py"
 JOB = "by-hand"

@@ -20,8 +20,8 @@ from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import DELETION_COST
-from rlhfless_operator.platforms.pod_watch import PODS
+from rlhfless_operator.platforms.pods.manifests import DELETION_COST
+from rlhfless_operator.platforms.pods.pod_watch import PODS
 from tests.clusters import fake_function
 from tests.platforms.knative_jobs import JobUnderTest, job_under_test, until
 

@@ -25,7 +25,7 @@ from harness.options import Options
 from harness.storage import Storage
 from rlhfless_operator.simulator.scenarios import find_scenario
 from rlhfless_operator.simulator.traces import write_trace
-from rlhfless_operator.training.ledger import CHARGED_STATES
+from rlhfless_operator.training.journal.ledger import CHARGED_STATES
 from tests.prerequisites import needs_claims
 
 GPUS = 4

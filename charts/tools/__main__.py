@@ -10,7 +10,7 @@ from pathlib import Path
 from grafana import dashboards
 from readme import readme
 
-from rlhfless_operator.job.crd import NAME, crd_yaml
+from rlhfless_operator.job.generated.crd import NAME, crd_yaml
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.api import BatchReference, RunRequest, SampleTask, Started
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.stream import open_session, run_task
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.actor_attempt import ActorAttempt
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 _STALL_SECONDS = 120.0
 _PROMPTS = 4

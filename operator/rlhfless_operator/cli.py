@@ -12,7 +12,7 @@ import typer
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.validation import InvalidJobError, load_job
+from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.local.probe_command import probe
 from rlhfless_operator.local.run_commands import compare, replay, report, sample
 
@@ -58,7 +58,7 @@ def run(
     The exit status is 3 if the next step would exceed spec.budget.
     """
     from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
-    from rlhfless_operator.training.budget import BudgetExhaustedError
+    from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 
     job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
     root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
@@ -81,7 +81,7 @@ def run(
 @app.command()
 def validate(job_file: JobFile, settings: Settings = None) -> None:
     """Check a job document and its files, and print each fault with its field, line and remedy."""
-    from rlhfless_operator.job.file_contents import not_checked
+    from rlhfless_operator.job.reading.file_contents import not_checked
 
     job = load_job(job_file, packages=True, settings=settings or ())
     typer.echo(f"{job_file}: {job.metadata.name} is a valid job")
@@ -203,7 +203,7 @@ def plan(
     from rlhfless_operator.simulator.hardware import look_around
     from rlhfless_operator.simulator.plan_command import Question, duration_of, forecast_job, money_of
     from rlhfless_operator.simulator.plan_view import view
-    from rlhfless_operator.training.hub import fetched_config
+    from rlhfless_operator.training.costs.hub import fetched_config
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
     question = Question(
@@ -365,7 +365,7 @@ def operator(
 @app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of RLHFJob."""
-    from rlhfless_operator.job.crd import crd_yaml
+    from rlhfless_operator.job.generated.crd import crd_yaml
 
     typer.echo(crd_yaml(), nl=False)
 
@@ -373,7 +373,7 @@ def crd() -> None:
 @app.command()
 def reference() -> None:
     """Print the reference of every field of a job document, in Markdown."""
-    from rlhfless_operator.job.reference import reference_markdown
+    from rlhfless_operator.job.generated.reference import reference_markdown
 
     typer.echo(reference_markdown(), nl=False)
 

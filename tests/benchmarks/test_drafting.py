@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from drafting_passes import BATCHES, DRAFTS, Drafted, gains, ratio
 from drafting_policies import ACCEPTANCES, compare, table
 
-from rlhfless_operator.planner.drafting import Drafts
+from rlhfless_operator.planner.latency.drafting import Drafts
 from tests.simulator.small_scenario import SMALL
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhfless_operator.job.crd import crd
+from rlhfless_operator.job.generated.crd import crd
 from rlhfless_operator.platforms.cluster_settings import PREFIX, ClusterSettings, variable_of
 from tests.charts.rendering import (
     CASES,

@@ -26,9 +26,9 @@ from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.base import StateChange, StateListener
-from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive

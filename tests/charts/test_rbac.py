@@ -24,11 +24,12 @@ from rlhfless_operator.controller.main import Operator, connect
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms import slot_pool, stage_pods
 from rlhfless_operator.platforms.base import PlatformUnavailableError, TaskFailedError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
-from rlhfless_operator.platforms.job_objects import JobObjects
-from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.pods import stage_pods
+from rlhfless_operator.platforms.pods.job_objects import JobObjects
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.turns import slot_pool
 from rlhfless_operator.preflight import preflight
 from rlhfless_operator.preflight.permissions import PERMISSIONS, TURNS_PERMISSIONS, Permission
 from tests.charts.audited_cluster import HOME, Cluster, audited_cluster

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rlhfless_operator.job.crd import crd
+from rlhfless_operator.job.generated.crd import crd
 from tests.charts.rendering import CASES, CHART, REPOSITORY, helm, needs_helm, rendered, settings
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

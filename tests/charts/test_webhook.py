@@ -6,8 +6,8 @@ import ssl
 from pathlib import Path
 
 from rlhfless_operator.controller.endpoints import ADMISSION_PATH, SLOTS_PATH, serve_admission
-from rlhfless_operator.planner.placement import TOPOLOGY_KEYS
-from rlhfless_operator.platforms.manifests import JOB_LABEL, TURNS_LABEL
+from rlhfless_operator.planner.pools.placement import TOPOLOGY_KEYS
+from rlhfless_operator.platforms.pods.manifests import JOB_LABEL, TURNS_LABEL
 from tests.charts.rendering import (
     CHART,
     Manifest,

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from rlhfless_functions.api import Failed, Started, dump_event, parse_request
 from rlhfless_operator.platforms.base import TaskFailedError
-from rlhfless_operator.platforms.manifests import PORT
+from rlhfless_operator.platforms.pods.manifests import PORT
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 from tests.clusters.running_functions import Launch, RunningFunction, listen
 

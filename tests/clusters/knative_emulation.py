@@ -23,9 +23,9 @@ import aiohttp
 from aiohttp import web
 
 from rlhfless_operator.knative import KnativeClient, NotFoundError, Revision, Service
-from rlhfless_operator.platforms.job_objects import SECRETS
-from rlhfless_operator.platforms.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
-from rlhfless_operator.platforms.pod_watch import PODS
+from rlhfless_operator.platforms.pods.job_objects import SECRETS
+from rlhfless_operator.platforms.pods.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
+from rlhfless_operator.platforms.pods.pod_watch import PODS
 from tests.clusters.emulated_revisions import CRASHED, EmulatedPod, EmulatedRevision
 from tests.clusters.knative_definitions import GROUP
 from tests.clusters.reverse_proxy import pass_on

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.settings.emulation import EmulationSettings
-from rlhfless_operator.platforms.fork_server import ForkServer
-from rlhfless_operator.platforms.manifests import PORT
+from rlhfless_operator.platforms.local.fork_server import ForkServer
+from rlhfless_operator.platforms.pods.manifests import PORT
 from tests.clusters.running_functions import Launch, RunningFunction
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from rlhfless_operator.platforms.manifests import PORT
+from rlhfless_operator.platforms.pods.manifests import PORT
 from tests.clusters.fake_function import FakeFunction
 
 _TICK_SECONDS = 0.02

@@ -19,7 +19,7 @@ from rlhfless_operator.controller.context import MakePlatform, Pacing, Tell
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.job.crd import crd
+from rlhfless_operator.job.generated.crd import crd
 from rlhfless_operator.job.spec import API_VERSION, RLHFJob
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings

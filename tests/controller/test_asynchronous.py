@@ -35,10 +35,10 @@ from tests.controller.operator_harness import (
 )
 from tests.controller.test_training import LocalFunctions
 from tests.prerequisites import needs_api_server
+from tests.training.asynchronous.test_loop import AHEAD, check_journal, check_prompts, entries, replayed
 from tests.training.killing import start
 from tests.training.steady_ledger import STEP_SECONDS
 from tests.training.steady_ledger import steady_learning as steady_learning  # A fixture.
-from tests.training.test_asynchronous import AHEAD, check_journal, check_prompts, entries, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written
 
 pytestmark = needs_api_server("no asynchronous job is trained through a real API server")

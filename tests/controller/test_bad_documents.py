@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.job.validation import InvalidJobError, parse_content
+from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.controller.operator_harness import (

@@ -8,7 +8,7 @@ import pytest
 from rlhfless_functions.api import Event, RunRequest, Stage, Started
 from rlhfless_operator.controller.contention import PoolMembers, WantingPlatform
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.contention import ALONE, Contention
+from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from tests.controller.operator_harness import small_job
 

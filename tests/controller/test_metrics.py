@@ -14,7 +14,7 @@ from rlhfless_operator.controller.figures import planned_money, response_tokens,
 from rlhfless_operator.controller.metering import MeteredPlatform
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
-from rlhfless_operator.job.validation import parse_content
+from rlhfless_operator.job.reading.validation import parse_content
 from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress

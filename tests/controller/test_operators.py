@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rlhfless_operator.controller.leadership import Election
-from rlhfless_operator.training.lease import Lease
+from rlhfless_operator.training.journal.lease import Lease
 from tests.controller.api_server_jobs import job_held_in, recorded_steps
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import server as server

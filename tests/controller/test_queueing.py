@@ -10,7 +10,7 @@ from rlhfless_operator.controller.kueue import Admission
 from rlhfless_operator.controller.queueing import pod_sets, within
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation

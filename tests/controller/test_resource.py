@@ -20,11 +20,11 @@ from rlhfless_operator.job.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.platforms.base import PlatformUnavailableError
-from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
-from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
-from rlhfless_operator.training.tasks import StageFailedError
-from rlhfless_operator.training.unscorable import UnscorableError
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.lease import LeaseHeldError, LeaseLostError
+from rlhfless_operator.training.requests.tasks import StageFailedError
+from rlhfless_operator.training.stages.unscorable import UnscorableError
 from tests.controller.operator_harness import small_job
 
 

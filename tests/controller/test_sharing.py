@@ -13,10 +13,10 @@ from rlhfless_operator.controller.context import Tell
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.sharing import PooledPlatform, sharing
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.planner.whole_gpus import SwitchCost
+from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool

@@ -13,8 +13,8 @@ import pytest
 from rlhfless_operator.controller.endpoints import SLOTS_PATH, serve_admission
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import ForbiddenError, KnativeClient
-from rlhfless_operator.platforms.pod_watch import PODS
-from rlhfless_operator.platforms.slot_claims import CLAIMS, claim
+from rlhfless_operator.platforms.pods.pod_watch import PODS
+from rlhfless_operator.platforms.turns.slot_claims import CLAIMS, claim
 from tests.clusters.control_plane import ApiServer, control_plane
 from tests.clusters.knative_definitions import NAMESPACES, api_client
 from tests.controller.certificates import write_certificate

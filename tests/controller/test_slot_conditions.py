@@ -9,8 +9,9 @@ import pytest
 
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms import slot_division, slot_pool, stage_pods
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.pods import stage_pods
+from rlhfless_operator.platforms.turns import slot_division, slot_pool
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.clusters.knative_emulation import KnativeEmulation

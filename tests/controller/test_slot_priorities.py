@@ -9,10 +9,10 @@ import pytest
 from rlhfless_functions.api import GenerationRequest, PrepareRequest, RunRequest, Stage
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.platforms import slot_division
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.slot_pool import SlotPool
-from rlhfless_operator.platforms.slot_users import Hope, SlotUser
+from rlhfless_operator.platforms.turns import slot_division
+from rlhfless_operator.platforms.turns.slot_pool import SlotPool
+from rlhfless_operator.platforms.turns.slot_users import Hope, SlotUser
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.clusters.knative_thread import knative_beside

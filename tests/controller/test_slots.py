@@ -10,7 +10,7 @@ from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.pods.manifests import SlotsWanted
 from tests.controller.operator_harness import small_job
 
 GPU: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -14,12 +14,12 @@ import yaml
 
 from rlhfless_operator.controller.context import MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
 from tests.prerequisites import needs_api_server
 from tests.training.rounds import rounds_job

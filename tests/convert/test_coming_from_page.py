@@ -7,8 +7,8 @@ import pytest
 
 from rlhfless_operator.convert.trl import ROWS as TRL
 from rlhfless_operator.convert.verl import ROWS as VERL
-from rlhfless_operator.job import familiar_names
-from rlhfless_operator.job.fields import walk
+from rlhfless_operator.job.reading import familiar_names
+from rlhfless_operator.job.reading.fields import walk
 from rlhfless_operator.job.spec import RLHFJob
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"

@@ -13,8 +13,8 @@ from trl.scripts.grpo import GRPOScriptArguments
 from rlhfless_operator.convert import convert_trl, job_yaml, read_configuration, table
 from rlhfless_operator.convert.conversion import Conversion, Left, Written
 from rlhfless_operator.convert.trl import ROWS
+from rlhfless_operator.job.reading.validation import parse_job
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.job.validation import parse_job
 
 SMALLEST = {
     "model_name_or_path": "org/model",

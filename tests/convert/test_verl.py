@@ -15,8 +15,8 @@ from rlhfless_operator.convert import (
     table,
 )
 from rlhfless_operator.convert.conversion import Conversion, Left
+from rlhfless_operator.job.reading.validation import parse_job
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.job.validation import parse_job
 
 SCRIPT = """\
 set -x

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_operator.job.validation import Fault, InvalidJobError, parse_job
+from rlhfless_operator.job.reading.validation import Fault, InvalidJobError, parse_job
 
 GOOD = """\
 apiVersion: rlhfless.io/v1alpha1

@@ -4,7 +4,7 @@ import copy
 import random
 from typing import Any
 
-from rlhfless_operator.job.fields import walk
+from rlhfless_operator.job.reading.fields import walk
 from rlhfless_operator.job.spec import RLHFJobSpec
 from tests.controller.operator_harness import small_job
 

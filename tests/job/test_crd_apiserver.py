@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.job.crd import NAME
+from rlhfless_operator.job.generated.crd import NAME
+from rlhfless_operator.job.reading.validation import InvalidJobError, parse_job
 from rlhfless_operator.job.resource_status import (
     Condition,
     ResourceStatus,
@@ -22,7 +23,6 @@ from rlhfless_operator.job.resource_status import (
     read_resource_status,
 )
 from rlhfless_operator.job.spec import API_VERSION, RLHFJob
-from rlhfless_operator.job.validation import InvalidJobError, parse_job
 from rlhfless_operator.records.status import StepStatus
 from tests.clusters.control_plane import ApiServer, asset
 from tests.controller.operator_harness import job_server

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from rlhfless_operator.controller.resource import JobResource, next_action, resolved, root_of
+from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
-from rlhfless_operator.job.validation import InvalidJobError
 from tests.job.mutations import mutated
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.job.prices import SPOT_LABELS
+from rlhfless_operator.job.instance_prices import SPOT_LABELS
+from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import InvalidJobError, parse_content
 from tests.job.test_spec import job
 
 H100 = {"nodeSelector": {"nvidia.com/gpu.product": "H100"}}

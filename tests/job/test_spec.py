@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from rlhfless_operator.job.rules import SPEC_RULES
-from rlhfless_operator.job.spec import LearningSpec, RLHFJob
+from rlhfless_operator.job.sections import LearningSpec
+from rlhfless_operator.job.spec import RLHFJob
 
 
 def document(**spec: Any) -> dict[str, Any]:

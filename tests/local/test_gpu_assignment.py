@@ -8,7 +8,7 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 
 def job(**spec: Any) -> RLHFJob:

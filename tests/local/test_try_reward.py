@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlhfless_operator import cli
-from rlhfless_operator.job.validation import InvalidJobError
+from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.local.try_reward import TrialError, read_responses
 from tests.training.whole_jobs import MakeJob, run_job
 

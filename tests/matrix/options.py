@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from rlhfless_operator.job.fields import DocumentField, walk
+from rlhfless_operator.job.reading.fields import DocumentField, walk
 from rlhfless_operator.job.spec import RLHFJobSpec
 
 LEFT_OUT: Any = object()
@@ -184,11 +184,11 @@ ELSEWHERE: dict[str, str] = {
     "model.revision": "a name on the hub: tests/weights/test_policy.py",
     "model.chatTemplate": "in every job of the matrix, for prompts that are chats",
     "generation.vllm": "where vLLM is installed: tests/generation/engines/vllm",
-    "rehearsal": "nothing is trained: tests/training/test_rehearsal.py",
-    **dict.fromkeys(("learning.instances", "learning.gangTimeout"), "tests/training/test_gang.py"),
+    "rehearsal": "nothing is trained: tests/training/requests/test_rehearsal.py",
+    **dict.fromkeys(("learning.instances", "learning.gangTimeout"), "tests/training/instances/test_gang.py"),
     "artifacts.uri": "in every job of the matrix; object stores in tests/training/test_store_outage.py",
-    "tracking.wandb": "not installed: tests/training/test_tracking.py",
-    "tracking.mlflow": "not installed: tests/training/test_tracking.py",
+    "tracking.wandb": "not installed: tests/training/journal/test_tracking.py",
+    "tracking.mlflow": "not installed: tests/training/journal/test_tracking.py",
     **dict.fromkeys(
         ("pods", "generation.pods", "preparation.pods", "learning.pods", "pool", "priority", "suspend"),
         "on a cluster: tests/controller, tests/platforms, e2e",

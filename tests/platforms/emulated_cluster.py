@@ -10,7 +10,7 @@ import pytest
 
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import MAX_SCALE, MIN_SCALE
+from rlhfless_operator.platforms.pods.manifests import MAX_SCALE, MIN_SCALE
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.knative_definitions import CONFIG_MAPS, NAMESPACES, api_client, knative_server
 from tests.clusters.knative_emulation import KnativeEmulation

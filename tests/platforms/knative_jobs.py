@@ -14,10 +14,10 @@ from rlhfless_operator.knative import KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.knative import KnativePlatform
-from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction
-from rlhfless_operator.platforms.node_places import NodePlaces
-from rlhfless_operator.platforms.pod_watch import PODS, Pod, PodWatch
-from rlhfless_operator.platforms.slot_pool import SlotShare
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction
+from rlhfless_operator.platforms.pods.node_places import NodePlaces
+from rlhfless_operator.platforms.pods.pod_watch import PODS, Pod, PodWatch
+from rlhfless_operator.platforms.turns.slot_pool import SlotShare
 
 DEADLINE_SECONDS = 150.0
 """For anything to come about, on a machine that is busy with something else."""

@@ -12,9 +12,9 @@ import pytest
 
 from rlhfless_operator.controller.cluster_report import PodsReport
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
-from rlhfless_operator.platforms.slot_claims import CLAIMS, ResourceClaim
-from rlhfless_operator.platforms.slot_division import PoolDivision
-from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
+from rlhfless_operator.platforms.turns.slot_claims import CLAIMS, ResourceClaim
+from rlhfless_operator.platforms.turns.slot_division import PoolDivision
+from rlhfless_operator.platforms.turns.slot_pool import SlotPool, SlotShare
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.slot_webhook import giving_slots
 from tests.platforms.emulated_cluster import EmulatedCluster, open_cluster

@@ -10,11 +10,11 @@ from rlhfless_functions.api import Done, WeightsReference
 from rlhfless_functions.serving.preload import read_pointer
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms import dispatch
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import DELETION_COST
-from rlhfless_operator.platforms.pod_watch import PODS, PodWatch
+from rlhfless_operator.platforms.pods import dispatch
+from rlhfless_operator.platforms.pods.manifests import DELETION_COST
+from rlhfless_operator.platforms.pods.pod_watch import PODS, PodWatch
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.knative_definitions import api_client
 from tests.clusters.server_door import ServerDoor

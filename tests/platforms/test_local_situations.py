@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.planner.turns import Turns, take_turns
+from rlhfless_operator.planner.pools.turns import Turns, take_turns
 from rlhfless_operator.platforms.base import InstanceState
-from rlhfless_operator.platforms.local_gpus import GpuAccount
-from rlhfless_operator.platforms.local_process import LocalProcess
-from rlhfless_operator.platforms.local_turns import Waiting, longest_asleep, look
+from rlhfless_operator.platforms.local.gpus import GpuAccount
+from rlhfless_operator.platforms.local.process import LocalProcess
+from rlhfless_operator.platforms.local.turns import Waiting, longest_asleep, look
 
 EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 2}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.room import room_in_pool, room_in_quotas, why_not_in_quotas
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.planner.placement import HOSTNAME, TOPOLOGY_KEYS
-from rlhfless_operator.platforms.affinity import placement_patch
+from rlhfless_operator.planner.pools.placement import HOSTNAME, TOPOLOGY_KEYS
+from rlhfless_operator.platforms.pods.affinity import placement_patch
 from tests.clusters.control_plane import ApiServer, control_plane
 from tests.clusters.json_patch import patched
 from tests.prerequisites import needs_api_server, needs_scheduler

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rlhfless_functions.api import Gang, LearnRequest
-from rlhfless_operator.planner.sharing import Pool
+from rlhfless_operator.planner.pools.sharing import Pool
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
 from tests.platforms.pooled_jobs import Clock, a_task, begin, join, settle
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
-from rlhfless_operator.planner.sharing import Pool
-from rlhfless_operator.planner.whole_gpus import SwitchCost
+from rlhfless_operator.planner.pools.sharing import Pool
+from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.shared import GpuPool, Holder, PooledJob, SharedPlatform, SwitchCosts, Waiting
 from tests.platforms.pooled_jobs import ONE_EACH, Clock, Stepwise, begin, settle
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.knative import ForbiddenError
-from rlhfless_operator.platforms import slot_pool
 from rlhfless_operator.platforms.base import PlatformUnavailableError
-from rlhfless_operator.platforms.slot_claims import CLAIMS, claim
+from rlhfless_operator.platforms.turns import slot_pool
+from rlhfless_operator.platforms.turns.slot_claims import CLAIMS, claim
 from tests.platforms.emulated_cluster import server as server  # The fixture.
 from tests.platforms.knative_jobs import until
 from tests.platforms.slotted_cluster import SlottedCluster, told

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.job.crd import crd
+from rlhfless_operator.job.generated.crd import crd
 from rlhfless_operator.job.pods import PodsSpec
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.preflight import Finding, describe, failed, stages_of
 from rlhfless_operator.preflight.checks import (

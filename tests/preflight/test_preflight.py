@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.pods import PodsSpec
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.preflight import ClusterLook, Finding, preflight, stages_of
 from rlhfless_operator.preflight.cluster import check_store

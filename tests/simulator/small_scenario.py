@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from rlhfless_operator.planner.latency import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
 from rlhfless_operator.simulator.scenarios import find_scenario
 from rlhfless_operator.simulator.traces import LengthStatistics
 

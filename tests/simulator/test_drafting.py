@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.bounds import lower_bound
-from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
-from rlhfless_operator.planner.migration_rules import GlobalRatio, Saving
+from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
+from rlhfless_operator.planner.moves.rules import GlobalRatio, Saving
+from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.simulator.command import Assumptions, assume
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response

@@ -7,12 +7,12 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from rlhfless_operator.planner.devices import find_profile, model_shape
-from rlhfless_operator.planner.planning import InfeasibleError, Limits
-from rlhfless_operator.planner.roofline import LLAMA_70B, QWEN_3B, QWEN_7B
+from rlhfless_operator.planner.latency.devices import find_profile, model_shape
+from rlhfless_operator.planner.latency.roofline import LLAMA_70B, QWEN_3B, QWEN_7B
+from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.simulator.forecast import WEIGHTS, Forecast, Others, typical_step
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, TraceStep, generate
-from rlhfless_operator.training.model_shape import find_shape, read_model_shape
+from rlhfless_operator.training.costs.model_shape import find_shape, read_model_shape
 
 QWEN_7B_CONFIG = {
     "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from rlhfless_operator import cli
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.overrides import override
-from rlhfless_operator.job.yaml_document import read_document
+from rlhfless_operator.job.reading.overrides import override
+from rlhfless_operator.job.reading.yaml_document import read_document
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
 from tests.clusters.control_plane import control_plane
 from tests.prerequisites import needs_api_server

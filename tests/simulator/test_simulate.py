@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions.generation.publishing import FlushSchedule
-from rlhfless_operator.planner.bounds import lower_bound
 from rlhfless_operator.planner.lengths import rank_correlation
-from rlhfless_operator.planner.loads import Loads, SampleLoad
-from rlhfless_operator.planner.migration import Move
-from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.migration import Move
+from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.step.bounds import lower_bound
+from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.page import scenario_page
@@ -167,7 +167,7 @@ class MovesAlways:
 
 
 def test_nobody_is_cut_again_before_those_who_were_go_on():
-    # As in the live loop, tests/training/test_generation.py.
+    # As in the live loop, tests/training/stages/test_generation.py.
     rule = MovesAlways()
     given_out = responses(*([400] * 16))
     shares = [given_out[:8], given_out[8:]]

@@ -14,9 +14,9 @@ from typing import Any
 
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, TakenStep
-from rlhfless_operator.training.learning import Learning
-from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, TakenStep
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.stages.learning import Learning
 from tests.training.dying_driver import Deaths
 from tests.training.holding_back import hold_back
 from tests.training.whole_jobs import folder_of, run_job

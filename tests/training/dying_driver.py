@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from rlhfless_operator.training import rollout
-from rlhfless_operator.training.generated import CompleteGroup
+from rlhfless_operator.training.actors.generated import CompleteGroup
+from rlhfless_operator.training.stages import rollout
 from tests.training.whole_jobs import run_job
 
 

@@ -23,14 +23,14 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
-from rlhfless_operator.planner.migration import Actor, Migration, Move
+from rlhfless_operator.planner.moves.migration import Actor, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
-from rlhfless_operator.training import moves
-from rlhfless_operator.training.actor_attempt import ActorAttempt
-from rlhfless_operator.training.generated import GenerationOutcome
-from rlhfless_operator.training.generation import GenerationSettings, generate
-from rlhfless_operator.training.instance_queue import InstanceQueue
-from rlhfless_operator.training.sampling_weights import SamplingWeights
+from rlhfless_operator.training.actors import moves
+from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.instances.instance_queue import InstanceQueue
+from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 
 Key = tuple[int, int]
 

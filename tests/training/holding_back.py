@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from rlhfless_functions.api import Event, RunRequest, Samples, Started
-from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 
 
 def hold_back(step: int, until: Callable[[], bool], then: Callable[[int], None]) -> list[int]:

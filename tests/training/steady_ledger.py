@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.training import step_journal
-from rlhfless_operator.training.ledger import Account, Ledger
+from rlhfless_operator.training.journal import step_journal
+from rlhfless_operator.training.journal.ledger import Account, Ledger
 
 STEP_SECONDS = 10.0
 

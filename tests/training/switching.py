@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.api import Event, GenerationRequest, Partial, Progress, RunRequest, Samples, Started
-from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.training import cost_model
-from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
-from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
+from rlhfless_operator.training.costs import cost_model
+from rlhfless_operator.training.journal.step_journal import StepJournal
 from tests.training.dying_driver import Deaths
 from tests.training.whole_jobs import run_job
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
-from tests.training.test_asynchronous import AHEAD, entries, replayed
+from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
+from tests.training.asynchronous.test_loop import AHEAD, entries, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job
 from tests.training.whole_jobs import run_until_a_step_cannot_be_written as run_until
 

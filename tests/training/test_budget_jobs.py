@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rlhfless_operator.job.prices import BudgetSpec
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.training.budget import BudgetExhaustedError
+from rlhfless_operator.job.reading.validation import load_job
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from tests.command_line import run_command
 from tests.training.steady_ledger import STEP_SECONDS
 from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.

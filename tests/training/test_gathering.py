@@ -17,7 +17,7 @@ from rlhfless_functions.api import (
     Samples,
     Started,
 )
-from rlhfless_operator.planner.migration import Actor, Move
+from rlhfless_operator.planner.moves.migration import Actor, Move
 from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 

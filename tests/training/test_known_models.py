@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.planner.devices import model_shape
-from rlhfless_operator.planner.roofline import LLAMA_70B, QWEN_7B
-from rlhfless_operator.training.hub import HubUnavailableError, cached_config, fetched_config
-from rlhfless_operator.training.model_shape import find_shape, known_models
+from rlhfless_operator.planner.latency.devices import model_shape
+from rlhfless_operator.planner.latency.roofline import LLAMA_70B, QWEN_7B
+from rlhfless_operator.training.costs.hub import HubUnavailableError, cached_config, fetched_config
+from rlhfless_operator.training.costs.model_shape import find_shape, known_models
 
 PUBLISHED = {
     "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen2.5-14b": 14.7,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.training.requests.tasks import StageFailedError
 from tests.training.whole_jobs import MakeJob, folder_of, run_job, status_of
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
-from rlhfless_operator.job.reference import reference_markdown
+from rlhfless_operator.job.generated.reference import reference_markdown
 from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS, STEP_METRICS, metric_named
 from tests.training.whole_jobs import MakeJob, records_of, run_job
 

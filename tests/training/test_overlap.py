@@ -18,20 +18,21 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.runtime.task import TaskContext
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import load_job
-from rlhfless_operator.planner.pace import LearnerPace
+from rlhfless_operator.planner.step.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training import rollout, step_journal
-from rlhfless_operator.training.cost_model import CostModel
-from rlhfless_operator.training.generated import CompleteGroup
-from rlhfless_operator.training.ledger import Ledger
-from rlhfless_operator.training.planning import GenerationPlan, GroupForecast
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.actors.generated import CompleteGroup
+from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan, GroupForecast
+from rlhfless_operator.training.journal import step_journal
+from rlhfless_operator.training.journal.ledger import Ledger
+from rlhfless_operator.training.requests.builder import RequestBuilder
+from rlhfless_operator.training.stages import rollout
 from tests.command_line import run_command
 from tests.processes import named
 from tests.training.killing import start

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import Event, PrepareRequest, RunRequest, Started
-from rlhfless_operator.platforms.local import LocalPlatform
-from tests.training.test_asynchronous import AHEAD, check_journal, check_prompts, replayed
+from rlhfless_operator.platforms.local.platform import LocalPlatform
+from tests.training.asynchronous.test_loop import AHEAD, check_journal, check_prompts, replayed
 from tests.training.whole_jobs import (
     MakeJob,
     assert_same_final_weights,

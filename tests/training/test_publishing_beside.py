@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import Event, LearnRequest, Learnt, RunRequest, Started
-from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.training import rollouts_ahead
-from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.training.asynchronous import rollouts_ahead
+from rlhfless_operator.training.requests.tasks import StageFailedError
+from tests.training.asynchronous.test_loop import check_journal, check_prompts, replayed
 from tests.training.killing import start
 from tests.training.publishing_late import LatePublishing, publish_late
-from tests.training.test_asynchronous import check_journal, check_prompts, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job, status_of
 
 STEPS = 5

@@ -7,7 +7,7 @@ import pytest
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, SampleTask, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.training.async_journal import AsyncJournal, BegunRollout, begun_rollouts, whole_rollout
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, begun_rollouts, whole_rollout
 from rlhfless_operator.training.replaying import NotReplayableError, kept_batch
 
 

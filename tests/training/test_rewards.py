@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rlhfless_operator.training.tasks import StageFailedError
+from rlhfless_operator.training.requests.tasks import StageFailedError
 from tests.training.whole_jobs import MakeJob, final_weights, records_of, run_job, status_of
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhfless_operator.cli import main
 from rlhfless_operator.local.local_run import JobFinishedError
-from rlhfless_operator.planner.migration import Actor, Move
-from rlhfless_operator.training import migration
+from rlhfless_operator.planner.moves.migration import Actor, Move
+from rlhfless_operator.training.costs import live_migration as migration
 from rlhfless_operator.training.driver import JobChangedError
-from rlhfless_operator.training.lease import Lease, LeaseHeldError
-from rlhfless_operator.training.ledger import CHARGED_STATES
+from rlhfless_operator.training.journal.lease import Lease, LeaseHeldError
+from rlhfless_operator.training.journal.ledger import CHARGED_STATES
 from tests.generation.engines.shares import save_model
 from tests.training.whole_jobs import (
     MakeJob,

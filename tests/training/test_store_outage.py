@@ -17,10 +17,10 @@ from safetensors.torch import load
 
 from rlhfless_functions.api import Failed
 from rlhfless_operator.errors import StoreUnavailableError
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
-from rlhfless_operator.training.tasks import StageFailedError, check_retry
+from rlhfless_operator.training.requests.tasks import StageFailedError, check_retry
 
 BUCKET = "outage"
 

@@ -11,13 +11,13 @@ import pytest
 from rlhfless_functions.api import BatchReference
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import read_batch
-from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.training import cost_model
-from rlhfless_operator.training.actors import Actor
-from rlhfless_operator.training.rollouts_ahead import RolloutsAhead
+from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.training.actors.actor_pool import Actor
+from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
+from rlhfless_operator.training.costs import cost_model
+from tests.training.asynchronous.test_loop import check_prompts, entries, replayed
 from tests.training.killing import start
 from tests.training.switching import POINTS, switch_midway
-from tests.training.test_asynchronous import check_prompts, entries, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job
 
 SWITCHING: dict[str, Any] = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.platforms.local import LocalPlatform
+from rlhfless_operator.platforms.local.platform import LocalPlatform
+from tests.training.asynchronous.test_loop import AHEAD, check_journal, check_prompts, entries, replayed
 from tests.training.holding_back import hold_back
 from tests.training.killing import start
-from tests.training.test_asynchronous import AHEAD, check_journal, check_prompts, entries, replayed
 from tests.training.whole_jobs import MakeJob, folder_of, half_written, records_of, run_job
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, run_job
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.planner.history import History
 

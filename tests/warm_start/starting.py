@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlhfless_operator.platforms import fork_server
+from rlhfless_operator.platforms.local import fork_server
 
 PYTHON = sys.executable
 """The real one, whatever `sys.executable` is by now."""

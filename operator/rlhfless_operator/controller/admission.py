@@ -1,5 +1,5 @@
 """The mutating webhook that changes new function pods: they terminate quickly, and are placed near each other
-(`platforms/affinity.py`).
+(`platforms/pods/affinity.py`).
 
 Knative delays the function's SIGTERM by 30 s (its container's preStop hook), and sets the pod's grace period to the
 longest request. Neither can be changed once the pod exists. Without the hook, the function terminates immediately, and
@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhfless_operator.platforms.affinity import placement_patch
-from rlhfless_operator.platforms.manifests import CONTAINER, JOB_LABEL
+from rlhfless_operator.platforms.pods.affinity import placement_patch
+from rlhfless_operator.platforms.pods.manifests import CONTAINER, JOB_LABEL
 
 _GRACE = "terminationGracePeriodSeconds"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.contention import ALONE, Contention, Demand, contention
+from rlhfless_operator.planner.pools.contention import ALONE, Contention, Demand, contention
 from rlhfless_operator.platforms.base import Platform, Preload
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage

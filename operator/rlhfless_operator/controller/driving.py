@@ -23,10 +23,10 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
-from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.step_journal import StepJournal
 
 _logger = logging.getLogger(__name__)
 

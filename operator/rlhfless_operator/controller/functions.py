@@ -13,17 +13,17 @@ from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.planner.placement import TOPOLOGY_KEYS
+from rlhfless_operator.planner.pools.placement import TOPOLOGY_KEYS
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.egress import addresses_of
 from rlhfless_operator.platforms.knative import KnativePlatform
-from rlhfless_operator.platforms.manifests import JobIdentity, StageFunction
-from rlhfless_operator.platforms.node_places import NodePlaces
-from rlhfless_operator.platforms.pod_watch import PodWatch
+from rlhfless_operator.platforms.pods.egress import addresses_of
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.pods.node_places import NodePlaces
+from rlhfless_operator.platforms.pods.pod_watch import PodWatch
 from rlhfless_operator.platforms.room import pods_by_stage
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
-from rlhfless_operator.training.rehearsal import emulation_of
+from rlhfless_operator.training.requests.rehearsal import emulation_of
 
 FIELD_MANAGER = "rlhfless"
 

@@ -12,7 +12,7 @@ from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.job import Supervisor
 from rlhfless_operator.controller.logs import NOTICE
 from rlhfless_operator.controller.resource import JobResource, next_action
-from rlhfless_operator.job.crd import GROUP, PLURAL, VERSION
+from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.job.resource_status import read_resource_status
 
 FINALIZER = "rlhfless.io/driver"

@@ -32,15 +32,15 @@ from rlhfless_operator.controller.resource import (
 )
 from rlhfless_operator.controller.status_writer import SupersededError
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import InvalidJobError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.begun_job import Change, changes_since, named
 from rlhfless_operator.training.driver import begun_with
-from rlhfless_operator.training.step_journal import read_status
+from rlhfless_operator.training.journal.begun_job import Change, changes_since, named
+from rlhfless_operator.training.journal.step_journal import read_status
 
 _logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, CustomObjectsApi, V1DeleteOptions, V1Preconditions
 
-from rlhfless_operator.job.crd import GROUP, PLURAL, VERSION
+from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
 
 _TIMEOUT_SECONDS = 30.0
 

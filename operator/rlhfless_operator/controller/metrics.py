@@ -19,13 +19,13 @@ from rlhfless_operator.controller.figures import (
     response_tokens,
     training_figures,
 )
-from rlhfless_operator.planner.placement import DISTANCES
+from rlhfless_operator.planner.pools.placement import DISTANCES
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.record import CHARGED_STATES, StepRecord
 from rlhfless_operator.records.status import Phase
-from rlhfless_operator.training.ledger import Ledger
+from rlhfless_operator.training.journal.ledger import Ledger
+from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.step_journal import StepJournal
 
 _JOB = ("namespace", "job")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

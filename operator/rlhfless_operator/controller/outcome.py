@@ -7,10 +7,10 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
-from rlhfless_operator.training.budget import BudgetExhaustedError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
-from rlhfless_operator.training.lease import LeaseHeldError, LeaseLostError
-from rlhfless_operator.training.unscorable import UnscorableError
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.lease import LeaseHeldError, LeaseLostError
+from rlhfless_operator.training.stages.unscorable import UnscorableError
 
 Kind = Literal["failed", "suspended", "wait", "no_services", "restart"]
 

@@ -15,9 +15,9 @@ from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
 from rlhfless_operator.job.paths import is_uri
 from rlhfless_operator.job.prices import BudgetSpec
+from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
-from rlhfless_operator.job.validation import InvalidJobError, parse_content
 
 ADOPT = "rlhfless.io/adopt"
 """Annotation that lets a job adopt work that another resource, or `rlhfless run`, began in its folder."""

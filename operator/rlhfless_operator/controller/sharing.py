@@ -8,8 +8,8 @@ from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.context import ClusterPlatform, MakePlatform, Tell
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.sharing import Pool
-from rlhfless_operator.planner.whole_gpus import SwitchCost
+from rlhfless_operator.planner.pools.sharing import Pool
+from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_in_pool

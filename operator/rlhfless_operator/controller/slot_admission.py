@@ -13,9 +13,9 @@ from typing import Any
 
 from rlhfless_operator.controller.admission import answer_to, question_of
 from rlhfless_operator.knative import ApiError, KnativeClient
-from rlhfless_operator.platforms.manifests import JOB_LABEL, STAGE_LABEL, TURNS_LABEL
-from rlhfless_operator.platforms.pod_watch import PODS
-from rlhfless_operator.platforms.slot_claims import (
+from rlhfless_operator.platforms.pods.manifests import JOB_LABEL, STAGE_LABEL, TURNS_LABEL
+from rlhfless_operator.platforms.pods.pod_watch import PODS
+from rlhfless_operator.platforms.turns.slot_claims import (
     CLAIMS,
     Resident,
     choose_slots,

@@ -7,10 +7,10 @@ from rlhfless_operator.controller.sharing import pool_of
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.pods.manifests import SlotsWanted
 from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
-from rlhfless_operator.platforms.slot_division import PoolDivision
-from rlhfless_operator.platforms.slot_pool import SlotPool, SlotShare
+from rlhfless_operator.platforms.turns.slot_division import PoolDivision
+from rlhfless_operator.platforms.turns.slot_pool import SlotPool, SlotShare
 
 
 def slots_wanted(job: RLHFJob, settings: ClusterSettings) -> Mapping[Stage, SlotsWanted]:

@@ -1,14 +1,10 @@
 """What `async` goes with: rules over it and other fields of a job."""
 
-from typing import TYPE_CHECKING
-
 from rlhfless_operator.job.rule import CelRule, Rule
-
-if TYPE_CHECKING:
-    from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.job.sections import JobFields
 
 
-def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
+def _nothing_else_goes_ahead(spec: JobFields) -> str | None:
     if spec.asynchronous is None:
         return None
     if spec.learning.overlap != "never":
@@ -19,7 +15,7 @@ def _nothing_else_goes_ahead(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _switching_is_possible(spec: "RLHFJobSpec") -> str | None:
+def _switching_is_possible(spec: JobFields) -> str | None:
     if spec.asynchronous is None or spec.asynchronous.new_weights != "switch":
         return None
     if spec.rehearsal is not None:
@@ -33,7 +29,7 @@ def _switching_is_possible(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _keys_can_be_kept(spec: "RLHFJobSpec") -> str | None:
+def _keys_can_be_kept(spec: JobFields) -> str | None:
     if spec.asynchronous is None or spec.asynchronous.kv_cache != "keep":
         return None
     if spec.asynchronous.new_weights != "switch":
@@ -49,7 +45,7 @@ def _keys_can_be_kept(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _stale_samples_are_corrected(spec: "RLHFJobSpec") -> str | None:
+def _stale_samples_are_corrected(spec: JobFields) -> str | None:
     algorithm = spec.algorithm
     correction = algorithm.importance_sampling
     if spec.asynchronous is None or algorithm.proximal_policy == "sampler":

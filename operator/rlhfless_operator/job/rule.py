@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.job.sections import JobFields
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Rule:
     """Path of the field that a violation is reported at, in camelCase below `spec`."""
     reads: tuple[str, ...]
     """Paths of all fields that it reads."""
-    check: "Callable[[RLHFJobSpec], str | None]"
+    check: Callable[[JobFields], str | None]
     """`what is wrong; the remedy`, or None if the rule holds."""
     cel: CelRule
     """The same for the API server."""

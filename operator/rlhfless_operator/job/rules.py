@@ -1,7 +1,7 @@
 """Rules that span several fields of a job, each written once for Python and once for the API server (CEL)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from rlhfless_functions.settings import (
     AlgorithmName,
@@ -9,18 +9,15 @@ from rlhfless_functions.settings import (
     RewardSettings,
 )
 from rlhfless_operator.job.async_rules import ASYNC_RULES
-from rlhfless_operator.job.prices import unknown_price
+from rlhfless_operator.job.instance_prices import unknown_price
 from rlhfless_operator.job.rule import CelRule, Rule
-
-if TYPE_CHECKING:
-    from rlhfless_operator.job.spec import RLHFJobSpec
-
+from rlhfless_operator.job.sections import JobFields
 
 _MOST_SAMPLES = 65536
 """Most samples of a step. Planning one job must not keep the operator from all others."""
 
 
-def _one_length(spec: "RLHFJobSpec") -> str | None:
+def _one_length(spec: JobFields) -> str | None:
     if spec.steps is not None and spec.epochs is not None:
         return "steps and epochs are both given; remove one"
     if spec.steps is None and spec.epochs is None:
@@ -28,11 +25,11 @@ def _one_length(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _reward_names_differ(spec: "RLHFJobSpec") -> str | None:
+def _reward_names_differ(spec: JobFields) -> str | None:
     return _repeated_name(spec.rewards)
 
 
-def _evaluation_reward_names_differ(spec: "RLHFJobSpec") -> str | None:
+def _evaluation_reward_names_differ(spec: JobFields) -> str | None:
     return _repeated_name(spec.evaluation.rewards or []) if spec.evaluation else None
 
 
@@ -42,7 +39,7 @@ def _repeated_name(rewards: Sequence[RewardSettings]) -> str | None:
     return f"the name {repeated[0]} is given to several rewards; give each its own" if repeated else None
 
 
-def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
+def _group_is_larger_than_one(spec: JobFields) -> str | None:
     algorithm = spec.algorithm.resolved()
     if spec.batch.samples_per_prompt >= 2:
         return None
@@ -56,7 +53,7 @@ def _group_is_larger_than_one(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
+def _overlap_needs_known_groups(spec: JobFields) -> str | None:
     rounds = spec.algorithm.resolved().dynamic_sampling_rounds
     if spec.learning.overlap != "never" and rounds:
         return (
@@ -67,7 +64,7 @@ def _overlap_needs_known_groups(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
+def _muon_has_whole_matrices(spec: JobFields) -> str | None:
     processes, instances = spec.learning.processes or 1, spec.learning.instances.max
     if spec.optimizer.name == "muon" and processes > 1:
         return (
@@ -82,7 +79,7 @@ def _muon_has_whole_matrices(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _learners_are_a_range(spec: "RLHFJobSpec") -> str | None:
+def _learners_are_a_range(spec: JobFields) -> str | None:
     instances = spec.learning.instances
     if instances.min > instances.max:
         return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
@@ -91,34 +88,34 @@ def _learners_are_a_range(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _preparers_are_a_range(spec: "RLHFJobSpec") -> str | None:
+def _preparers_are_a_range(spec: JobFields) -> str | None:
     instances = spec.preparation.instances
     if instances.min > instances.max:
         return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
     return None
 
 
-def _step_is_plannable(spec: "RLHFJobSpec") -> str | None:
+def _step_is_plannable(spec: JobFields) -> str | None:
     samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
     if samples > _MOST_SAMPLES:
         return f"a step has {samples} samples, more than the limit of {_MOST_SAMPLES}; lower one of the two"
     return None
 
 
-def _instances_are_a_range(spec: "RLHFJobSpec") -> str | None:
+def _instances_are_a_range(spec: JobFields) -> str | None:
     instances = spec.generation.instances
     if instances.max is not None and instances.min > instances.max:
         return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
     return None
 
 
-def _best_is_evaluated(spec: "RLHFJobSpec") -> str | None:
+def _best_is_evaluated(spec: JobFields) -> str | None:
     if spec.checkpoints.best and spec.evaluation is None:
         return "finding the best weights needs evaluations; add spec.evaluation, or remove this"
     return None
 
 
-def _greedy_evaluation_samples_once(spec: "RLHFJobSpec") -> str | None:
+def _greedy_evaluation_samples_once(spec: JobFields) -> str | None:
     evaluation = spec.evaluation
     if evaluation is not None and evaluation.sampling.temperature == 0 and evaluation.samples_per_prompt > 1:
         return (
@@ -128,15 +125,15 @@ def _greedy_evaluation_samples_once(spec: "RLHFJobSpec") -> str | None:
     return None
 
 
-def _length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
+def _length_buffer_fits(spec: JobFields) -> str | None:
     return _buffer_that_does_not_fit(spec, spec.rewards)
 
 
-def _evaluation_length_buffer_fits(spec: "RLHFJobSpec") -> str | None:
+def _evaluation_length_buffer_fits(spec: JobFields) -> str | None:
     return _buffer_that_does_not_fit(spec, spec.evaluation.rewards or []) if spec.evaluation else None
 
 
-def _buffer_that_does_not_fit(spec: "RLHFJobSpec", rewards: Sequence[RewardSettings]) -> str | None:
+def _buffer_that_does_not_fit(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | None:
     longest = spec.sampling.max_response_tokens
     for reward in rewards:
         if reward.length is not None and reward.length.buffer_tokens >= longest:
@@ -147,15 +144,15 @@ def _buffer_that_does_not_fit(spec: "RLHFJobSpec", rewards: Sequence[RewardSetti
     return None
 
 
-def _accelerators_are_priced(spec: "RLHFJobSpec") -> str | None:
+def _accelerators_are_priced(spec: JobFields) -> str | None:
     return unknown_price(spec, "accelerators")
 
 
-def _spot_is_priced(spec: "RLHFJobSpec") -> str | None:
+def _spot_is_priced(spec: JobFields) -> str | None:
     return unknown_price(spec, "spot")
 
 
-def _money_is_counted(spec: "RLHFJobSpec") -> str | None:
+def _money_is_counted(spec: JobFields) -> str | None:
     if spec.budget is not None and spec.budget.money is not None and not spec.prices.given:
         return "no instance has a price, so this limit would never apply; add spec.prices, or write budget.gpuHours"
     return None

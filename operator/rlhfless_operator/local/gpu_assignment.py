@@ -8,7 +8,7 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 
 class TooFewGpusError(UserError):

@@ -22,19 +22,19 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
 from rlhfless_operator.platforms.base import StateListener
-from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.platforms.local_gpus import gpu_products, visible_gpus
+from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
-from rlhfless_operator.training.begun_job import changes_since, named
-from rlhfless_operator.training.budget import BudgetExhaustedError, used
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.rehearsal import emulation_of
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.journal.begun_job import changes_since, named
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError, used
+from rlhfless_operator.training.journal.step_journal import StepJournal, read_status
+from rlhfless_operator.training.requests.builder import RequestBuilder
+from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.step_journal import StepJournal, read_status
 
 _REFRESH_SECONDS = 0.25
 

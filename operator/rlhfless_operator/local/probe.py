@@ -15,10 +15,10 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api.probe import Probe, ProbedModel, ProbeResult
 from rlhfless_functions.settings import DataSettings, ModelSettings, SamplingSettings
 from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.reading.validation import parse_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.job.validation import parse_job
 from rlhfless_operator.local.local_run import FunctionsMissingError
-from rlhfless_operator.platforms.local_gpus import visible_gpus
+from rlhfless_operator.platforms.local.gpus import visible_gpus
 from rlhfless_operator.records.folder import JobFolder
 
 DType = Literal["float32", "bfloat16"]

@@ -9,14 +9,14 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import assign_gpus
 from rlhfless_operator.local.local_run import threads_of
-from rlhfless_operator.platforms.local import LocalPlatform
-from rlhfless_operator.platforms.local_gpus import visible_gpus
+from rlhfless_operator.platforms.local.gpus import visible_gpus
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.begun_job import begun_job
+from rlhfless_operator.training.journal.begun_job import begun_job
+from rlhfless_operator.training.journal.step_journal import committed_records, read_status
 from rlhfless_operator.training.replaying import Replay, replay
-from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.step_journal import committed_records, read_status
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 _THREADS = "learning/threads"
 """The metric that says how many CPU threads a step was learnt with."""

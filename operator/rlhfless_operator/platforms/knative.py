@@ -19,16 +19,16 @@ from rlhfless_operator.platforms.base import (
     TaskFailedError,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.dispatch import deliver
-from rlhfless_operator.platforms.job_objects import Endpoint, JobObjects
-from rlhfless_operator.platforms.manifests import PORT, JobIdentity, StageFunction
-from rlhfless_operator.platforms.node_places import NodePlaces
-from rlhfless_operator.platforms.pod_watch import PodView, PodWatch
-from rlhfless_operator.platforms.slot_pool import SlotShare
-from rlhfless_operator.platforms.stage_pods import StagePods
-from rlhfless_operator.platforms.stage_scaler import StageScaler
+from rlhfless_operator.platforms.pods.dispatch import deliver
+from rlhfless_operator.platforms.pods.job_objects import Endpoint, JobObjects
+from rlhfless_operator.platforms.pods.manifests import PORT, JobIdentity, StageFunction
+from rlhfless_operator.platforms.pods.node_places import NodePlaces
+from rlhfless_operator.platforms.pods.pod_watch import PodView, PodWatch
+from rlhfless_operator.platforms.pods.stage_pods import StagePods
+from rlhfless_operator.platforms.pods.stage_scaler import StageScaler
 from rlhfless_operator.platforms.stream import open_session, run_task
-from rlhfless_operator.platforms.turn_taking import TurnTaking
+from rlhfless_operator.platforms.turns.slot_pool import SlotShare
+from rlhfless_operator.platforms.turns.turn_taking import TurnTaking
 
 _PUBLISHED_POLL_SECONDS = 0.02
 _DIRECT_SECONDS = 2.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Event, Gang, LearnRequest, RunRequest, Stage
-from rlhfless_operator.planner.sharing import Claim, Pool, check_feasible, share
-from rlhfless_operator.planner.usage import RecentUse
-from rlhfless_operator.planner.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
+from rlhfless_operator.planner.pools.sharing import Claim, Pool, check_feasible, share
+from rlhfless_operator.planner.pools.usage import RecentUse
+from rlhfless_operator.planner.pools.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
 from rlhfless_operator.platforms.base import Platform, Preload
 
 Clock = Callable[[], float]

@@ -1,6 +1,6 @@
 """Slots: GPUs that instances use in turns. This module keeps the slots of each instance, and who is awake on each.
 
-On one machine a slot is a GPU, on a cluster a ResourceClaim. On both `planner/turns.py` decides whose turn it is.
+On one machine a slot is a GPU, on a cluster a ResourceClaim. On both `planner/pools/turns.py` decides whose turn it is.
 """
 
 from collections.abc import Collection, Mapping, Sequence

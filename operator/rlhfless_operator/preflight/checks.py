@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfless_operator.job.crd import NAME, VERSION
+from rlhfless_operator.job.generated.crd import NAME, VERSION
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import SlotsWanted
+from rlhfless_operator.platforms.pods.manifests import SlotsWanted
 from rlhfless_operator.platforms.room import why_not_in_pool
 from rlhfless_operator.preflight.features import missing_features, wanted_features
 from rlhfless_operator.preflight.findings import Finding, set_command

@@ -12,12 +12,12 @@ from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.actor_range import actor_range
-from rlhfless_operator.job.crd import NAME, crd
+from rlhfless_operator.job.generated.crd import NAME, crd
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.manifests import JobIdentity, SlotsWanted, StageFunction, service
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction, service
 from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_of, pods_by_stage, room_in_pool, why_not_in_quotas
 from rlhfless_operator.preflight.checks import (
     Knative,

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlhfless_operator.job.crd import GROUP, PLURAL
+from rlhfless_operator.job.generated.crd import GROUP, PLURAL
 from rlhfless_operator.preflight.findings import Finding
 
 

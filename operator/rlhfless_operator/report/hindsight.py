@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import STAGES
-from rlhfless_operator.planner.bounds import least_held
+from rlhfless_operator.planner.step.bounds import least_held
 from rlhfless_operator.records.record import SpanRecord
 
 

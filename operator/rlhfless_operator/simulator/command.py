@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlhfless_operator.planner.drafting import Drafts
-from rlhfless_operator.planner.roofline import GPUS
+from rlhfless_operator.planner.latency.drafting import Drafts
+from rlhfless_operator.planner.latency.roofline import GPUS
 from rlhfless_operator.simulator.asynchronous.compare import SYNCHRONOUS, compare
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS
 from rlhfless_operator.simulator.page import WEIGHTS, scenario_page
@@ -19,8 +19,8 @@ from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario,
 from rlhfless_operator.simulator.simulate import Progress as Tell
 from rlhfless_operator.simulator.simulate import simulate, step_count
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace, read_trace
-from rlhfless_operator.training.measured_drafts import measured_drafts
-from rlhfless_operator.training.model_shape import find_shape
+from rlhfless_operator.training.costs.measured_drafts import measured_drafts
+from rlhfless_operator.training.costs.model_shape import find_shape
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.least_period import least_period
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import InfeasibleError, Limits, Plan, Planner
-from rlhfless_operator.planner.preparers import matching_preparers
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.least_period import least_period
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import InfeasibleError, Limits, Plan, Planner
+from rlhfless_operator.planner.step.preparers import matching_preparers
 from rlhfless_operator.simulator.asynchronous.long_run import long_run
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, Trace, generate
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlhfless_operator.planner.lengths import LengthEstimate
-from rlhfless_operator.planner.migration import Key
+from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 

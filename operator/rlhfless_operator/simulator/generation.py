@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.migration import Key, Migration, Move, Rule
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.moves.migration import Key, Migration, Move, Rule
 from rlhfless_operator.simulator.cluster_conditions import ClusterConditions
 from rlhfless_operator.simulator.instance import Instance, Response
 

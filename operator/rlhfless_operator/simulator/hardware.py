@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.gpu_names import gpu_of
-from rlhfless_operator.planner.roofline import GPUS
+from rlhfless_operator.planner.latency.gpu_names import gpu_of
+from rlhfless_operator.planner.latency.roofline import GPUS
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.local_gpus import gpu_products, visible_gpus
+from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
 from rlhfless_operator.platforms.room import DEFAULT_POOL, room_in_pool
 
 _KNOWN = ", ".join(sorted(GPUS))

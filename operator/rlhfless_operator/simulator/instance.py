@@ -5,8 +5,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from rlhfless_operator.planner.latency import Latency, LinearLatency
-from rlhfless_operator.planner.migration import Key
+from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
+from rlhfless_operator.planner.moves.migration import Key
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits, plan
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.charts import Mark, Series, line_chart, share_bar
 from rlhfless_operator.report.gantt import gantt, lanes

@@ -10,25 +10,25 @@ from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.devices import (
+from rlhfless_operator.planner.latency.devices import (
     find_profile,
     is_measured,
     learning_token_seconds,
     preparation_token_seconds,
 )
-from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import InfeasibleError, Limits
-from rlhfless_operator.planner.roofline import ModelShape
+from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
+from rlhfless_operator.planner.latency.roofline import ModelShape
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import read_lines
 from rlhfless_operator.simulator.forecast import Forecast, Others, matching_actors, typical_step
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
-from rlhfless_operator.training.measured_drafts import LAST_STEPS, measured_drafts
-from rlhfless_operator.training.model_shape import AskHub, find_shape
-from rlhfless_operator.training.requests import RequestBuilder
+from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS, measured_drafts
+from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 UPDATE_SECONDS = 0.5
 """The optimizer's step and the publication of the weights."""

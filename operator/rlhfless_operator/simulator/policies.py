@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.migration import Rule
-from rlhfless_operator.planner.migration_rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.moves.migration import Rule
+from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
 from rlhfless_operator.simulator.scenarios import Scenario
 
 PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]

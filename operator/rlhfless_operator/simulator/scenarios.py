@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rlhfless_operator.planner.drafting import DraftedLatency, Drafts
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.measured import MEASURED
-from rlhfless_operator.planner.roofline import (
+from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.latency.measured import MEASURED
+from rlhfless_operator.planner.latency.roofline import (
     H100,
     L40S,
     LLAMA_70B,

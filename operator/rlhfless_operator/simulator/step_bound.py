@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.bounds import alone_seconds, lower_bound
+from rlhfless_operator.planner.step.bounds import alone_seconds, lower_bound
 from rlhfless_operator.simulator.scenarios import Scenario
 
 Floats = NDArray[np.float64]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.bounds import lower_bound
-from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor, assess
-from rlhfless_operator.planner.loads import Indices, Loads, SampleLoad
-from rlhfless_operator.planner.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
-from rlhfless_operator.planner.pace import LearnerPace, run_paced
-from rlhfless_operator.planner.planning import Limits
-from rlhfless_operator.planner.step_forecast import Holding, Training
-from rlhfless_operator.planner.step_planning import plan_step
+from rlhfless_operator.planner.step.bounds import lower_bound
+from rlhfless_operator.planner.step.forecast import Holding, Training
+from rlhfless_operator.planner.step.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.planner.step.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
+from rlhfless_operator.planner.step.planning import Limits
+from rlhfless_operator.planner.step.whole_step import plan_step
 from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response

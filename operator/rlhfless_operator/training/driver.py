@@ -10,24 +10,24 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.job.actor_range import ActorRange
-from rlhfless_operator.job.change_rules import FIXED_FIELDS
+from rlhfless_operator.job.generated.change_rules import FIXED_FIELDS
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.contention import ALONE, Contention
+from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
-from rlhfless_operator.training.begun_job import begun_job, changes_between, changes_since, write_begun_job
-from rlhfless_operator.training.budget import BudgetExhaustedError
-from rlhfless_operator.training.changed_settings import keep_settings
-from rlhfless_operator.training.garbage import remove_remains
-from rlhfless_operator.training.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
+from rlhfless_operator.training.journal.begun_job import begun_job, changes_between, changes_since, write_begun_job
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.garbage import remove_remains
+from rlhfless_operator.training.journal.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
+from rlhfless_operator.training.journal.step_journal import StepJournal, committed_records, new_uid, read_status
+from rlhfless_operator.training.journal.summary import summarize
+from rlhfless_operator.training.journal.tracking import Tracking, check_tracking, open_tracking
 from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.run import TrainingRun, open_run
-from rlhfless_operator.training.step_journal import StepJournal, committed_records, new_uid, read_status
-from rlhfless_operator.training.summary import summarize
-from rlhfless_operator.training.tracking import Tracking, check_tracking, open_tracking
+from rlhfless_operator.training.stages.changed_settings import keep_settings
 
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),

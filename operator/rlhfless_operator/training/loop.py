@@ -6,21 +6,21 @@ from typing import Any
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.training.affordable import check_affordable
-from rlhfless_operator.training.asynchronous import take_steps_asynchronously
-from rlhfless_operator.training.changed_settings import open_settings
-from rlhfless_operator.training.datasets import data_status, open_data
-from rlhfless_operator.training.evaluation import evaluate
-from rlhfless_operator.training.export import export
-from rlhfless_operator.training.garbage import remove_lines
-from rlhfless_operator.training.learner_choice import choose_learners
-from rlhfless_operator.training.learning import Learning
-from rlhfless_operator.training.look_ahead import look_ahead
-from rlhfless_operator.training.rollout import RolloutTask, roll_out
-from rlhfless_operator.training.rollout_record import record_rollout
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.asynchronous.loop import take_steps_asynchronously
+from rlhfless_operator.training.journal.garbage import remove_lines
+from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.sampling_weights import SamplingWeights
-from rlhfless_operator.training.step_journal import StepJournal
+from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.changed_settings import open_settings
+from rlhfless_operator.training.stages.datasets import data_status, open_data
+from rlhfless_operator.training.stages.evaluation import evaluate
+from rlhfless_operator.training.stages.export import export
+from rlhfless_operator.training.stages.learner_choice import choose_learners
+from rlhfless_operator.training.stages.learning import Learning
+from rlhfless_operator.training.stages.look_ahead import look_ahead
+from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
+from rlhfless_operator.training.stages.rollout_record import record_rollout
 
 
 async def train(run: TrainingRun, journal: StepJournal) -> None:

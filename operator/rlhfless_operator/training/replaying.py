@@ -12,10 +12,10 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.settings_history import read_settings_history
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.async_journal import read_taken
-from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.step_journal import new_uid
-from rlhfless_operator.training.tasks import run_to_end
+from rlhfless_operator.training.journal.async_journal import read_taken
+from rlhfless_operator.training.journal.step_journal import new_uid
+from rlhfless_operator.training.requests.builder import RequestBuilder
+from rlhfless_operator.training.requests.tasks import run_to_end
 
 
 class NotReplayableError(UserError):

@@ -7,25 +7,25 @@ from typing import Any
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
-from rlhfless_operator.planner.contention import ALONE, Contention
+from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, Preload, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
-from rlhfless_operator.training.capacity import Capacity
-from rlhfless_operator.training.cost_model import CostModel
-from rlhfless_operator.training.draft_history import DraftHistory
-from rlhfless_operator.training.gang import GangSize
-from rlhfless_operator.training.instance_queue import InstanceQueue
-from rlhfless_operator.training.lease import Lease
-from rlhfless_operator.training.plans import StepPlans
-from rlhfless_operator.training.prefix_choice import PrefixChoice
-from rlhfless_operator.training.prompts import Prompts
-from rlhfless_operator.training.relays import Relays
-from rlhfless_operator.training.requests import RequestBuilder
-from rlhfless_operator.training.starting_point import starting_latency
-from rlhfless_operator.training.step_journal import StepJournal
-from rlhfless_operator.training.weights_traffic import WeightsTraffic
+from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.costs.prefix_choice import PrefixChoice
+from rlhfless_operator.training.costs.starting_point import starting_latency
+from rlhfless_operator.training.costs.step_plans import StepPlans
+from rlhfless_operator.training.data.prompts import Prompts
+from rlhfless_operator.training.instances.capacity import Capacity
+from rlhfless_operator.training.instances.draft_history import DraftHistory
+from rlhfless_operator.training.instances.gang import GangSize
+from rlhfless_operator.training.instances.instance_queue import InstanceQueue
+from rlhfless_operator.training.instances.relays import Relays
+from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
+from rlhfless_operator.training.journal.lease import Lease
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.requests.builder import RequestBuilder
 
 
 @dataclass(frozen=True)

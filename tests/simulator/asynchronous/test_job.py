@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from overlapped_rollouts import EmulatedClock, Job
 
+from rlhfless_operator.planner.groups.group_buffer import TooStale
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Work
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario
-from rlhfless_operator.training.group_buffer import TooStale
 from tests.simulator.asynchronous.small_runs import ROLLOUTS, SCENARIOS, run, split_of
 from tests.simulator.small_scenario import SMALL
 

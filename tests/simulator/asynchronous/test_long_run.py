@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.least_period import least_period
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits, Share, plan
+from rlhfless_operator.planner.step.least_period import least_period
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, Share, plan
 from rlhfless_operator.simulator.asynchronous.long_run import LongRun, long_run
 from tests.simulator.small_scenario import PROFILE
 

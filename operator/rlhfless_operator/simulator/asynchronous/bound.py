@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfless_operator.planner.bounds import alone_seconds, lower_bound
+from rlhfless_operator.planner.step.bounds import alone_seconds, lower_bound
 from rlhfless_operator.simulator.asynchronous.systems import Split
 from rlhfless_operator.simulator.asynchronous.work import Group
 from rlhfless_operator.simulator.scenarios import Scenario

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rlhfless_operator.planner.preparers import matching_preparers
+from rlhfless_operator.planner.step.preparers import matching_preparers
 from rlhfless_operator.simulator.asynchronous.bound import least_seconds, whole_cluster_seconds
 from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
 from rlhfless_operator.simulator.asynchronous.streaming import run_streaming

@@ -2,8 +2,8 @@
 
 Which groups a step takes, which rollout may begin, how groups are cut into chunks for preparation, the plans, the
 predictions of lengths and what is remembered of earlier steps are the live loop's own code. Who has which instance is
-its rule (`training/instance_queue.py`), and a test compares the two. Every response ends with the weights that began
-it, and no sample moves between actors.
+its rule (`training/instances/instance_queue.py`), and a test compares the two. Every response ends with the weights
+that began it, and no sample moves between actors.
 """
 
 import heapq
@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlhfless_operator.planner.chunks import chunk_size
+from rlhfless_operator.planner.groups.group_buffer import GroupBuffer, GroupName, ReadyGroup
+from rlhfless_operator.planner.groups.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.step.chunks import chunk_size
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step, StepShares
-from rlhfless_operator.training.group_buffer import GroupBuffer, GroupName, ReadyGroup
-from rlhfless_operator.training.staleness import last_step_begun, steps_ahead
 
 
 class Plans(Protocol):

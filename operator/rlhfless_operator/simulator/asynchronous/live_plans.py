@@ -1,16 +1,16 @@
-"""Plans of the steps of an asynchronous job, made as `training/planning.py` makes them."""
+"""Plans of the steps of an asynchronous job, made as `training/costs/generation_plan.py` makes them."""
 
 import math
 from collections.abc import Iterable, Sequence
 
-from rlhfless_operator.planner.async_planning import plan_asynchronous_step
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Limits, Share
-from rlhfless_operator.planner.step_forecast import Training
-from rlhfless_operator.planner.step_planning import StepPlan, plan_step
+from rlhfless_operator.planner.step.async_planning import plan_asynchronous_step
+from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, Share
+from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, share_ends
 from rlhfless_operator.simulator.scenarios import Scenario

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile
-from rlhfless_operator.planner.loads import SampleLoad
-from rlhfless_operator.planner.planning import Share
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Share
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use
 from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from rlhfless_operator.planner.bounds import least_held
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.bounds import least_held
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, Plans, StageSeconds, Use, Work
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split

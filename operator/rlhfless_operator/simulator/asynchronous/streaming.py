@@ -5,8 +5,8 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from rlhfless_operator.planner.migration import Actor, Unfinished
-from rlhfless_operator.planner.migration_rules import Repack
+from rlhfless_operator.planner.moves.migration import Actor, Unfinished
+from rlhfless_operator.planner.moves.rules import Repack
 from rlhfless_operator.simulator.asynchronous.systems import Split, Streaming
 from rlhfless_operator.simulator.asynchronous.work import Group, Outcome, Step
 from rlhfless_operator.simulator.instance import Instance

@@ -7,7 +7,7 @@ that of its oldest token (docs/asynchronous.md).
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhfless_operator.training.group_buffer import TooStale
+from rlhfless_operator.planner.groups.group_buffer import TooStale
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlhfless_operator.planner.latency import InstanceProfile
+from rlhfless_operator.planner.groups.staleness import staleness
+from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
-from rlhfless_operator.training.staleness import staleness
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import yaml
 from rlhfless_functions import artifacts
 from tests.command_line import run_command, run_to_its_end
 from tests.generation.engines.shares import save_model
-from tests.training.test_asynchronous import replayed
+from tests.training.asynchronous.test_loop import replayed
 from tests.training.test_switching import SWITCHING, check_switched
 from tests.training.test_switching import switches_midway as switches_midway  # A fixture.
 from tests.training.whole_jobs import records_of, run_job

@@ -28,7 +28,7 @@ from rlhfless_functions.generation.engines.transformers import TransformersEngin
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
-from rlhfless_operator.job.validation import load_job
+from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from tests.command_line import run_to_its_end
 from tests.generation.engines.shares import (

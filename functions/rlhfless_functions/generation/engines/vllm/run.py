@@ -17,8 +17,8 @@ from rlhfless_functions.generation.engines.base import (
 from rlhfless_functions.generation.engines.randomness import shifted_key
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.drafting import DraftedRequests
+from rlhfless_functions.generation.engines.vllm.draws import END, GREEDY, KEY
 from rlhfless_functions.generation.engines.vllm.salts import KeptBlocks, RunSalts
-from rlhfless_functions.generation.engines.vllm.worker import END, GREEDY, KEY
 from rlhfless_functions.generation.prefix_exchange import PrefixExchange
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlhfless_functions.generation.engines.vllm.worker import draw_rows
+from rlhfless_functions.generation.engines.vllm.draws import draw_rows
 
 
 class Verifier(torch.nn.Module):

@@ -1,0 +1,1 @@
+"""What is made from a job's fields: the CRD, the API server's rules and the reference page."""

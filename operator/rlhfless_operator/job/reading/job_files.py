@@ -1,0 +1,157 @@
+"""Check that the local files which a job names exist and are of the right kind."""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhfless_functions.settings import DataSettings, PythonReward, RewardSettings
+from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
+from rlhfless_operator.job.reading.fields import Path as FieldPath
+from rlhfless_operator.job.spec import RLHFJob
+
+_HUB_DATASET = re.compile(r"[\w.-]+/(?![\w.-]+\.(jsonl?|ndjson|parquet|pq|csv|tsv|txt|arrow|zip)(\.\w+)?$)[\w.-]+")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class FileFault:
+    """Something wrong with a file that a field names."""
+
+    path: FieldPath
+    """The field."""
+    message: str
+    remedy: str
+
+
+def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
+    """Find what is wrong with the local files of a job. URIs and names on the hub are not checked.
+
+    Args:
+        job: the job as read, with paths relative to the job file.
+        base: the job file's folder.
+    """
+    spec = job.spec
+    faults = [*_model(("spec", "model", "source"), spec.model.source, base)]
+    if spec.model.tokenizer is not None:
+        faults += _folder(("spec", "model", "tokenizer"), spec.model.tokenizer, base)
+    if spec.model.chat_template is not None:
+        faults += _chat_template(("spec", "model", "chatTemplate"), spec.model.chat_template, base)
+    faults += _data(("spec", "data", "source"), spec.data, base)
+    if spec.evaluation is not None:
+        faults += _data(("spec", "evaluation", "data", "source"), spec.evaluation.data, base)
+        faults += _rewards(("spec", "evaluation", "rewards"), spec.evaluation.rewards or [], base)
+    return [*faults, *_rewards(("spec", "rewards"), spec.rewards, base)]
+
+
+def _rewards(field: FieldPath, rewards: Sequence[RewardSettings], base: Path) -> Iterator[FileFault]:
+    for position, reward in enumerate(rewards):
+        place = (*field, position)
+        if reward.python is not None:
+            yield from _python((*place, "python"), reward.python, base)
+        if reward.model is not None:
+            yield from _model((*place, "model", "source"), reward.model.source, base)
+
+
+def _folder(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
+    path = local_model(name, base)
+    if path is None:
+        if not is_uri(name) and not _HUB_NAME.fullmatch(name):
+            yield FileFault(field, f"{name} is neither a folder nor a hub name", "begin a path with ./ and check it")
+    elif not exists(path):
+        yield FileFault(field, f"the folder {path} does not exist", "check the path; it is relative to the job file")
+    elif not path.is_dir():
+        yield FileFault(field, f"{path} is a file", "name the Hugging Face folder that it is in")
+
+
+def _model(field: FieldPath, name: str, base: Path) -> Iterator[FileFault]:
+    yield from _folder(field, name, base)
+    path = local_model(name, base)
+    if path is not None and path.is_dir() and not (path / "config.json").is_file():
+        yield FileFault(field, f"{path} has no config.json", "name a folder made by save_pretrained")
+
+
+def _chat_template(field: FieldPath, text: str, base: Path) -> Iterator[FileFault]:
+    path = None if is_template_text(text) else local_file(text, base)
+    if path is not None and not _is_file(path):
+        yield FileFault(
+            field,
+            f"{text[:60]!r} is neither a file nor a template, which would contain {{{{ or {{%",
+            "check the path; it is relative to the job file",
+        )
+
+
+def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFault]:
+    path = local_file(data.source, base)
+    if path is None:
+        return
+    if not exists(path):
+        if hub := hub_remedy(data.source):
+            yield FileFault(field, f"{data.source} is neither a file nor a folder beside the job file ({path})", hub)
+        else:
+            yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
+    elif path.is_dir() and not any(path.iterdir()):
+        yield FileFault(field, f"the folder {path} is empty", "name a dataset with at least one prompt")
+    elif path.is_file() and path.stat().st_size == 0:
+        yield FileFault(field, f"{path} is empty", "name a dataset with at least one prompt")
+
+
+def hub_remedy(source: str) -> str | None:
+    """The remedy for a source that looks like the name of a dataset on the Hugging Face hub; None for any other."""
+    if not _HUB_DATASET.fullmatch(source) or source.startswith("."):
+        return None
+    local = source.rpartition("/")[2]
+    return (
+        f"if you mean a dataset on the Hugging Face hub, name one of its files, such as"
+        f" hf://datasets/{source}/FILE.parquet, or download it (hf download {source} --repo-type dataset --local-dir"
+        f" {local}) and name the file in {local}"
+    )
+
+
+def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[FileFault]:
+    path = local_file(reward.file, base)
+    if path is None:
+        return
+    if not _is_file(path):
+        message = f"{path} is not a file" if exists(path) else f"{path} does not exist"
+        yield FileFault((*field, "file"), message, "check the path; it is relative to the job file")
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"line {line} of {path}" if line else str(path)
+        yield FileFault((*field, "file"), f"{place} is not valid Python: {error}", "correct it")
+        return
+    names = set(_top_level_names(tree.body))
+    if reward.function not in names and "*" not in names:
+        close = difflib.get_close_matches(reward.function, sorted(names), n=1)
+        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        remedy = f"did you mean {close[0]}?" if close else f"it has {', '.join(functions) or 'no functions'}"
+        yield FileFault((*field, "function"), f"{path} has no function {reward.function}", remedy)
+
+
+def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that a module defines; `*` if its text does not tell."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        else:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    yield inner.id
+                elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield inner.name
+                elif isinstance(inner, ast.alias):
+                    yield (inner.asname or inner.name).split(".")[0]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False

@@ -1,0 +1,276 @@
+"""The sections of a job document and their fields."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhfless_functions.api import Stage
+from rlhfless_functions.settings import (
+    AlgorithmSettings,
+    BatchSettings,
+    DataSettings,
+    Duration,
+    DurationOrZero,
+    EngineSampling,
+    LearningSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RewardSettings,
+    SamplingSettings,
+    Settings,
+    VllmSettings,
+)
+from rlhfless_operator.job.asynchrony import AsyncSpec
+from rlhfless_operator.job.instance_ranges import InstanceRange, LearnerRange, PreparerRange
+from rlhfless_operator.job.keep_alive import KeepAlive
+from rlhfless_operator.job.outputs import ArtifactsSpec, CheckpointsSpec, TrackingSpec
+from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
+from rlhfless_operator.job.rehearsal import RehearsalSpec
+
+
+class GenerationSpec(Settings):
+    """The instances that generate."""
+
+    instances: InstanceRange = InstanceRange()
+    """Number of instances that a step may use. The planning policy chooses within this range."""
+    keep_alive: KeepAlive = None
+    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
+    engine: Literal["auto", "vllm", "transformers"] = "auto"
+    """Inference engine. `auto` selects vLLM if it is installed and supports the device, and transformers otherwise."""
+    vllm: VllmSettings = VllmSettings()
+    """Settings of vLLM, for instances that generate with it."""
+    kv_budget_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens in an instance's KV cache at a time; by default as many as its free memory holds."""
+    share_prefixes: Literal["auto", "always", "never"] = "auto"
+    """Compute a prefix that prompts of several instances share only once, and send its keys and values. `auto` does so
+    in steps that it makes shorter, by what earlier steps measured. `always` does so even if that takes longer. Only
+    vLLM shares prefixes."""
+    drafting: Literal["auto", "never"] = "never"
+    """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
+    anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured
+    yet."""
+    weight_relays: Literal["never", "auto"] = "never"
+    """Fetch new weights from another instance instead of the store where artifacts are in an object store: in a chain
+    of the instances that the last step left, and in a line of new ones. docs/weights.md says when that helps."""
+    flush: Duration = 5.0
+    """Longest time that generated tokens stay in an instance's memory only, and so the most work that a lost instance
+    costs."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of generation on a cluster; `rlhfless run` ignores them."""
+
+
+class PreparationSpec(Settings):
+    """The instances that prepare: rewards, reference log-probabilities, values and advantages."""
+
+    instances: PreparerRange = PreparerRange()
+    """Number of instances that may prepare a step's groups at the same time."""
+    keep_alive: KeepAlive = None
+    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of preparation on a cluster; `rlhfless run` ignores them, except for the GPUs that they request."""
+
+
+Overlap = Literal["never", "auto", "ordered"]
+
+
+class LearningSpec(LearningSettings):
+    """The instances that learn."""
+
+    instances: LearnerRange = LearnerRange()
+    """Number of instances that may take a step together."""
+    gang_timeout: Duration = 120.0
+    """Longest time that instances of a step hold their GPUs while other instances of it are missing. After that, the
+    step runs with those that have started."""
+
+    overlap: Overlap = "never"
+    """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` and
+    `ordered` allow it if a step is one optimizer update and no advantage needs the whole batch. They can't be combined
+    with dynamic sampling. `auto` learns from groups in the order of their arrival and records this order, because the
+    last bits of the weights depend on it; a repeated step follows the record. `ordered` learns in the order of the
+    predicted lengths: the bits never depend on timing, but the learner waits longer."""
+    keep_alive: KeepAlive = None
+    """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
+    waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of learning on a cluster; `rlhfless run` ignores them."""
+
+
+class MigrationSpec(Settings):
+    """When to move unfinished samples to another actor and release the emptied instance. Moves do not change what is
+    learnt."""
+
+    policy: Literal["none", "threshold", "global", "repack", "benefit"] = "benefit"
+    """`benefit` moves samples if that saves more than it costs; `threshold` empties an actor that has finished `ratio`
+    of its samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack`
+    empties actors that are past their peak (Laminar); `none` never moves."""
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    """Share τ of finished samples at which `threshold` and `global` act; by default 0.95 and 0.9."""
+    slots: int = Field(default=256, ge=1)
+    """Most unfinished samples that moves may gather on one actor."""
+    period: Duration = 1.0
+    """Least time between two decisions of `repack` and `benefit`."""
+    hysteresis: float = Field(default=0.25, ge=0)
+    """For `benefit`: the share of its cost by which a move's saving must exceed the cost."""
+    moves_per_sample: int = Field(default=2, ge=0)
+    """Most times that the driver may choose to move a sample."""
+
+
+class PlanningSpec(Settings):
+    """How a step's samples are divided among instances."""
+
+    policy: Literal["single", "even", "cost"] = "cost"
+    """`single` uses one instance, `even` splits the prompts evenly over all instances, and `cost` chooses the cheapest
+    plan for the predicted lengths."""
+    cost_weight: float = Field(default=0.5, ge=0, le=1, alias="lambda")
+    """Weight λ of cost against time in the `cost` policy: 0 minimises a step's time, 1 its cost."""
+    migration: MigrationSpec = MigrationSpec()
+    """When unfinished samples move to another actor."""
+
+
+class EvaluationSamplingSpec(Settings):
+    """Sampling settings of evaluations that differ from those of training."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    """Divides the logits; 0 always takes the likeliest token (greedy). By default the temperature of training."""
+
+
+class EvaluationSpec(Settings):
+    """Mean reward on held-out prompts, before the first step, after the last, and in between."""
+
+    data: DataSettings
+    """The prompts to evaluate on."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between evaluations; by default they run only before the first and after the last step."""
+    samples_per_prompt: int = Field(default=1, ge=1, le=1024)
+    """Number of responses to each prompt."""
+    rewards: list[RewardSettings] | None = Field(default=None, min_length=1, max_length=32)
+    """Reward terms of the evaluation, whose weighted sum is its accuracy; by default those of training."""
+    sampling: EvaluationSamplingSpec = EvaluationSamplingSpec()
+    """Sampling settings that differ from those of training."""
+
+
+class LimitsSpec(Settings):
+    """When work moves to another instance after failures, and when the job gives up."""
+
+    retries: int = Field(default=3, ge=0)
+    """Most retries of one part of the work after its instance was lost or failed in a retryable way."""
+    stall: Duration = 120.0
+    """Longest silence of a stream. After it, another instance does the work."""
+    unscorable: float = Field(default=0.5, ge=0, le=1)
+    """Largest share of a step's or an evaluation's samples that may have no reward; above it the job fails."""
+    dropped_prompts: float = Field(default=0.5, ge=0, le=1)
+    """Largest share of a dataset's rows that may be dropped as too long, empty or already answered; above it the job
+    fails."""
+
+
+class JobFields(Settings):
+    """All fields of a job, without the rules that bind them together (spec.py)."""
+
+    model: ModelSettings
+    """The model to train."""
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    """The algorithm and its hyperparameters."""
+    rewards: list[RewardSettings] = Field(min_length=1, max_length=32)
+    """Reward terms. A sample's reward is the weighted sum of the terms that scored it; a term that returns None does
+    not count."""
+    data: DataSettings
+    """The prompts to train on."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How responses are sampled."""
+    batch: BatchSettings = BatchSettings()
+    """Size of a step, and how it is divided for learning."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """The policy's optimizer and schedule."""
+    steps: int | None = Field(default=None, ge=1)
+    """Training steps of the job; set either this or `epochs`."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training prompts; set either this or `steps`."""
+    seed: int = Field(default=0, ge=0, le=2**53 - 1)
+    """Seed of everything random: the order of prompts and every sample's tokens."""
+    asynchronous: AsyncSpec | None = Field(default=None, alias="async")
+    """Generate ahead of the learner; by default each step waits for the one before."""
+    generation: GenerationSpec = GenerationSpec()
+    """The instances that generate."""
+    preparation: PreparationSpec = PreparationSpec()
+    """The instances that prepare."""
+    learning: LearningSpec = LearningSpec()
+    """The instance that learns."""
+    planning: PlanningSpec = PlanningSpec()
+    """How a step's samples are divided among instances."""
+    prices: PricesSpec = PricesSpec()
+    """What instances cost."""
+    budget: BudgetSpec | None = None
+    """What the job may spend; by default there is no limit. You may change it at any time, even while the job runs."""
+    evaluation: EvaluationSpec | None = None
+    """Evaluation on held-out prompts; by default there is none."""
+    checkpoints: CheckpointsSpec = CheckpointsSpec()
+    """When checkpoints are written and how many are kept."""
+    artifacts: ArtifactsSpec = ArtifactsSpec()
+    """Where the job's outputs are stored."""
+    tracking: TrackingSpec = TrackingSpec()
+    """Where metrics go."""
+    limits: LimitsSpec = LimitsSpec()
+    """When work is given to another instance, and when the job gives up."""
+    rehearsal: RehearsalSpec | None = None
+    """Rehearse the job's scheduling on emulated GPUs before paying for real ones. Nothing is trained."""
+    pool: str | None = Field(default=None, min_length=1)
+    """GPU pool on a cluster that the job shares with others; one of those configured at the operator's installation. By
+    default the pool `default`. `rlhfless run` ignores it."""
+    priority: int = Field(default=0, ge=-1000000, le=1000000)
+    """Priority among jobs that share a pool or wait in a Kueue queue; higher goes first. In a pool, running work is
+    never interrupted. `rlhfless run` ignores it."""
+    pods: PodsSpec = PodsSpec()
+    """Pods of every stage on a cluster; `rlhfless run` ignores them."""
+    suspend: bool = False
+    """Release every instance and keep the work; set it back to false to continue. `rlhfless run` ignores it."""
+    backoff_limit: int = Field(default=6, ge=0)
+    """Most consecutive restarts after internal failures without a finished step in between; after that the job fails.
+    Lost and preempted instances do not count. `rlhfless run` ignores it."""
+    active_deadline: Duration | None = None
+    """Longest run time of the job, after which it fails. Finished steps and the current one count; time suspended or
+    waiting for a driver does not. By default there is no limit."""
+    ttl_after_finished: DurationOrZero | None = None
+    """Time from the job's end until the resource is deleted; by default never. The job's folder stays. `rlhfless run`
+    ignores it."""
+
+    @property
+    def evaluation_rewards(self) -> list[RewardSettings]:
+        """The reward terms of an evaluation."""
+        own = self.evaluation.rewards if self.evaluation is not None else None
+        return self.rewards if own is None else own
+
+    @property
+    def all_rewards(self) -> list[RewardSettings]:
+        """The rewards of training and the evaluation's own; the two may share names."""
+        return self.rewards + [reward for reward in self.evaluation_rewards if reward not in self.rewards]
+
+    @property
+    def evaluation_sampling(self) -> EngineSampling:
+        """Sampling settings of an evaluation."""
+        own = self.evaluation.sampling.temperature if self.evaluation is not None else None
+        given = self.sampling.model_dump()
+        return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
+
+    @property
+    def chooses_learners(self) -> bool:
+        """Whether a step's plan chooses how many instances learn together."""
+        return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"
+
+    @property
+    def chooses_preparers(self) -> bool:
+        """Whether a step's plan chooses how many instances prepare."""
+        return self.preparation.instances.min < self.preparation.instances.max and self.planning.policy == "cost"
+
+    @property
+    def keeps_kv_cache(self) -> bool:
+        """Whether responses that go on with newer weights keep the keys and values of older ones."""
+        return self.asynchronous is not None and self.asynchronous.kv_cache == "keep"
+
+    def keep_alive_seconds(self) -> dict[Stage, float]:
+        """How long idle instances of each stage are kept, in seconds; 0 with `auto`, which decides each time."""
+        return {
+            "generation": self.generation.keep_alive or 0.0,
+            "preparation": self.preparation.keep_alive or 0.0,
+            "learning": self.learning.keep_alive or 0.0,
+        }

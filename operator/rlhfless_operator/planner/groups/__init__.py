@@ -1,0 +1,1 @@
+"""The groups that a step learns from."""

@@ -1,0 +1,154 @@
+"""Which groups an asynchronous step learns from: complete ones, those with the oldest weights first. Pure.
+
+Rollouts begin as many groups as admission allows. Groups become complete in any order, and each waits here until a step
+takes it. A step takes as many groups as a step learns from, or it waits (`async.tooStale`).
+
+The last step that may learn from a group whose oldest token is of version v is v + 1 + S, with S the greatest staleness
+that is allowed. That is the group's *deadline*. With `wait` every group keeps its deadline: a step is taken only if the
+steps after it have room for all groups that it leaves, each before its deadline. If the oldest complete groups do not
+satisfy that, no others do. Once all groups are complete they do, as admission never begins more groups than all steps
+up to the newest deadline have room for.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhfless_operator.planner.groups.staleness import staleness
+
+TooStale = Literal["wait", "drop", "downweight"]
+"""What happens where a group would become too stale; see `AsyncSpec.too_stale`."""
+
+
+@dataclass(frozen=True, order=True)
+class GroupName:
+    """A group: one prompt of one rollout."""
+
+    rollout: int
+    """Number of the rollout that draws the prompt, from 1."""
+    prompt: int
+    """Row of the prompt in the dataset."""
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A complete and prepared group."""
+
+    name: GroupName
+    version: int
+    """The oldest weights that sampled any of it."""
+    part: str
+    """URI of the prepared part that holds it."""
+
+
+@dataclass(frozen=True)
+class ChosenGroup:
+    """A group that a step learns from."""
+
+    group: ReadyGroup
+    factor: float = 1.0
+    """What its advantages are multiplied by."""
+
+
+@dataclass
+class GroupBuffer:
+    """The groups that are begun and not taken.
+
+    Args:
+        size: groups of a step.
+        most: the greatest staleness that is allowed.
+        rule: what happens where a group would exceed it.
+        settled: groups that were taken before.
+    """
+
+    size: int
+    most: int
+    rule: TooStale = "wait"
+    settled: int = 0
+    _under_way: dict[GroupName, int] = field(default_factory=dict)
+    """Groups that are not complete, with the weights that began their rollout. None of their tokens is older."""
+    _ready: dict[GroupName, ReadyGroup] = field(default_factory=dict)
+
+    @property
+    def live(self) -> int:
+        """Groups that were begun and not dropped, those that are taken included."""
+        return self.settled + len(self._under_way) + len(self._ready)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many groups are complete as a step learns from."""
+        return len(self._ready) >= self.size
+
+    def admits(self, groups: int, done: int, ahead: int) -> bool:
+        """Whether so many groups may begin with the newest weights.
+
+        Args:
+            groups: how many.
+            done: steps that are done.
+            ahead: how many steps generation may be ahead of the learner, at most `most`.
+        """
+        return self.live + groups <= (done + 1 + ahead) * self.size
+
+    def begin(self, rollout: int, prompts: Iterable[int], version: int) -> None:
+        """A rollout begins its groups with a version of the weights."""
+        self._under_way.update({GroupName(rollout, prompt): version for prompt in prompts})
+
+    def complete(self, group: ReadyGroup) -> None:
+        """A group is prepared. One that is not under way (any more) is passed over."""
+        if self._under_way.pop(group.name, None) is not None:
+            self._ready[group.name] = group
+
+    def taken(self, names: Iterable[GroupName]) -> None:
+        """A step has taken these groups, complete here or not."""
+        for name in names:
+            if self._under_way.pop(name, None) is not None or self._ready.pop(name, None) is not None:
+                self.settled += 1
+
+    def forget(self, name: GroupName) -> None:
+        """A group was settled before, or is dropped and generated anew."""
+        self._under_way.pop(name, None)
+        self._ready.pop(name, None)
+
+    def choose(self, step: int) -> list[ChosenGroup] | None:
+        """The groups that a step learns from, in the order of learning; None while it waits for others.
+
+        Nothing is taken by this: `taken` says so.
+
+        Args:
+            step: its number, which is one more than the steps that are taken.
+        """
+        oldest = sorted(self._ready.values(), key=_oldest_first)[: self.size]
+        if len(oldest) < self.size:
+            return None
+        if self.rule == "wait" and not self._leaves_room(step, oldest):
+            return None
+        return [ChosenGroup(group, self._factor(step, group)) for group in oldest]
+
+    def drop(self, step: int) -> list[GroupName]:
+        """Remove the complete groups that are too stale for a step and for all steps after it (`drop` alone).
+
+        Returns:
+            Their names, in order. Their prompts are to be generated anew.
+        """
+        if self.rule != "drop":
+            return []
+        stale = sorted(name for name, group in self._ready.items() if staleness(step, group.version) > self.most)
+        for name in stale:
+            del self._ready[name]
+        return stale
+
+    def _leaves_room(self, step: int, chosen: Iterable[ReadyGroup]) -> bool:
+        """Whether the steps after this one have room for all groups that are left, each up to its deadline."""
+        names = {group.name for group in chosen}
+        versions = [version for name, version in self._under_way.items()]
+        versions += [group.version for name, group in self._ready.items() if name not in names]
+        deadlines = sorted(version + 1 + self.most for version in versions)
+        return all(count <= (deadline - step) * self.size for count, deadline in enumerate(deadlines, start=1))
+
+    def _factor(self, step: int, group: ReadyGroup) -> float:
+        stale = staleness(step, group.version)
+        return (1 + self.most) / (1 + stale) if stale > self.most else 1.0
+
+
+def _oldest_first(group: ReadyGroup) -> tuple[int, int, int]:
+    return group.version, group.name.rollout, group.name.prompt

@@ -1,0 +1,1 @@
+"""How long an instance takes: models of latency, tables of devices, and calibration by measurements."""

@@ -1,0 +1,1 @@
+"""When unfinished samples move between actors, and when they switch to newer weights."""

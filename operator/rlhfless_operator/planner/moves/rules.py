@@ -1,0 +1,274 @@
+"""When migration is worth it: the rules of RLHFless, RLHFuse and Laminar, and ours."""
+
+import heapq
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
+from rlhfless_operator.planner.moves.migration import Actor, Key, Move
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass
+class ActorRatio:
+    """RLHFless: an actor that has finished the share τ of its samples is cut (arXiv 2602.22718, cut-and-migrate).
+
+    What is left goes, sample by sample, to the actor with the most free slots; with too few free slots it stays.
+    """
+
+    ratio: float
+    slots: int
+    """Sequences that an actor decodes at a time."""
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether an actor is past τ."""
+        return len(actors) > 1 and any(actor.finished >= self.ratio * actor.total for actor in actors)
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        """Cut every actor past τ while others have room."""
+        moves = []
+        free = {actor.name: self.slots - len(actor.samples) for actor in actors}
+        receivers: set[str] = set()
+        for actor in sorted(actors, key=lambda each: len(each.samples)):
+            if actor.name in receivers or actor.finished < self.ratio * actor.total:
+                continue
+            others = {name: room for name, room in free.items() if name != actor.name and room > 0}
+            if sum(others.values()) < len(actor.samples):
+                continue
+            dealt: dict[str, list[Key]] = {}
+            for key in actor.samples:
+                name = max(others, key=lambda each: others[each])
+                dealt.setdefault(name, []).append(key)
+                others[name] -= 1
+            free.update(others)
+            del free[actor.name]
+            receivers.update(dealt)
+            moves += [Move(actor.name, tuple(keys), name) for name, keys in dealt.items()]
+        return moves
+
+
+@dataclass
+class GlobalRatio:
+    """RLHFuse: once the share τ of all samples is finished, the tail is gathered on as few actors as hold it."""
+
+    ratio: float
+    slots: int
+    """Sequences that an actor decodes at a time without slowing down much."""
+    kv_tokens: float = math.inf
+    samples: int = 0
+    """Samples of the step."""
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether the tail has begun and is not gathered yet."""
+        left = sum(len(actor.samples) for actor in actors)
+        return not self.done and len(actors) > 1 and left <= (1 - self.ratio) * self.samples
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        """Gather the tail, once."""
+        if not self.due(actors, now):
+            return []
+        self.done = True
+        left = sum(len(actor.samples) for actor in actors)
+        needed = max(
+            math.ceil(left / self.slots),
+            math.ceil(sum(s.context + s.remaining for a in actors for s in a.samples.values()) / self.kv_tokens),
+            1,
+        )
+        ranked = sorted(actors, key=lambda each: -len(each.samples))
+        kept = {actor.name: len(actor.samples) for actor in ranked[:needed]}
+        moves: list[Move] = []
+        for actor in ranked[needed:]:
+            dealt: dict[str, list[Key]] = {}
+            for key in actor.samples:
+                name = min(kept, key=lambda each: kept[each])
+                kept[name] += 1
+                dealt.setdefault(name, []).append(key)
+            moves += [Move(actor.name, tuple(keys), name) for name, keys in dealt.items()]
+        return moves
+
+
+@dataclass
+class Repack:
+    """Laminar: every few seconds, actors on their way down are emptied, best-fit, into the fullest that has room."""
+
+    roofline_batch: int
+    """Requests below which a decode step is bound by the reading of the weights."""
+    kv_tokens: float = math.inf
+    period: float = 5.0
+    last: float = 0.0
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether a period has passed."""
+        return len(actors) > 1 and now - self.last >= self.period
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        """Repack, once a period."""
+        if not self.due(actors, now):
+            return []
+        self.last = now
+        idle = [a for a in actors if a.context < a.peak_context and len(a.samples) < self.roofline_batch]
+        load = {actor.name: len(actor.samples) for actor in idle}
+        used = {actor.name: actor.context for actor in idle}
+        moves = []
+        for actor in sorted(idle, key=lambda each: each.context):
+            fitting = [
+                name
+                for name in load
+                if name != actor.name
+                and load[name] + len(actor.samples) <= self.roofline_batch
+                and used[name] + actor.context <= self.kv_tokens
+            ]
+            if actor.name not in load or not fitting:
+                continue
+            fullest = max(fitting, key=lambda name: used[name])
+            if used[fullest] < used[actor.name] or load[actor.name] != len(actor.samples):
+                continue
+            load[fullest] += len(actor.samples)
+            used[fullest] += actor.context
+            del load[actor.name], used[actor.name]
+            moves.append(Move(actor.name, tuple(actor.samples), fullest))
+        return moves
+
+
+@dataclass
+class Saving:
+    """Ours: an actor is emptied when the instance-seconds that this saves exceed what it costs.
+
+    Two actors with r and s ≤ r steps to go decode apart in step·(r + s) + work, together in step·r + work: emptying
+    one saves step·s. It costs the prefill of the moved contexts (or their transfer), a pause, and, where the receiver
+    must be cut too, the prefill of its contexts; and the receiver ends later, which is charged where it then ends
+    after everybody else. Where it may hold a runaway that has not shown itself, it may well be the last.
+    """
+
+    latency: Latency
+    slots: int
+    kv_tokens: float = math.inf
+    longest: int = 0
+    """Length at which runaways end; 0 where there are none."""
+    time_price: float = 1.0
+    """Instance-seconds that a second of the step is worth."""
+    pause_seconds: float = 0.5
+    """Lost by every chosen cut: closing a stream, a request, admission."""
+    restarts_receiver: bool = True
+    """Whether the receiver is cut as well, since an instance takes one request at a time."""
+    transfer_token_seconds: float = math.inf
+    """Seconds to ship a token's keys and values; prefill is done instead where that is faster."""
+    hysteresis: float = 1.0
+    """The saving must exceed the cost by this ratio of the cost."""
+    period: float = 1.0
+    """Least time between two looks."""
+    last: float = -math.inf
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        """Whether a period has passed, and any two actors fit one."""
+        if now - self.last < self.period or len(actors) < 2:
+            return False
+        return sum(heapq.nsmallest(2, (len(actor.samples) for actor in actors))) <= self.slots
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        """Empty actors, the one with the least to move first, while that pays."""
+        if not self.due(actors, now):
+            return []
+        self.last = now
+        fleet = _Fleet(actors, _line_of(self.latency, actors), self.longest)
+        horizon = float(fleet.seconds().max())
+        receivers = np.zeros(len(actors), dtype=bool)
+        moves = []
+        for source in np.argsort(fleet.context, kind="stable").tolist():
+            if receivers[source]:
+                continue
+            fits = fleet.present & (fleet.samples + fleet.samples[source] <= self.slots)
+            fits &= fleet.full_context + fleet.full_context[source] <= self.kv_tokens
+            fits[source] = False
+            if not fits.any():
+                continue
+            cost = self._cost(fleet, source, receivers)
+            gain = np.where(fits, self._gain(fleet, source, horizon, cost), 0.0)
+            best = int(gain.argmax())
+            if gain[best] <= 0:
+                continue
+            fleet.join(source, best, float(cost[best]))
+            horizon = max(horizon, float(fleet.seconds()[best]))
+            receivers[best] = True
+            moves.append(Move(actors[source].name, tuple(actors[source].samples), actors[best].name))
+        return moves
+
+    def _cost(self, fleet: "_Fleet", source: int, receivers: Flags) -> Floats:
+        """[actors] Seconds that each loses as the receiver; what it loses once it has lost already."""
+        own = self.pause_seconds + (self.latency.prefill_token_seconds * fleet.context if self.restarts_receiver else 0)
+        moved = min(self.latency.prefill_token_seconds, self.transfer_token_seconds) * fleet.context[source]
+        cost: Floats = moved + np.where(receivers, 0.0, own)
+        return cost
+
+    def _gain(self, fleet: "_Fleet", source: int, horizon: float, cost: Floats) -> Floats:
+        """[actors] Instance-seconds that are gained if each is the receiver."""
+        saving = fleet.step_seconds * np.minimum(fleet.rounds, fleet.rounds[source])
+        later = np.maximum(0.0, fleet.seconds_with(source, cost) - horizon)
+        gain: Floats = saving - (1 + self.hysteresis) * cost - self.time_price * later
+        return gain
+
+
+class _Fleet:
+    """The actors as columns: what each has to go, as moves are made."""
+
+    def __init__(self, actors: Sequence[Actor], latency: LinearLatency, longest: int) -> None:
+        self.step_seconds = latency.step_seconds
+        self.rounds: Floats = np.array([actor.rounds for actor in actors])
+        self._worst: Floats = np.maximum(self.rounds, [float(longest - actor.least_tokens) for actor in actors])
+        self._risk: Floats = np.array([actor.risk for actor in actors])
+        self._work: Floats = np.array([actor.work(latency) for actor in actors])
+        self.context: Floats = np.array([float(actor.context) for actor in actors])
+        to_come = [sum(sample.remaining for sample in actor.samples.values()) for actor in actors]
+        self.full_context: Floats = self.context + to_come
+        self.samples: Floats = np.array([float(len(actor.samples)) for actor in actors])
+        self.present: Flags = np.ones(len(actors), dtype=bool)
+
+    def seconds(self) -> Floats:
+        """[actors] Time to the end of each."""
+        return self._seconds(self.rounds, self._worst, self._risk, self._work)
+
+    def seconds_with(self, source: int, cost: Floats) -> Floats:
+        """[actors] The same with what one of them holds, received at a cost."""
+        rounds = np.maximum(self.rounds, self.rounds[source])
+        worst = np.maximum(self._worst, self._worst[source])
+        return self._seconds(rounds, worst, self._risk + self._risk[source], self._work + self._work[source] + cost)
+
+    def join(self, source: int, target: int, cost: float) -> None:
+        """Give all that one holds to another."""
+        self.rounds[target] = max(self.rounds[target], self.rounds[source])
+        self._worst[target] = max(self._worst[target], self._worst[source])
+        self._risk[target] += self._risk[source]
+        self._work[target] += self._work[source] + cost
+        self.context[target] += self.context[source]
+        self.full_context[target] += self.full_context[source]
+        self.samples[target] += self.samples[source]
+        self.present[source] = False
+
+    def _seconds(self, rounds: Floats, worst: Floats, risk: Floats, work: Floats) -> Floats:
+        result: Floats = self.step_seconds * (rounds + np.minimum(1.0, risk) * (worst - rounds)) + work
+        return result
+
+
+def _line_of(latency: Latency, actors: Sequence[Actor]) -> LinearLatency:
+    """The linear model of rounds that holds for the actors as they are. Together they draft less, and emptying one
+    saves no less than it says."""
+    samples = sum(len(actor.samples) for actor in actors)
+    return latency.at(samples / len(actors), sum(actor.context for actor in actors) / max(1, samples))
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 <= ratio <= 1:
+        raise ValueError(f"ratio is {ratio}: τ is between 0 and 1; the nearest is {min(1, max(0, ratio))}")

@@ -1,0 +1,1 @@
+"""How jobs share the GPUs of a pool."""

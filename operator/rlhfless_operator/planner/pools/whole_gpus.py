@@ -1,0 +1,125 @@
+"""Which jobs of a pool have its GPUs, where instances hold them whole and to change hands costs a drain and a start."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlhfless_operator.planner.pools.sharing import Pool
+
+TURN_SWITCHES = 50
+"""How many times what a switch costs a job may go on while another one waits: switching then takes at most a fiftieth
+of the time."""
+
+
+@dataclass(frozen=True)
+class SwitchCost:
+    """What it costs to let an instance of a stage go and to have one again."""
+
+    seconds: float = 0.0
+    """Until it is gone, and until the next one can work; with what that has to do again, such as steps since a
+    checkpoint."""
+    gap_seconds: float | None = None
+    """Between two uses of an instance, typically; None while that is not known."""
+    over: bool = False
+    """Whether no more work of the stage is to come: the job has its steps behind it."""
+
+    @property
+    def keeps(self) -> bool | None:
+        """Whether a job keeps the instance between its uses though another one waits: its GPU can't go there and back
+        in less time than is between them. None while that is not known."""
+        if self.seconds == 0:
+            return False
+        return None if self.gap_seconds is None else self.gap_seconds < 2 * self.seconds
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A job that asks for GPUs of the pool."""
+
+    job: str
+    """Unique id of the job."""
+    namespace: str
+    """Namespace whose quota the job counts against."""
+    gpus: int
+    """GPUs with which it works as fast as it does alone: the instances that work and those that it keeps for later. 0
+    for one that has its steps behind it: it is about to leave, and delays no other job."""
+    since: float
+    """When its turn began, or when it began to wait for one, in seconds."""
+    has_turn: bool = False
+    priority: int = 0
+    """The higher comes first."""
+    switch_seconds: float = 0.0
+    """From its last task until another job works in its place, or the reverse: the longer of the two."""
+    keeps: bool | None = False
+    """Whether it keeps any instance between uses; None while that is not known."""
+
+
+def keeps_any(costs: Iterable[SwitchCost]) -> bool | None:
+    """Whether a job keeps an instance of any stage between uses; None while that is not known."""
+    found = {cost.keeps for cost in costs}
+    return True if True in found else None if None in found else False
+
+
+def turn_seconds(contenders: Sequence[Contender]) -> float:
+    """How long a job has its turn before one of its priority can take it."""
+    return TURN_SWITCHES * max((each.switch_seconds for each in contenders), default=0.0)
+
+
+def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> frozenset[str]:
+    """The jobs that have their turn now; the others get no GPU, and finish the tasks that they have.
+
+    Where no job keeps an instance between uses all have their turn: GPUs change hands stage by stage, at no more than
+    what a job alone would pay. Otherwise a job has its turn with all GPUs that it works with, or not at all. A part of
+    them would make it start and drain instances in each step. While nothing is known of any job, as if all kept some.
+
+    A job that has its turn goes on until it asks for no GPU, a job of a higher priority waits for its GPUs, or one of
+    its own priority waits after `turn_seconds`. Those that wait come by priority, then in the order in which they came.
+    No job overtakes one that waits, unless that one waits only for its namespace's quota.
+
+    Args:
+        now: seconds, of the same clock as `Contender.since`.
+    """
+    known = [each.keeps for each in contenders if each.keeps is not None]
+    if known and not any(known):
+        return frozenset(each.job for each in contenders)
+    turn = turn_seconds(contenders)
+    chosen: list[Contender] = []
+    waiting: list[Contender] = []
+    for each in sorted(contenders, key=lambda each: (-each.priority, each.since, each.job)):
+        # One that has its turn, and has come to need more than is left beside older turns, waits again.
+        (chosen if each.has_turn and _fit([*chosen, each], pool) else waiting).append(each)
+    for each in waiting:
+        over = [one for one in chosen if one.has_turn and _gives_way(one, each, turn, now)]
+        removed: list[Contender] = []
+        for one in sorted(over, key=lambda one: (one.priority, one.since, one.job)):
+            if _fit([*chosen, each], pool):
+                break
+            chosen.remove(one)
+            removed.append(one)
+        if _fit([*chosen, each], pool):
+            chosen.append(each)
+        elif not _waits_for_quota([*chosen, *removed], each, pool):
+            chosen += removed
+            break
+        # The last that was removed made room; of the others some may not have been in the way.
+        for one in reversed(removed):
+            if _fit([*chosen, one], pool):
+                chosen.append(one)
+    return frozenset(each.job for each in chosen)
+
+
+def _gives_way(one: Contender, other: Contender, turn: float, now: float) -> bool:
+    return one.priority < other.priority or (one.priority == other.priority and one.since + turn <= now)
+
+
+def _waits_for_quota(chosen: Sequence[Contender], waiting: Contender, pool: Pool) -> bool:
+    return sum(each.gpus for each in chosen) + waiting.gpus <= pool.gpus
+
+
+def _fit(contenders: Sequence[Contender], pool: Pool) -> bool:
+    """Whether the pool and its quotas have room for all of them at once."""
+    in_namespace: dict[str, int] = defaultdict(int)
+    for each in contenders:
+        in_namespace[each.namespace] += each.gpus
+    within = all(in_namespace[name] <= quota for name, quota in pool.namespaces.items())
+    return within and sum(in_namespace.values()) <= pool.gpus

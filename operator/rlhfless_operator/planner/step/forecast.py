@@ -1,0 +1,306 @@
+"""What a division of a step's samples comes to: when its groups complete, who trains on them, and when that is done.
+
+Responses that do not end by themselves are foreseen in number only. They are moved while others decode, in ways that
+differ by policy: gathered on one instance, as late cuts do, on a few, or left where they are. A division is
+forecast in each of these ways, and the best is taken.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption
+from rlhfless_operator.planner.step.loads import Loads
+from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
+from rlhfless_operator.planner.step.planning import Division
+
+_MOST_ARRIVALS = 64
+"""Groups that a trainer is chosen for one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What preparation and learning take, for a forecast."""
+
+    gpus: int
+    """GPUs of the cluster: those that no instance holds may train."""
+    token_gpu_seconds: float
+    """GPU-seconds of preparation and learning for each token of a sample, its prompt included."""
+    start_seconds: float
+    """From asking for a GPU to its working."""
+    update_seconds: float
+    """The optimizer's step and the publication of the weights."""
+    preparation_price: float = 1.0
+    """What a GPU-second of preparation costs, in GPU-seconds of generation."""
+    learning_price: float = 1.0
+    """What a GPU-second of learning costs, in GPU-seconds of generation."""
+    preparers: tuple[int, ...] = ()
+    """Where preparation and learning have GPUs of their own: numbers of preparation instances to choose from, rising.
+    Each has one GPU for as long as groups are generated and prepared. Instances of generation then leave none to
+    training."""
+    preparer_idle_seconds: float = 0.0
+    """In which each preparation instance beyond the fewest is held besides: started, drained, or kept."""
+    afterwards_seconds: float = 0.0
+    """What the learner does once all groups are done, where it can't begin under the tail."""
+    accumulation_token_seconds: float = 0.0
+    """What it does besides for each token of a sample, as soon as its group is prepared."""
+    learners: tuple[LearnerOption, ...] = ()
+    """Where there are preparers: numbers of learning instances to choose from, which take the place of the two times
+    above. With none given, learning is charged as one GPU."""
+    follows: bool = False
+    """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """GPUs that keep an instance and the learner all the time, and start neither."""
+
+    gpus: int
+    """How many do so already, from the step before."""
+    late_seconds: float
+    """By which a step ends later in which others begin to."""
+    start_seconds: float
+    """What it takes to start both on one of them."""
+
+
+STEPS_OF_A_START = 8
+"""Steps to which a start of GPUs that are to be held is charged: they stay for an unknown time."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The responses that do not end by themselves and that no sample is known to be."""
+
+    tokens: float
+    """Length of each; 0 where there are none."""
+    expected: Floats
+    """[samples] chance that each is one, beside those that are planned as such."""
+    delayed: NDArray[np.bool_]
+    """[groups] which to expect at the end only: as many as have one on average, the likeliest ones."""
+    unplanned: Floats
+    """[groups] how many of its runaways are unplanned, on average, gathered in those that are delayed."""
+    work_seconds: float
+    """What one adds to the time of the instance that decodes it, besides its steps."""
+
+    @classmethod
+    def of(cls, loads: Loads, tokens: float, shares: Mapping[int, float]) -> Self:
+        """The tail of a step.
+
+        Args:
+            tokens: length of a runaway; 0 where there are none.
+            shares: by prompt, the share of its responses that are runaways.
+        """
+        if not tokens:
+            nothing = np.zeros(loads.groups)
+            return cls(0.0, np.zeros(len(loads.length)), nothing.astype(bool), nothing, 0.0)
+        sizes = np.bincount(loads.group, minlength=loads.groups)
+        _, first = np.unique(loads.group, return_index=True)
+        share = np.array([shares.get(int(prompt), 0.0) for prompt in loads.prompt[first]])
+        likely = 1 - (1 - share) ** sizes
+        delayed = np.zeros(loads.groups, dtype=bool)
+        delayed[np.argsort(-likely, kind="stable")[: math.ceil(float(likely.sum()) - 1e-9)]] = True
+        planned = loads.length >= tokens
+        unplanned = np.maximum(0.0, share * sizes - np.bincount(loads.group, planned, loads.groups))
+        expected = np.where(planned, 0.0, (unplanned / sizes)[loads.group])
+        work = loads.alone.sequence_work(float(loads.context.mean()), tokens)
+        gathered = delayed * (float(unplanned.sum()) / max(1, int(delayed.sum())))
+        return cls(tokens, expected, delayed, gathered, work)
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """What becomes of the tail."""
+
+    ends: list[float]
+    """[instances] When each is released, on average."""
+    end: float
+    """When the last response ends."""
+
+    def objective(self, time_price: float) -> float:
+        """Instance-seconds, at a price of time in these."""
+        return math.fsum(self.ends) + time_price * self.end
+
+
+class StepForecast:
+    """When the groups of a division complete, its instances are free, and all is learnt."""
+
+    def __init__(self, division: Division, loads: Loads, profile: InstanceProfile, ready: float, tail: Tail) -> None:
+        self._profile, self._tail = profile, tail
+        # Where not all run from the start, a runaway may be the last to be admitted.
+        decoded = loads.decoded(division.shares, ready, tail.tokens)
+        waiting = loads.latest(decoded.waiting)
+        self._completions: Floats = loads.latest(decoded.ends)
+        self._ahead: Floats = _spread(waiting.max() - waiting, tail)
+        ends = decoded.last
+        if tail.delayed.any():
+            order = np.concatenate(division.shares)
+            sizes = np.array([len(chosen) for chosen in division.shares])
+            runaways = np.add.reduceat(tail.expected[order], np.cumsum(sizes) - sizes)
+            self._ways = _gatherings(ends, decoded.tail_end, runaways, tail.work_seconds)
+        else:
+            self._ways = [_Gathering(ends.tolist(), float(ends.max()))]
+        charged = profile.startup_seconds + profile.weight_load_seconds - ready
+        self._charged = charged * len(ends)
+        self.take(0.0)
+
+    def take(self, time_price: float) -> None:
+        """Take the best way to move the tail at a price of time, in GPU-seconds."""
+        gpus = self._profile.gpus
+        best = min(self._ways, key=lambda way: way.objective(time_price / gpus))
+        self._ends, self.end = best.ends, best.end
+        self.completions = self._completed(best.end)
+        self.gpu_seconds = gpus * (math.fsum(best.ends) + self._charged)
+
+    def trained(
+        self, work: Floats, training: Training, price: float, instances: int
+    ) -> tuple[TrainerPlan, float, float]:
+        """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
+        gpus = self._profile.gpus
+        free = free_gpus(self._ends, training.gpus, gpus)
+        trainer = plan_trainer(
+            *_gathered(self.completions, work),
+            free,
+            start_seconds=training.start_seconds,
+            update_seconds=training.update_seconds,
+            time_price=price,
+            reserved=instances * gpus,
+            reserve_seconds=self._profile.startup_seconds,
+        )
+        run = run_trainer(
+            self.completions,
+            work,
+            free,
+            trainer,
+            start_seconds=training.start_seconds,
+            update_seconds=training.update_seconds,
+        )
+        late = self._profile.startup_seconds if run.gpus > training.gpus - instances * gpus else 0.0
+        return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
+
+    def held(self, work: Floats, training: Training, holding: Holding) -> tuple[float, float]:
+        """The step's seconds and GPU-seconds if instances and the learner stay on the division's GPUs all the time, and
+        nothing is let go. An instance that is emptied leaves its GPUs to the learner. Of a start of GPUs that hold
+        nothing yet, the step is charged its part."""
+        gpus = len(self._ends) * self._profile.gpus
+        run = run_trainer(
+            self.completions,
+            work,
+            free_gpus(self._ends, gpus, self._profile.gpus),
+            TrainerPlan(gpus, 0.0),
+            start_seconds=0.0,
+            update_seconds=training.update_seconds,
+        )
+        more = max(0, gpus - holding.gpus)
+        end = run.end + (holding.late_seconds / STEPS_OF_A_START if more else 0.0)
+        return end, gpus * end + more * holding.start_seconds / STEPS_OF_A_START
+
+    def prepared(self, work: Floats, preparers: int) -> Floats:
+        """[groups] when each is prepared by so many instances."""
+        return queue(self.completions, work, preparers)
+
+    def learnt(
+        self, prepared: Floats, tokens: Floats, training: Training, option: LearnerOption, preparers: int
+    ) -> tuple[TrainerPlan, float, float]:
+        """The step's seconds and GPU-seconds with a number of learning instances, each of which is charged.
+
+        Args:
+            prepared: [groups] when each is.
+            preparers: instances that prepare.
+        """
+        learning = option.token_seconds * tokens
+        preparation_end, total = float(prepared.max()), float(learning.sum())
+        end = float(queue(prepared, learning).max()) if training.follows else preparation_end + total
+        held = total + option.rest_seconds + option.idle_seconds
+        paid = _preparers_held(preparation_end, training, preparers) * training.preparation_price
+        paid += option.instances * held * training.learning_price
+        trainer = TrainerPlan(option.instances, max(0.0, end - total))
+        return trainer, end + option.rest_seconds, self.gpu_seconds + paid
+
+    def trained_apart(
+        self, prepared: Floats, tokens: Floats, training: Training, preparers: int
+    ) -> tuple[TrainerPlan, float, float]:
+        """The step's seconds and GPU-seconds with one learner. Accumulation, as far as there is any, is a queue behind
+        preparation.
+
+        Args:
+            prepared: [groups] when each is.
+            preparers: instances that prepare.
+        """
+        accumulated = training.accumulation_token_seconds * tokens
+        end = float(queue(prepared, accumulated).max())
+        # A learner that begins so late that it never waits is done as early as one that begins at once.
+        begin = max(0.0, end - float(accumulated.sum()))
+        seconds = end + training.update_seconds + training.afterwards_seconds
+        afterwards = training.update_seconds + training.afterwards_seconds
+        paid = _preparers_held(end, training, preparers) * training.preparation_price
+        return TrainerPlan(1, begin), seconds, self.gpu_seconds + (paid + afterwards * training.learning_price)
+
+    def _completed(self, end: float) -> Floats:
+        """[groups] When each is complete, where the last response ends at `end`."""
+        delayed = np.maximum(self._completions, end - self._ahead)
+        completed: Floats = np.where(self._tail.delayed, delayed, self._completions)
+        return completed
+
+
+def _preparers_held(end: float, training: Training, preparers: int) -> float:
+    """GPU-seconds of so many preparation instances in a step whose groups are prepared at `end`."""
+    return preparers * end + (preparers - training.preparers[0]) * training.preparer_idle_seconds
+
+
+def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:
+    """Groups that arrive one after another, taken as one: enough to choose a trainer by."""
+    if len(arrivals) <= _MOST_ARRIVALS:
+        return arrivals, work
+    order = np.argsort(arrivals, kind="stable")
+    first = np.arange(_MOST_ARRIVALS) * len(arrivals) // _MOST_ARRIVALS
+    return np.maximum.reduceat(arrivals[order], first), np.add.reduceat(work[order], first)
+
+
+def _spread(ahead: Floats, tail: Tail) -> Floats:
+    """[groups] How much earlier than the last runaway the runaway of each delayed group ends; 0 of others.
+
+    One that began earlier than the last ends earlier by as much. Any group may have them, not only the likeliest ones:
+    so the delayed ones are spread evenly over the moments at which groups begin, the last among them.
+    """
+    count = int(tail.delayed.sum())
+    result = np.zeros_like(ahead)
+    if count:
+        delayed = np.flatnonzero(tail.delayed)
+        # As np.quantile does, in an eighth of its time.
+        places = np.arange(count) / count * (len(ahead) - 1)
+        quantiles = np.interp(places, np.arange(len(ahead)), np.sort(ahead))
+        result[delayed[np.argsort(ahead[delayed], kind="stable")]] = quantiles
+    return result
+
+
+def _gatherings(ends: Floats, late: Floats, runaways: Floats, work_seconds: float) -> list[_Gathering]:
+    """Every way to move a tail: left where it is, or gathered on the one, two, four, … instances that end last.
+
+    An instance that holds r runaways on average holds one at least with the chance 1 - exp(-r).
+
+    Args:
+        ends: [instances] when each is done with what is foreseen.
+        late: [instances] when each would be done if the last that it admits were a runaway.
+        runaways: [instances] how many each is given on average.
+        work_seconds: what one adds to its instance besides its steps.
+    """
+    apart = np.maximum(ends, late) + runaways * work_seconds
+    ways = [_Gathering((ends + -np.expm1(-runaways) * (apart - ends)).tolist(), float(apart.max()))]
+    order = np.argsort(ends, kind="stable")
+    count = 1
+    while count < len(ends) or count == 1:
+        each = float(runaways.sum()) / count
+        kept = order[-count:]
+        end = max(float(ends.max()), float(late.max())) + each * work_seconds
+        found = ends.copy()
+        # Groups that are expected at the end have a runaway: one instance stays for them in any case.
+        found[kept] += -math.expm1(-each) * (end - ends[kept])
+        found[kept[-1]] = end
+        ways.append(_Gathering(found.tolist(), end))
+        count *= 2
+    return ways

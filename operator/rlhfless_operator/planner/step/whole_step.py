@@ -1,0 +1,248 @@
+"""Generation and training planned together, where complete groups are trained on while others still decode.
+
+The cheapest plan of generation alone fills every instance up to the end of the longest response. Groups then
+complete late, and the trainer starves. Here every plan on the front is forecast to the end of the step: when its groups
+complete, how many GPUs then work them off, and what that costs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.forecast import Holding, StepForecast, Tail, Training
+from rlhfless_operator.planner.step.loads import Loads, SampleLoad
+from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan
+from rlhfless_operator.planner.step.planning import Division, InfeasibleError, Limits, Plan, Planner
+
+_STRETCHES = (1.05, 1.25)
+_RIVAL_COUNTS = 4
+"""Numbers of instances for which equal shares are forecast."""
+_ROUNDS = 4
+_NEIGHBOUR = 1.1
+"""Ratio of the first deadlines that are tried beside the best one."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A whole step."""
+
+    generation: Plan
+    trainer: TrainerPlan
+    expected_seconds: float
+    """To the new weights."""
+    expected_gpu_seconds: float
+    """At the price of generation's, where stages have prices of their own."""
+    time_price: float
+    """GPU-seconds of generation that a second of the step is worth at its λ."""
+    expected_groups: Mapping[int, float]
+    """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
+    has GPUs of its own, when it is prepared."""
+    preparers: int = 0
+    """Instances that prepare; 0 where preparation has no GPUs of its own."""
+    holds: bool = False
+    """Whether instances and the learner stay on the GPUs of this division all the time, as static actors do: nothing is
+    started or let go, and an instance that is emptied leaves its GPUs to the learner."""
+
+
+def plan_step(
+    samples: Sequence[SampleLoad],
+    profile: InstanceProfile,
+    limits: Limits,
+    training: Training,
+    *,
+    cost_weight: float,
+    ready_seconds: float,
+    tail_tokens: float = 0.0,
+    runaways: Mapping[int, float] | None = None,
+    holding: Holding | None = None,
+    points: int = 8,
+) -> StepPlan:
+    """The plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the whole step.
+
+    Args:
+        ready_seconds: into the step, when instances can work; their start-up and loading are charged in any case.
+        tail_tokens: length of a runaway, where there may be some; else 0.
+        runaways: by prompt, the share of its responses that are runaways.
+        holding: where a GPU can keep an instance and the learner at a time, what that takes; None where it can't.
+        points: deadlines of each kind that are compared before the search goes on around the best.
+    """
+    if not 0 <= cost_weight <= 1:
+        raise ValueError(
+            f"cost_weight is {cost_weight}: λ is between 0 and 1; the nearest is {min(1, max(0, cost_weight))}"
+        )
+    charged = profile.startup_seconds + profile.weight_load_seconds
+    loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
+    tokens: Floats = np.bincount(loads.group, loads.context + loads.length, loads.groups).astype(np.float64)
+    tail = Tail.of(loads, tail_tokens, runaways or {})
+    # A runaway that comes as a surprise is more to learn from.
+    tokens += tail.unplanned * tail.tokens
+    work: Floats = training.token_gpu_seconds * tokens
+    planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
+    # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
+    with suppress(InfeasibleError):
+        planners.append(
+            Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True, loads=loads)
+        )
+    if tail_tokens:
+        planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
+    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, holding)
+    for planner in planners:
+        search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(points // 2)])
+    planner = planners[0]
+    limits_of = np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, points)
+    search.try_all([_Choice(planner, float(limit), stretch) for limit in limits_of for stretch in _STRETCHES])
+    search.try_rivals(planner, limits)
+    search.refine(_ROUNDS)
+    return search.best()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """How to make a division: within a deadline, or staggered."""
+
+    planner: Planner
+    seconds: float
+    stretch: float = 0.0
+
+    def divide(self) -> Division | None:
+        if self.stretch:
+            return self.planner.staggered(self.seconds, self.stretch)
+        return self.planner.divided(self.seconds)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A division, forecast to the end of the step."""
+
+    choice: _Choice
+    division: Division
+    ready: Floats
+    """[groups] When each can be learnt from."""
+    trainer: TrainerPlan
+    seconds: float
+    gpu_seconds: float
+    preparers: int = 0
+    holds: bool = False
+
+
+class _Search:
+    """Divisions that have been forecast, and the best of them."""
+
+    def __init__(
+        self,
+        loads: Loads,
+        profile: InstanceProfile,
+        training: Training,
+        work: Floats,
+        tokens: Floats,
+        ready_seconds: float,
+        tail: Tail,
+        cost_weight: float,
+        holding: Holding | None,
+    ) -> None:
+        self._holding = holding
+        self._loads, self._profile, self._training = loads, profile, training
+        self._work, self._tokens = work, tokens
+        self._ready, self._tail = ready_seconds, tail
+        self._cost_weight = cost_weight
+        weight = max(cost_weight, 1e-3)
+        self._odds = (1 - weight) / weight
+        self._price: float | None = None
+        self._tried: set[tuple[bytes, ...]] = set()
+        self._outcomes: list[_Outcome] = []
+
+    def try_all(self, choices: Sequence[_Choice]) -> None:
+        """Forecast what the choices come to, as far as there is any such division and it has not been seen."""
+        divisions = [(choice, choice.divide()) for choice in choices]
+        self._forecast([(choice, division) for choice, division in divisions if division is not None])
+
+    def try_rivals(self, planner: Planner, limits: Limits) -> None:
+        """Forecast what others would do: equal numbers of prompts, in the order given or ranked."""
+        most = min(limits.max_instances, self._loads.groups)
+        least = min(most, max(limits.min_instances, math.ceil(float(self._loads.filled.sum()))))
+        counts = sorted({round(count) for count in np.geomspace(least, most, _RIVAL_COUNTS)})
+        rivals = [planner.dealt(count, ranked=True) for count in counts]
+        choice = _Choice(planner, planner.least_seconds)
+        self._forecast([(choice, division) for division in [*rivals, planner.dealt(most)]])
+
+    def refine(self, rounds: int) -> None:
+        """Try deadlines and stretches beside those of the best, nearer each time."""
+        ratio = _NEIGHBOUR
+        for _ in range(rounds):
+            best = self._best().choice
+            near = [replace(best, seconds=best.seconds * ratio), replace(best, seconds=best.seconds / ratio)]
+            if best.stretch:
+                near += [replace(best, stretch=1 + (best.stretch - 1) * factor) for factor in (ratio**3, ratio**-3)]
+            self.try_all(near)
+            ratio = math.sqrt(ratio)
+
+    def best(self) -> StepPlan:
+        """The plan with the least weighted sum."""
+        found, price = self._best(), self._odds * self._cheapest() / self._fastest()
+        plan = found.choice.planner.plan_of(found.division)
+        _, first = np.unique(self._loads.group, return_index=True)
+        expected = dict(zip(self._loads.prompt[first].tolist(), found.ready.tolist(), strict=True))
+        return StepPlan(
+            plan,
+            found.trainer,
+            found.seconds,
+            found.gpu_seconds,
+            price,
+            expected,
+            preparers=found.preparers,
+            holds=found.holds,
+        )
+
+    def _best(self) -> _Outcome:
+        fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
+        return min(
+            self._outcomes,
+            key=lambda each: (1 - weight) * each.seconds / fastest + weight * each.gpu_seconds / cheapest,
+        )
+
+    def _fastest(self) -> float:
+        return min(each.seconds for each in self._outcomes)
+
+    def _cheapest(self) -> float:
+        return min(each.gpu_seconds for each in self._outcomes)
+
+    def _forecast(self, divisions: Sequence[tuple[_Choice, Division]]) -> None:
+        fresh = []
+        for choice, division in divisions:
+            key = tuple(share.tobytes() for share in division.shares)
+            if key not in self._tried:
+                self._tried.add(key)
+                forecast = StepForecast(division, self._loads, self._profile, self._ready, self._tail)
+                fresh.append((choice, division, forecast))
+        if not fresh:
+            return
+        if self._price is None:
+            # A first guess of what time is worth chooses each trainer; with the rest known, the best plan is chosen.
+            guess = min(each.gpu_seconds for *_, each in fresh) + float(self._work.sum())
+            self._price = self._odds * guess / min(each.end for *_, each in fresh)
+        for choice, division, forecast in fresh:
+            forecast.take(self._price)
+            if self._training.preparers:
+                for count in self._training.preparers:
+                    self._outcomes += self._trained_apart(choice, division, forecast, count)
+                continue
+            found = forecast.trained(self._work, self._training, self._price, len(division.shares))
+            self._outcomes.append(_Outcome(choice, division, forecast.completions, *found))
+            if self._holding is not None:
+                held = forecast.held(self._work, self._training, self._holding)
+                self._outcomes.append(_Outcome(choice, division, forecast.completions, found[0], *held, holds=True))
+
+    def _trained_apart(
+        self, choice: _Choice, division: Division, forecast: StepForecast, preparers: int
+    ) -> list[_Outcome]:
+        """A division with so many preparation instances, and with each number of learning instances."""
+        training, tokens = self._training, self._tokens
+        ready = forecast.prepared(self._work, preparers)
+        found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]
+        if not found:
+            found = [forecast.trained_apart(ready, tokens, training, preparers)]
+        return [_Outcome(choice, division, ready, *each, preparers=preparers) for each in found]

@@ -1,0 +1,1 @@
+"""Functions as processes on this machine: `platform` starts and ends them."""

@@ -1,0 +1,1 @@
+"""Pods that use the GPUs of a pool in turns: claims, the account of slots, and the change of hands."""

@@ -1,0 +1,30 @@
+"""The outcome of preparing a step's groups."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult
+
+
+@dataclass
+class PreparationOutcome:
+    """The outcome of preparing a step's groups."""
+
+    chunks: dict[str, list[int]] = field(default_factory=dict)
+    """Prompts of each prepared chunk, by the URI of its part."""
+    groups: dict[int, GroupResult] = field(default_factory=dict)
+    """Result of each prompt's group."""
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Metrics of all chunks, added up."""
+    examples: list[ExampleSample] = field(default_factory=list)
+    """Samples for people to read."""
+    seconds: float = 0.0
+    """Seconds of all requests, over all instances."""
+
+    def add(self, result: PrepareResult) -> None:
+        """Add the result of a chunk."""
+        self.chunks[result.part] = [group.prompt for group in result.groups]
+        self.examples += result.examples
+        self.groups.update({group.prompt: group for group in result.groups})
+        for name, value in result.metrics.items():
+            self.sums[name] = max(self.sums[name], value) if name.endswith("/max") else self.sums[name] + value

@@ -1,0 +1,240 @@
+"""The asynchronous training loop: the learner takes one step after the other, while the next steps' groups are made.
+
+Generation and preparation of a step go on beside the learning of the steps before it (`rollouts_ahead.py`). Weights
+that are published while a step is generated are used from the next step on, or with `newWeights: switch` from the next
+token on. An evaluation's actors have the next instances that become free.
+
+Weights are published beside the learning of the next step if its groups are there. The step is written down once they
+are published, and before the next step is.
+"""
+
+import asyncio
+import time
+from asyncio import to_thread
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from rlhfless_functions.api import LearnResult
+from rlhfless_operator.job.asynchrony import AsyncSpec
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.asynchronous.free_groups import FreeGroups
+from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, TakenStep, whole_rollout
+from rlhfless_operator.training.journal.samples import kept_examples
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.evaluation import evaluate, evaluation_due
+from rlhfless_operator.training.stages.learning import Learning, checkpoint_due
+from rlhfless_operator.training.stages.rollout_record import groups_metrics
+
+
+async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, settings: AsyncSpec) -> None:
+    """Take all steps that are left.
+
+    Raises:
+        StageFailedError: a stage can't be done; the message is for the user.
+        BudgetExhaustedError: the next step would take the job past its budget.
+        LeaseLostError: another driver has the job.
+    """
+    if run.spec.evaluation and not journal.records:
+        check_affordable(run, journal, 0)
+        await journal.commit(0, None, None, await evaluate(run, journal, 0, run.requests.initial), run.position)
+    files = AsyncJournal(run.folder)
+    async with RolloutsAhead(run, journal, files, settings) as ahead, LearnedSteps(run, journal, ahead, files) as steps:
+        for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
+            await steps.take(step)
+        await ahead.finish()
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """What a step learns from."""
+
+    taken: TakenStep
+    whole: StepBatch | None
+    """The step's own rollout, where groups keep to their step."""
+    held_up: bool
+    """Whether the step had to wait for a group that would have become too stale."""
+
+
+@dataclass(frozen=True)
+class _UnpublishedStep:
+    """A step that is learnt, and whose weights may not be published yet."""
+
+    batch: StepBatch
+    learned: LearnResult
+    learned_at: float
+    """When the learner was done with it, in monotonic seconds."""
+
+
+class LearnedSteps:
+    """Takes one step after the other, and writes them down in their order.
+
+    Args:
+        run: the job in hand.
+        journal: where steps are written down.
+        ahead: has the groups of steps.
+        files: where it is written which groups a step takes.
+    """
+
+    def __init__(self, run: TrainingRun, journal: StepJournal, ahead: RolloutsAhead, files: AsyncJournal) -> None:
+        self._run = run
+        self._journal = journal
+        self._ahead = ahead
+        self._files = files
+        self._choosing: asyncio.Task[_Rollout] | None = None
+        """The choice of the next step's groups."""
+        self._unpublished: _UnpublishedStep | None = None
+        """The step before, if it is not written down."""
+
+    async def take(self, step: int) -> None:
+        """One update of the policy, once its groups are there. Returns once the step is written down, or once it is
+        learnt and the next step's groups are there.
+
+        Raises:
+            StageFailedError: generation, preparation or learning can't be done.
+            UnscorableError: too few of the samples have a reward.
+            BudgetExhaustedError: the step would take the job past its budget.
+            LeaseLostError: another driver has the job.
+        """
+        run, journal, ahead = self._run, self._journal, self._ahead
+        before, self._unpublished = self._unpublished, None
+        began = time.monotonic() if before is None else before.learned_at
+        journal.enter("generation")
+        rollout = await self._chosen(step)
+        waited = time.monotonic() - began
+        taken = rollout.taken
+        # Another driver may have been first, and a learner may have learnt from what it wrote.
+        journal.learns_from(taken.batch)
+        journal.enter("learning")
+        earlier = before.learned if before is not None else None
+        async with Learning(run, journal, step, before=earlier, beside=self._may_publish_beside(step)) as learning:
+            await self._learn(learning, rollout, before)
+            if ahead.groups is not None:
+                batch = step_of_groups(run, ahead, ahead.groups, taken, held_up=rollout.held_up)
+            else:
+                assert rollout.whole is not None
+                batch = rollout.whole
+            metrics = {**batch.metrics, "generation/staleness": taken.staleness}
+            # Only what the learner waited for held the step up.
+            changes = {"batch": taken.batch, "metrics": metrics, "seconds": {"generation": waited}}
+            batch = batch.model_copy(update=changes)
+            if learning.is_publishing:
+                learned_at = time.monotonic()
+                self._choosing = asyncio.create_task(self._choose(step + 1))
+                if await learning.goes_on_until(self._choosing):
+                    self._unpublished = _UnpublishedStep(batch, await learning.let_go(), learned_at)
+                    return
+            learned = await learning.result()
+        await self._write_down(batch, learned)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._choosing is not None:
+            self._choosing.cancel()
+            await asyncio.gather(self._choosing, return_exceptions=True)
+
+    def _may_publish_beside(self, step: int) -> bool:
+        """Whether the step after this one may begin before this one's weights are published."""
+        total = self._run.prompts.total_steps
+        due = checkpoint_due(self._run.spec, step, total) or evaluation_due(self._run.spec, step, total)
+        # Groups that keep to their step may need the weights of this one.
+        return self._ahead.groups is not None and not due
+
+    async def _chosen(self, step: int) -> _Rollout:
+        choosing, self._choosing = self._choosing, None
+        if choosing is not None:
+            await asyncio.wait([choosing])
+            if choosing.exception() is None:
+                return choosing.result()
+        # What has failed before the step before was written down may go well now.
+        return await self._choose(step)
+
+    async def _choose(self, step: int) -> _Rollout:
+        """The groups that a step learns from, once they are there and that is written down."""
+        if self._ahead.groups is None:
+            begun, batch = await self._ahead.rollout(step)
+            taken = await to_thread(self._files.take, whole_rollout(begun, batch.batch, batch.versions))
+            return _Rollout(taken, batch, held_up=False)
+        taken, held_up = await self._ahead.take(step)
+        return _Rollout(taken, None, held_up)
+
+    async def _learn(self, learning: Learning, rollout: _Rollout, before: _UnpublishedStep | None) -> None:
+        """Begin a step, and wait until it is learnt. The step before is written down as soon as it is published."""
+        writing = asyncio.create_task(self._write_earlier(learning, before)) if before is not None else None
+        try:
+            await learning.begin(rollout.taken.batch)
+            if rollout.whole is not None:
+                self._run.cost_model.measured(rollout.whole.lengths)
+                self._run.draft_history.generated(rollout.taken.step, rollout.whole.lengths)
+            await learning.learnt()
+        except Exception:
+            # The step fails, but the one before may be published.
+            if writing is not None:
+                await writing
+            raise
+        else:
+            if writing is not None:
+                await writing
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write_earlier(self, learning: Learning, before: _UnpublishedStep) -> None:
+        metrics = await learning.before_is_published()
+        if metrics is not None:
+            more = {"metrics": {**before.learned.metrics, **metrics}}
+            await self._write_down(before.batch, before.learned.model_copy(update=more))
+
+    async def _write_down(self, batch: StepBatch, learned: LearnResult) -> None:
+        step = learned.weights.version
+        evaluation = await evaluate(self._run, self._journal, step, learned.weights)
+        await self._journal.commit(step, batch, learned, evaluation, partial(_position, self._run, self._ahead, batch))
+        self._ahead.advance()
+
+
+def step_of_groups(
+    run: TrainingRun, ahead: RolloutsAhead, groups: FreeGroups, taken: TakenStep, *, held_up: bool
+) -> StepBatch:
+    """What is told of a step that learnt from groups of any rollouts: how these were, and how generation went since."""
+    found = groups.learnt(taken)
+    plan, metrics = ahead.report()
+    assert plan is not None, "a group is complete, so a rollout was planned"
+    switches = run.spec.asynchronous is not None and run.spec.asynchronous.new_weights == "switch"
+    metrics = {
+        # Only groups that keep to their step are sampled in several rounds.
+        "dynamic_sampling/rounds": 1.0,
+        "dynamic_sampling/replaced_groups": 0.0,
+        **metrics,
+        "preparation/instances": float(plan.preparers),
+        **groups_metrics([each.result for each in found], taken.step, switches=switches),
+        "generation/waits": float(held_up),
+        "generation/dropped_groups": float(groups.count_dropped()),
+        "generation/downweighted_groups": float(sum(group.factor != 1 for group in taken.groups)),
+    }
+    if switches:
+        responses = sum(each.result.switched_responses for each in found)
+        metrics["generation/switched_responses"] = responses / len(taken.batch.samples)
+    examples = [example for each in found for example in each.examples]
+    return StepBatch(
+        batch=taken.batch,
+        cursor={},
+        lengths={},
+        metrics=metrics,
+        plan=plan,
+        seconds={},
+        samples=kept_examples(examples, taken.batch.samples, run.spec.tracking.sample_groups),
+    )
+
+
+def _position(run: TrainingRun, ahead: RolloutsAhead, batch: StepBatch) -> dict[str, Any]:
+    """What a later driver goes on from after a step: it draws again what was drawn ahead and is not written down."""
+    return {**run.position(), "cursor": batch.cursor, **ahead.position(batch.batch.step)}

@@ -1,0 +1,385 @@
+"""Rollouts that are made ahead of the learner, as far as staleness allows, and the groups that steps take of them.
+
+The next one begins as soon as an actor of those under way has nothing left, and takes over its instance: the longest
+responses of a step go on beside the first ones of the next. Complete groups are prepared, and wait until a step takes
+them. With dynamic sampling a step learns from the groups of its own rollout.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsReference
+from rlhfless_operator.job.asynchrony import AsyncSpec
+from rlhfless_operator.planner.groups.staleness import last_step_begun, steps_ahead
+from rlhfless_operator.records.journal import PlanRecord, StepBatch
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.asynchronous.free_groups import FreeGroups
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.journal.async_journal import (
+    AsyncJournal,
+    BegunRollout,
+    TakenStep,
+    begun_rollouts,
+    chosen_groups,
+    taken_steps,
+)
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.preparation import results_before
+from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
+from rlhfless_operator.training.stages.rollout_record import (
+    plan_record,
+    record_rollout,
+    rollout_metrics,
+    with_switches,
+    with_versions,
+)
+from rlhfless_operator.training.stages.unscorable import UnscorableError
+
+_ROLLOUT = "rollout"
+"""Under which name the history has what rollouts took."""
+_Made = tuple[BegunRollout, StepBatch]
+
+
+class RolloutsAhead:
+    """Generates and prepares in the background, from when it is entered until it is left.
+
+    Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
+    that can be learnt from, except that an UnscorableError is raised with the next step. A rollout that the budget has
+    no room for is tried again after each step.
+
+    Args:
+        run: the job in hand.
+        journal: its status says how far the learner is.
+        files: where it is written which weights sample what.
+        settings: how far ahead, and with which weights.
+    """
+
+    def __init__(self, run: TrainingRun, journal: StepJournal, files: AsyncJournal, settings: AsyncSpec) -> None:
+        self._run = run
+        self._journal = journal
+        self._files = files
+        self._settings = settings
+        self._rollouts: dict[int, asyncio.Task[_Made]] = {}
+        """By number, those that may be under way, or wait for room."""
+        self._last = journal.status.step
+        """The last rollout that may begin."""
+        self._taken: dict[int, TakenStep] = {}
+        """Steps that an earlier driver has taken groups for, and not finished."""
+        self._unreported: list[StepBatch] = []
+        """Rollouts that are complete since the last step."""
+        self._plan: PlanRecord | None = None
+        """The newest."""
+        self._planned = asyncio.Event()
+        size, done = run.spec.batch.prompts_per_step, journal.status.step
+        free = not run.requests.algorithm.dynamic_sampling_rounds
+        self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
+        """Those that go on their own; None where groups keep to their step."""
+
+    async def rollout(self, step: int) -> _Made:
+        """A step's rollout once it is complete, and what it was made with; each is asked for once.
+
+        Raises:
+            StageFailedError: generation or preparation can't be done.
+            UnscorableError: too few of the samples have a reward.
+            BudgetExhaustedError: the step would take the job past its budget.
+        """
+        try:
+            return await self._rollouts[step]
+        finally:
+            del self._rollouts[step]
+
+    async def take(self, step: int) -> tuple[TakenStep, bool]:
+        """The groups of a step once they are there, as it is written down, and whether the step had to wait for a group
+        that would have become too stale. Each step is asked for once, in order; again only after an error. The step
+        before need not be written down.
+
+        Raises:
+            StageFailedError: generation or preparation can't be done.
+            UnscorableError: too few of the samples have a reward.
+            BudgetExhaustedError: the step would take the job past its budget.
+        """
+        groups = self.groups
+        assert groups is not None
+        # The step's record has a plan.
+        await self._until_planned()
+        if step in self._taken:
+            return self._taken.pop(step), False
+        waited = False
+        while True:
+            self._raise_unscorable()
+            groups.changed.clear()
+            chosen = groups.choose(step)
+            if chosen is not None:
+                break
+            waited = waited or groups.buffer.is_full
+            # Dropped groups make room for others.
+            self._begin_more()
+            running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
+            if not running:
+                self._raise_failure()
+                # Once the step before is written down, more may begin.
+                assert self._journal.status.step < step - 1, "a step waits for groups, and no rollout is under way"
+            await _until(groups.changed, running)
+        taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
+        taken = await asyncio.to_thread(self._files.take, taken)
+        groups.take(taken)
+        return taken, waited
+
+    def advance(self) -> None:
+        """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness and the budget
+        allow."""
+        for number, rollout in sorted(self._rollouts.items()):
+            # The step may have taken less than its forecast.
+            if _failed(rollout) and isinstance(rollout.exception(), BudgetExhaustedError):
+                self._begin_task(number)
+        self._begin_more()
+        if self.groups is not None:
+            # A step that waits for groups waits for these rollouts, too.
+            self.groups.changed.set()
+
+    def _begin_more(self) -> None:
+        if self.groups is not None:
+            self.groups.finish(self._journal.status.step)
+        number = self._last + 1
+        # What is begun is learnt from. More would hide a failure for longer.
+        while not self._has_failed and self._is_admitted(number):
+            self._begin_task(number)
+            number += 1
+        for older, rollout in [*self._rollouts.items()]:
+            # One that has failed is told of when nothing else can be learnt from.
+            if self.groups is not None and older < self._last and rollout.done() and not _failed(rollout):
+                del self._rollouts[older]
+
+    async def finish(self) -> None:
+        """All steps are done: wait until it is known whether the last rollouts could be scored.
+
+        Raises:
+            UnscorableError: too few of the samples have a reward.
+        """
+        if self._rollouts:
+            await asyncio.wait(self._rollouts.values())
+        self._raise_unscorable()
+
+    def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
+        """The newest plan, and the metrics of the rollouts that are complete since the last call."""
+        found, self._unreported = self._unreported, []
+        return self._plan, rollout_metrics([batch.metrics for batch in found])
+
+    async def __aenter__(self) -> Self:
+        if self.groups is not None:
+            await self._restore(self.groups)
+            for number in sorted(self.groups.rollouts):
+                self._begin_task(number)
+        self.advance()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for rollout in self._rollouts.values():
+            rollout.cancel()
+        await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
+
+    async def _restore(self, groups: FreeGroups) -> None:
+        """Go on from what earlier drivers have written down."""
+        folder, prompts, done = self._run.folder, self._run.prompts, self._journal.status.step
+        position = await asyncio.to_thread(artifacts.read_json, folder.progress(done)) if done else {}
+        if "groups" in position:
+            groups.restore(position["groups"])
+            self._plan = PlanRecord.model_validate(position["plan"])
+        for begun in await asyncio.to_thread(begun_rollouts, folder, groups.last + 1):
+            if begun.prompts is None:
+                # An earlier release drew them in this order, and did not write them down.
+                drawn = prompts.cursor.draw(groups.buffer.size)
+                begun = begun.model_copy(update={"prompts": drawn, "cursor": prompts.cursor.state()})
+            else:
+                prompts.go_to(begun.cursor)
+            groups.begin(begun)
+        self._cursor = prompts.cursor.state()
+        self._last = groups.last
+        for number in groups.rollouts:
+            for chunk in await asyncio.to_thread(results_before, folder.batches(number, "training")):
+                groups.prepared(number, chunk)
+        for taken in await asyncio.to_thread(taken_steps, folder, self._journal.checkpoint_step + 1):
+            if taken.step <= done:
+                groups.remember(taken)
+            else:
+                groups.take(taken)
+                self._taken[taken.step] = taken
+
+    def _begin_task(self, number: int) -> None:
+        earlier = self._rollouts.get(number - 1)
+        self._rollouts[number] = asyncio.create_task(self._make(number, earlier))
+        self._last = max(self._last, number)
+
+    def _is_admitted(self, number: int) -> bool:
+        """Whether one more rollout may begin."""
+        total = self._run.prompts.total_steps
+        if self.groups is None:
+            return number <= min(self._last_admitted(), total)
+        buffer = self.groups.buffer
+        waiting = (number - 1 - self.groups.last) * buffer.size
+        wanted = min(buffer.size, total * buffer.size - buffer.live - waiting)
+        ahead = self._last_admitted() - self._journal.status.step - 1
+        return wanted > 0 and buffer.admits(waiting + wanted, self._journal.status.step, ahead)
+
+    def _last_admitted(self) -> int:
+        """The last step whose rollout may begin."""
+        journal, history = self._journal, self._run.cost_model.history
+        # What steps take is known once one of them is done.
+        unknown = journal.budget() is not None and not any(record.step for record in journal.records)
+        ahead = steps_ahead(self._settings.max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
+        return last_step_begun(journal.status.step, 0 if unknown else ahead)
+
+    async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
+        try:
+            if earlier is not None:
+                await self._wait_for_room(step, earlier)
+            return await self._roll_out(step)
+        finally:
+            await self._run.generators.release(step)
+
+    async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made]) -> None:
+        """Wait until the rollout of the step before has no use for one of its instances."""
+        if self._run.requests.algorithm.dynamic_sampling_rounds:
+            # It may yet draw the prompts that come next.
+            await earlier
+            return
+        room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
+        try:
+            await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            room.cancel()
+        if earlier.done():
+            # Where it has failed, this one never begins.
+            earlier.result()
+
+    async def _roll_out(self, step: int) -> _Made:
+        run, journal = self._run, self._journal
+        # A version that is not written down would be made anew by the next driver.
+        await journal.written()
+        check_affordable(run, journal, min(step, run.prompts.total_steps))
+        begun = self.groups.rollouts.get(step) if self.groups is not None else None
+        if begun is None:
+            begun = await self._begin(step)
+        beside = any(not rollout.done() for other, rollout in self._rollouts.items() if other < step)
+        run.progress.begin_step(
+            step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
+        )
+        task = RolloutTask(step, "training", self._weights(begun))
+        groups = self.groups
+        if groups is not None:
+            on_prepared = partial(groups.prepared, step)
+            task = replace(task, prompts=begun.prompts, on_plan=self._on_plan, on_prepared=on_prepared)
+        rollout = await roll_out(run, task, lambda batch, plan, pieces: None)
+        if isinstance(rollout, StepBatch):
+            if groups is not None:
+                self._plan = rollout.plan
+                self._measure(groups, step, rollout)
+            return begun, rollout
+        run.cost_model.history.add(_ROLLOUT, sum(rollout.seconds.values()))
+        batch = record_rollout(run, rollout)
+        if groups is not None:
+            self._unreported.append(with_switches(batch, rollout) if self._settings.new_weights == "switch" else batch)
+            self._plan = batch.plan
+            self._measure(groups, step, batch)
+            journal.keep_rollout(step, batch)
+            return begun, batch
+        if self._settings.new_weights == "switch":
+            batch = with_versions(batch, rollout)
+        journal.keep_batch(step, batch)
+        return begun, batch
+
+    async def _begin(self, number: int) -> BegunRollout:
+        """Draw what a rollout generates, and write it down."""
+        groups, draws = self.groups, self._run.prompts
+        begun = BegunRollout(step=number, policy=self._newest())
+        if groups is None:
+            return await asyncio.to_thread(self._files.begin, begun)
+        again, others = groups.next_rollout(draws.total_steps * groups.buffer.size)
+        prompts = [name.prompt for name in again]
+        prompts += draws.cursor.draw(others, taken=prompts)
+        chosen = {"prompts": prompts, "again": again, "cursor": draws.cursor.state()}
+        begun = await asyncio.to_thread(self._files.begin, begun.model_copy(update=chosen))
+        draws.go_to(begun.cursor)
+        groups.begin(begun)
+        self._cursor = begun.cursor
+        return begun
+
+    def position(self, step: int) -> dict[str, Any]:
+        """What a later driver needs of the groups once a step is done."""
+        groups = self.groups
+        if groups is None:
+            return {}
+        needs = groups.needs(step, self._journal.checkpoint_step, self._last)
+        state = groups.state(step)
+        plan = self._plan.model_dump() if self._plan is not None else None
+        return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}
+
+    async def _until_planned(self) -> None:
+        """Wait until any rollout is planned, by this driver or an earlier one."""
+        while self._plan is None:
+            await _until(self._planned, self._rollouts.values())
+            self._raise_failure()
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(_failed(rollout) for rollout in self._rollouts.values())
+
+    def _raise_failure(self) -> None:
+        """Raise what the earliest of the rollouts that have failed raised, if any has."""
+        for rollout in self._rollouts.values():
+            if rollout.done():
+                rollout.result()
+
+    def _raise_unscorable(self) -> None:
+        """Raise the UnscorableError of a rollout at once: its groups are not to be learnt from before they are scored
+        again."""
+        for rollout in self._rollouts.values():
+            if _failed(rollout) and isinstance(rollout.exception(), UnscorableError):
+                rollout.result()
+
+    def _on_plan(self, plan: GenerationPlan) -> None:
+        self._plan = plan_record(plan, prefixes=self._run.prefixes.reason)
+        self._planned.set()
+
+    def _measure(self, groups: FreeGroups, number: int, batch: StepBatch) -> None:
+        """Learn the lengths of a complete rollout, once."""
+        if number in groups.rollouts and number not in groups.measured:
+            self._run.cost_model.measured(batch.lengths)
+            self._run.draft_history.generated(number, batch.lengths)
+            groups.measured.add(number)
+
+    def _weights(self, begun: BegunRollout) -> SamplingWeights:
+        """What the requests of a rollout sample with."""
+        # A group of it may be learnt from that many steps late, after those steps have made their weights.
+        newer = self._settings.max_staleness
+        if self._settings.new_weights == "finish":
+            return SamplingWeights(begun.policy, newer_versions=newer)
+        # A version that is not written down would be made anew by the next driver.
+        return SamplingWeights(begun.policy, self._newest, newer)
+
+    def _newest(self) -> WeightsReference:
+        """The newest weights that are written down."""
+        return self._run.requests.weights(self._journal.published.weights)
+
+
+async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) -> None:
+    """Wait until something has happened, or one of these rollouts ends."""
+    happened = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([happened, *rollouts], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        happened.cancel()
+
+
+def _failed(rollout: asyncio.Task[_Made]) -> bool:
+    return rollout.done() and rollout.exception() is not None

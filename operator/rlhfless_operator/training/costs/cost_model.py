@@ -1,0 +1,316 @@
+"""What a job has learnt of its lengths, its instances and its stages, and the plans that rest on it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, Stage
+from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency.calibration import Calibration
+from rlhfless_operator.planner.latency.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
+from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
+from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.moves.migration import Actor, Migration
+from rlhfless_operator.planner.moves.switching import is_worth_switching
+from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.step.bounds import lower_bound
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption, Measured, to_judge_by
+from rlhfless_operator.planner.step.pace import LearnerPace
+from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.costs.generation_plan import WEIGHTS, GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration
+from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
+from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
+
+_LEAST_SWITCH_SECONDS = 1.0
+"""A learner is not let go for less, since it is seen to wait, and looks for what it waits for, a few times a second."""
+
+_COVERAGE, _ACCEPTANCE = "drafts/coverage", "drafts/acceptance"
+"""Under which names the history has how often there is something to draft, and how often it is right."""
+_DRAFT_STEPS = 4
+"""Newest steps that count for that: it rises and falls from one pass over the data to the next."""
+_FIRST = "learning/first"
+"""Under which names the history has the steps that learners took right after loading."""
+
+_UNKNOWN_DEVICE = LinearLatency(
+    step_seconds=0.002,
+    sequence_seconds=0.00002,
+    context_seconds=1e-8,
+    prefill_token_seconds=0.000005,
+    draft_seconds=0.00002,
+)
+"""Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
+
+
+class CostModel:
+    """Part of the checkpoint: a job that goes on plans as well as one that was never interrupted.
+
+    Args:
+        spec: the job's.
+        actors: how many generation instances a step may use.
+        contention: asked, for each plan, for what other jobs leave of the GPUs.
+        latency: of the instances, as far as it is known before they have done anything.
+    """
+
+    def __init__(
+        self,
+        spec: RLHFJobSpec,
+        actors: ActorRange,
+        contention: Callable[[], Contention] = lambda: ALONE,
+        *,
+        latency: LinearLatency | None = None,
+    ) -> None:
+        self._spec = spec
+        self._actors = actors
+        self._contention = contention
+        longest = spec.sampling.max_response_tokens
+        self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
+        self.calibration = Calibration(latency or _UNKNOWN_DEVICE)
+        self.history = History()
+        self.room: EngineRoom | None = None
+        """What the instances of the newest step have said to have room for."""
+        self._starting: dict[str, float] = {}
+        self._draining: dict[str, float] = {}
+
+    # --- planning ---
+
+    @property
+    def latency(self) -> Latency:
+        """Of the instances, with drafts as good as they were in the newest steps."""
+        plain, room = self.calibration.latency, self.room
+        coverage, acceptance = (self.history.recent(name)[-_DRAFT_STEPS:] for name in (_COVERAGE, _ACCEPTANCE))
+        if room is None or not room.longest_draft or not coverage or not acceptance:
+            return plain
+        return DraftedLatency(plain, Drafts(fmean(coverage), fmean(acceptance), min(room.longest_draft, LONGEST_DRAFT)))
+
+    def plan(
+        self,
+        prompts: Sequence[int],
+        samples_per_prompt: int,
+        prompt_tokens: Sequence[int],
+        *,
+        known: bool,
+        follows: bool = False,
+        learners: Sequence[LearnerOption] = (),
+    ) -> GenerationPlan:
+        """The plan of a step's generation.
+
+        Args:
+            prompt_tokens: of every prompt of their dataset, by row.
+            known: whether they are training prompts. Of others, rows of another dataset, the prior alone is known.
+            follows: whether learning may begin before the batch is complete.
+            learners: numbers of learning instances to choose from; none where there is no choice.
+        """
+        longest = self._spec.sampling.max_response_tokens
+        prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
+        return plan_generation(
+            self._spec,
+            self._actors,
+            prompts,
+            samples_per_prompt,
+            prompt_tokens,
+            self.predictor if known else prior,
+            self.latency,
+            self.history,
+            follows=follows,
+            contention=self._contention(),
+            room=self.room,
+            learners=learners,
+        )
+
+    def share_prefixes(
+        self,
+        tree: Mapping[str, Any],
+        shares: Sequence[Sequence[SampleTask]],
+        prompt_tokens: Sequence[int],
+        *,
+        in_store: bool,
+    ) -> PrefixSharing:
+        """What actors compute for each other, where sending pays or the job says so. `in_store`: through an object
+        store."""
+        prefill, way = self.calibration.latency.prefill_token_seconds, STORE if in_store else FOLDER
+        unknown = way.unknown_share * prefill
+        fetch, send = self.history.mean("prefix/token", unknown), self.history.mean("prefix/sent_token", unknown)
+        always = self._spec.generation.share_prefixes == "always"
+        seconds = TokenSeconds(prefill, send, fetch)
+        return PrefixSharing(tree, shares, prompt_tokens, seconds, way.transfer_seconds, always=always)
+
+    def open_migration(self, plan: GenerationPlan) -> Migration:
+        """What decides, while a plan is carried out, which samples to move."""
+        pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
+        return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
+
+    def is_worth_switching(self, actor: Actor) -> bool:
+        """Whether an actor has enough left to decode to go on with newer weights."""
+        unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
+        pause = self.history.mean("pause/switch", unknown)
+        return is_worth_switching(actor, self.latency, pause, 0 if self._spec.keeps_kv_cache else None)
+
+    def restart_seconds(self, steps: int) -> float:
+        """What a fresh learner takes before it can work: loading, and so many steps again."""
+        return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
+
+    def learner_pace(self, steps: int, *, held: bool, time_price: float, last_seconds: float) -> LearnerPace:
+        """What decides when a learner that follows preparation begins, and when it lets go.
+
+        Args:
+            steps: how many a fresh learner takes again before it can work.
+            held: whether an instance is there.
+            time_price: instance-seconds of the learner that a second of the step is worth.
+            last_seconds: into the step, when the last group is expected.
+        """
+        start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
+        switch = self.history.mean("draining/learning") + start * (1 + time_price)
+        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
+
+    def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
+        """What was measured of some numbers of learning instances."""
+        return {size: to_judge_by(self._measured("learning", size), self._measured(_FIRST, size)) for size in sizes}
+
+    def _measured(self, kind: str, size: int) -> Measured:
+        return Measured(self.history.recent(f"{kind}/token/{size}"), self.history.recent(f"{kind}/rest/{size}"))
+
+    @property
+    def knows_learning(self) -> bool:
+        """Whether a plan can say how long learning takes, and so when a learner has something to do."""
+        return self._spec.planning.policy == "cost" and self.history.mean("learning/token") > 0
+
+    def learners_too_few(self, count: int) -> None:
+        """So many learning instances had too little memory."""
+        self.history.add("learning/too_few", float(count))
+
+    @property
+    def least_learners(self) -> int:
+        """Fewest learning instances that may have enough memory, as far as is known."""
+        return 1 + int(max(self.history.recent("learning/too_few"), default=0.0))
+
+    @property
+    def learner_idle_seconds(self) -> float:
+        """In which a learning instance is held in a step without working: kept until the next, or started anew."""
+        switch = self.history.mean("draining/learning") + self.history.mean(startup("learning"))
+        switch += self.history.mean("learning/load")
+        return min(switch, self.history.mean("gap/learning", switch))
+
+    def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
+        """Least instance-seconds with which anyone could have generated these responses in `seconds`.
+
+        As far as the instances' speed is known: None if the bound would say that no schedule could have been so fast.
+        If tokens are drafted, it is the bound with drafts that are all right, since the acceptance of other drafts is
+        unknown. Instances that are kept from the step before are charged no start.
+        """
+        latency: Latency = self.calibration.latency
+        if self.room is not None and self.room.longest_draft:
+            latency = DraftedLatency(self.calibration.latency, Drafts(1.0, 1.0, self.room.longest_draft))
+        prompts = {prompt for prompt, _ in generation.lengths}
+        bound = lower_bound(
+            np.array(list(generation.lengths.values()), dtype=np.float64),
+            np.array([prompt_tokens[prompt] for prompt, _ in generation.lengths], dtype=np.float64),
+            latency,
+            seconds,
+            prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in prompts)),
+            start_seconds=generation.weights_seconds,
+            max_batch=self.room.sequences if self.room is not None else None,
+        )
+        return bound if math.isfinite(bound) else None
+
+    # --- learning ---
+
+    def instance_changed(self, change: StateChange) -> None:
+        """Take note of how long instances take to start, and to go."""
+        if change.state == "starting":
+            self._starting[change.instance] = change.at
+        elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
+            self.history.add(startup(change.stage), change.at - since)
+        if change.state == "draining":
+            self._draining[change.instance] = change.at
+        elif (since := self._draining.pop(change.instance, None)) is not None and change.state == "ended":
+            self.history.add(f"draining/{change.stage}", change.at - since)
+
+    def generated(
+        self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
+    ) -> None:
+        """Learn the speed of the instances, and what they have room for, from what a step's did."""
+        self.room = generation.room or self.room
+        if generation.weights_seconds > 0:
+            self.history.add(WEIGHTS, generation.weights_seconds)
+        observe(self.calibration, generation, prompt_tokens)
+        counts = generation.decoding
+        if counts["looked_up"]:
+            self.history.add(_COVERAGE, counts["matched"] / counts["looked_up"])
+        if counts["judged"]:
+            self.history.add(_ACCEPTANCE, counts["accepted"] / counts["judged"])
+        if fetched := generation.prefixes.get("tokens_fetched"):
+            self.history.add("prefix/token", generation.prefixes["seconds_fetched"] / fetched)
+            self.history.add(MEASURED, self._measured_gain(generation.prefixes))
+        if sent := generation.prefixes.get("tokens_sent"):
+            self.history.add("prefix/sent_token", generation.prefixes["seconds_sent"] / sent)
+        if generation.shares_prefixes and generation.stretches and not generation.prefixes:
+            self.history.add(UNABLE, 1.0)
+        for pause in generation.pauses:
+            self.history.add("pause", pause)
+        for pause in generation.switch_pauses:
+            self.history.add("pause/switch", pause)
+        tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
+        if preparation.seconds and tokens:
+            self.history.add("preparation/token", preparation.seconds / tokens)
+
+    def _measured_gain(self, prefixes: Mapping[str, float]) -> float:
+        """Instance-seconds that actors did not compute, less those that they waited and that copies took."""
+        saved = prefixes["tokens_fetched"] * self.calibration.latency.prefill_token_seconds
+        return saved - sum(prefixes.get(f"seconds_{what}", 0.0) for what in ("sent", "fetched", "waited"))
+
+    def measured(self, lengths: Mapping[int, Sequence[int]]) -> None:
+        """Learn the lengths of a step's groups, by prompt."""
+        for prompt, found in lengths.items():
+            self.predictor.observe(prompt, found)
+
+    def learned(self, result: LearnResult) -> None:
+        """Learn what learning takes."""
+        metrics = result.metrics
+        waited = metrics.get("seconds/wait", 0.0)
+        for name, metric in (("", "seconds"), ("/train", "seconds/train"), ("/load", "seconds/load")):
+            if (seconds := metrics.get(metric)) is not None:
+                self.history.add(f"learning{name}", seconds - (waited if metric == "seconds" else 0.0))
+        # Tokens that were passed once for several samples are none of the work, but foreseen of each sample.
+        tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
+        if tokens and "seconds" in metrics and "seconds/train" in metrics:
+            self.history.add("learning/token", metrics["seconds/train"] / tokens)
+            rest = metrics["seconds"] - waited - metrics["seconds/train"]
+            self.history.add("learning/rest", rest)
+            if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
+                # Loading and replaying are paid when the number changes, or an instance is new, and not in each step.
+                again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
+                kind = _FIRST if "seconds/load" in metrics else "learning"
+                self.history.add(f"{kind}/token/{count:.0f}", metrics["seconds/train"] / tokens)
+                self.history.add(f"{kind}/rest/{count:.0f}", max(0.0, rest - again))
+
+    # --- keeping ---
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs, as JSON values."""
+        return {
+            "predictor": self.predictor.state(),
+            "calibration": self.calibration.state(),
+            "history": self.history.state(),
+            "room": self.room.model_dump() if self.room is not None else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.predictor = LengthPredictor.from_state(state["predictor"])
+        self.calibration = Calibration.from_state(state["calibration"])
+        self.history.restore(state.get("history", {}))
+        if (room := state.get("room")) is not None:
+            self.room = EngineRoom(**room)
+
+
+def startup(stage: Stage) -> str:
+    """Under which name the history has the start-up times of a stage."""
+    return f"startup/{stage}"

@@ -1,0 +1,75 @@
+"""The live migration of a step: the policy's state machine under the rule that the job names."""
+
+import math
+from collections.abc import Callable
+
+from rlhfless_functions.api import EngineRoom
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.latency.linear import Latency
+from rlhfless_operator.planner.moves.migration import Key, Migration, Rule
+from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.costs.starting_point import keeps_contexts
+
+UNKNOWN_PAUSE_SECONDS = 0.5
+"""What a move costs besides prefill while none has been seen: closing streams, the flush, a new request."""
+
+
+def open_migration(
+    spec: RLHFJobSpec,
+    plan: GenerationPlan,
+    latency: Latency,
+    *,
+    pause_seconds: float,
+    room: EngineRoom | None = None,
+) -> Migration:
+    """The state machine of one step's generation.
+
+    Args:
+        plan: what is carried out; its estimates say what remains of a response.
+        latency: of the instances, as far as it is known.
+        pause_seconds: what a move has cost so far, besides prefill.
+        room: what the instances have said to have room for: no receiver is given more at a time.
+    """
+    rule = _rule(spec, plan, latency, pause_seconds, room)
+    return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
+
+
+def _rule(
+    spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, pause_seconds: float, room: EngineRoom | None
+) -> Rule | None:
+    settings = spec.planning.migration
+    kv_tokens, slots = spec.generation.kv_budget_tokens or math.inf, settings.slots
+    if room is not None:
+        kv_tokens, slots = min(kv_tokens, room.kv_tokens), min(slots, room.sequences)
+    if settings.policy == "threshold":
+        return ActorRatio(0.95 if settings.ratio is None else settings.ratio, slots)
+    if settings.policy == "global":
+        samples = sum(len(share) for share in plan.shares)
+        return GlobalRatio(0.9 if settings.ratio is None else settings.ratio, slots, kv_tokens, samples)
+    if settings.policy == "repack":
+        return Repack(slots, kv_tokens, settings.period)
+    if settings.policy == "benefit":
+        return Saving(
+            latency,
+            slots,
+            kv_tokens,
+            longest=spec.sampling.max_response_tokens,
+            time_price=plan.time_price,
+            pause_seconds=pause_seconds,
+            # An instance takes one request at a time, and not every engine keeps something between two.
+            restarts_receiver=not (keeps_contexts(spec) if room is None else room.keeps_contexts),
+            hysteresis=settings.hysteresis,
+            period=settings.period,
+        )
+    return None
+
+
+def _outlook(spec: RLHFJobSpec, plan: GenerationPlan) -> Callable[[Key, int], tuple[float, float]]:
+    longest = spec.sampling.max_response_tokens
+    estimates = plan.estimates
+
+    def outlook(key: Key, tokens: int) -> tuple[float, float]:
+        return estimates[key[0]].outlook(tokens, longest)
+
+    return outlook

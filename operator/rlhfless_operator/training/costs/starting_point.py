@@ -1,0 +1,47 @@
+"""What is known of an engine before it has generated anything: how fast its GPU is, and what it keeps."""
+
+from dataclasses import asdict
+
+from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.planner.latency.devices import find_profile
+from rlhfless_operator.planner.latency.gpu_names import gpu_of
+from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.training.costs.model_shape import find_shape
+
+
+def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
+    """The latency of the job's instances by measured tables, or by the data sheet where nothing was measured.
+
+    Args:
+        product: what their GPUs are, as a driver, a node or the pool's settings say it. A rehearsal names its own.
+
+    Returns:
+        None where the GPU or the model is not known here, or does not fit it.
+    """
+    rehearsal, generation = job.spec.rehearsal, job.spec.generation
+    source, scale = job.spec.model.source, 1.0
+    if rehearsal is not None:
+        gpu: str | None = rehearsal.gpu
+        gpus, source, scale = rehearsal.gpus, rehearsal.model or source, rehearsal.time_scale
+    else:
+        gpu = gpu_of(product) if product else None
+        gpus = 1 if generation.engine == "transformers" else generation.vllm.tensor_parallel_size
+    if gpu is None:
+        return None
+    try:
+        latency = find_profile(find_shape(source), gpu, gpus, startup_seconds=0.0).latency.lines[0]
+    except ValueError:
+        return None
+    return LinearLatency(**{name: scale * seconds for name, seconds in asdict(latency).items()})
+
+
+def keeps_contexts(spec: RLHFJobSpec) -> bool:
+    """Whether an engine finds the keys and values of samples that it was cut in when it goes on with them.
+
+    As far as the job says, before an instance has (`EngineRoom.keeps_contexts`).
+
+    vLLM's prefix cache has all but the block that a sample was in; transformers computes every context again.
+    """
+    if spec.rehearsal is not None:
+        return spec.rehearsal.prefix_cache
+    return spec.generation.engine == "vllm"

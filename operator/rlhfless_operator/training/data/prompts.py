@@ -1,0 +1,78 @@
+"""The datasets of a job as its driver knows them: how long each prompt is, and which are drawn next."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import DataCounts, Purpose
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.data.cursor import DataCursor
+
+
+class Prompts:
+    """Prompts by row. The driver reads an index of their lengths, never their text.
+
+    Args:
+        spec: the job's.
+        folder: where the datasets were materialised.
+    """
+
+    def __init__(self, spec: RLHFJobSpec, folder: JobFolder) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._tokens: dict[Purpose, list[int]] = {}
+        self._prefix_trees: dict[Purpose, Mapping[str, Any] | None] = {}
+        self._counts: dict[Purpose, DataCounts | None] = {}
+        self.count = 0
+        """Usable prompts of the training data; 0 until it is opened."""
+        self.total_steps = 0
+        """Steps of the whole job; 0 until the data is opened."""
+        self.cursor = DataCursor(0, spec.seed, shuffle=False)
+        """The position in the training data."""
+
+    def open_training(self) -> None:
+        """Take note of the training data, and stand at its start.
+
+        Raises:
+            ValueError: it has too few prompts for a step.
+        """
+        self.count = self.open("training")
+        per_step = self._spec.batch.prompts_per_step
+        if self.count < per_step:
+            counts = self._counts["training"]
+            why = f" ({counts.left_out} rows were left out: {counts.reasons})" if counts and counts.left_out else ""
+            raise ValueError(
+                f"data.source has {self.count} usable prompts, fewer than batch.promptsPerStep, {per_step}{why}"
+            )
+        self.total_steps = self._spec.steps or -(-self.count * (self._spec.epochs or 1) // per_step)
+        self.cursor = DataCursor(self.count, self._spec.seed, shuffle=self._spec.data.shuffle)
+
+    def open(self, purpose: Purpose) -> int:
+        """Take note of a materialised dataset; returns how many prompts it has."""
+        index = artifacts.read_json(artifacts.join(self._folder.data(purpose), "index.json"))
+        self._tokens[purpose] = index["lengths"]
+        # Datasets that earlier releases prepared have neither.
+        self._prefix_trees[purpose] = index.get("prefixes")
+        self._counts[purpose] = DataCounts.model_validate(index["counts"]) if "counts" in index else None
+        return len(index["lengths"])
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Stand where a cursor's `state` says."""
+        self.cursor = self.cursor.restored(position)
+
+    def next(self, count: int) -> list[int]:
+        """The next prompts; the position stays."""
+        return self.cursor.restored(self.cursor.state()).draw(count)
+
+    def tokens(self, purpose: Purpose) -> Sequence[int]:
+        """Tokens of every prompt of a dataset, by row."""
+        return self._tokens[purpose]
+
+    def counts(self, purpose: Purpose) -> DataCounts | None:
+        """What became of the rows of an opened dataset; None where that is not known."""
+        return self._counts[purpose]
+
+    def prefix_tree(self, purpose: Purpose) -> Mapping[str, Any] | None:
+        """Which beginnings the prompts of a dataset share; None where that is not known."""
+        return self._prefix_trees[purpose]

@@ -1,0 +1,199 @@
+"""Which instances are held: early enough to be ready when their work comes, and no longer than they are worth it."""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
+from rlhfless_operator.planner.warming import keep_alive, wake_time
+from rlhfless_operator.platforms.base import Platform, Preload
+
+
+@dataclass
+class _Held:
+    """One stage's instances, as far as they are wanted."""
+
+    working: int = 0
+    warmed: int = 0
+    """Wanted before their work comes."""
+    kept_until: list[float] = field(default_factory=list)
+    """Until when each instance without work is kept."""
+    idle_since: list[float] = field(default_factory=list)
+    """When instances ran out of work, the oldest first."""
+    preload: Preload | None = None
+    expected_from: float | None = None
+    """When the wait for the stage's next work began."""
+    waking: asyncio.Task[None] | None = None
+    releasing: asyncio.Task[None] | None = None
+
+    def wanted(self, now: float) -> int:
+        self.kept_until = [until for until in self.kept_until if until > now]
+        return max(self.working + len(self.kept_until), self.warmed)
+
+
+class Capacity:
+    """Asks a platform for instances on behalf of the training loop.
+
+    Args:
+        platform: where they run. It keeps instances without work itself where a keep-alive is given.
+        keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting anew.
+        history: what earlier steps took; added to.
+        clock: monotonic seconds.
+        sleeps: whether an idle instance gives its GPUs to others and costs nothing to keep.
+        draining_seconds: what an instance that is let go is charged until it is gone, before one of its stage was seen
+            to go.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        keep_alive: Mapping[Stage, float | None],
+        history: History,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sleeps: bool = False,
+        draining_seconds: float = 0.0,
+    ) -> None:
+        self._platform = platform
+        self._keep_alive = keep_alive
+        self.history = history
+        self._clock = clock
+        self._sleeps = sleeps
+        self._draining_seconds = draining_seconds
+        self._stages = {stage: _Held() for stage in STAGES}
+        self._restart_seconds: dict[Stage, float] = {}
+        self._over: set[Stage] = set()
+
+    def switch_cost(self, stage: Stage) -> SwitchCost:
+        """What it costs to let an instance of a stage go and to have one again, as far as it is known."""
+        gaps = self.history.recent(f"gap/{stage}")
+        # A wait for other jobs is a gap as well, and a rare one: the median does not see it.
+        gap = statistics.median(gaps) if gaps else None
+        return SwitchCost(self._switch_seconds(stage), gap, over=stage in self._over)
+
+    async def use(
+        self, stage: Stage, count: int, preload: Preload | None = None, *, restart_seconds: float = 0.0
+    ) -> None:
+        """So many instances of a stage have work from now on.
+
+        Args:
+            preload: what a fresh one loads before it is ready; as before if left out.
+            restart_seconds: what a fresh instance would have to do again besides starting.
+        """
+        held, now = self._stages[stage], self._clock()
+        self._over.discard(stage)
+        held.preload = preload or held.preload
+        if count > held.working:
+            self._resume(stage, held, count - held.working, now)
+        elif count < held.working:
+            self._restart_seconds[stage] = restart_seconds
+            limit = self._limit(stage)
+            held.idle_since += [now] * (held.working - count)
+            held.kept_until += [now + limit] * (held.working - count)
+        held.working = count
+        await self._apply(stage)
+        if held.releasing is not None:
+            held.releasing.cancel()
+        held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
+
+    async def give_up(self, stage: Stage, count: int) -> None:
+        """So many of the instances that were to work are lost, or never came: want them no longer, and keep none."""
+        self._stages[stage].working -= count
+        await self._apply(stage)
+
+    def holds(self, stage: Stage) -> bool:
+        """Whether an instance of a stage is wanted now, with work or without."""
+        return self._stages[stage].wanted(self._clock()) > 0
+
+    def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
+        """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
+        so many work already.
+
+        Args:
+            preload: what they load before they are ready.
+            time_price: instance-seconds that a second of delay is worth.
+        """
+        held = self._stages[stage]
+        if held.working >= count:
+            return
+        self._stop_waking(held)
+        held.expected_from = self._clock()
+        wake = wake_time(
+            self.history.recent(f"lead/{stage}"),
+            self.history.mean(f"startup/{stage}"),
+            instances=count,
+            late_price=time_price,
+        )
+
+        async def wake_up() -> None:
+            await asyncio.sleep(wake.after_seconds)
+            held.warmed = count
+            held.preload = preload
+            await self._apply(stage)
+
+        held.waking = asyncio.create_task(wake_up())
+        # What went wrong will go wrong again, and be heard, when the work has come.
+        held.waking.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def finish(self, stage: Stage) -> None:
+        """No more work of a stage is to come: let its instances go now."""
+        held = self._stages[stage]
+        self._over.add(stage)
+        self._stop_waking(held)
+        held.warmed = 0
+        held.kept_until.clear()
+        await self._apply(stage)
+
+    async def close(self) -> None:
+        """Want nothing more, ahead of time or any longer; what has work is left alone."""
+        tasks = []
+        for held in self._stages.values():
+            tasks += [task for task in (held.waking, held.releasing) if task is not None]
+            held.waking = held.releasing = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _resume(self, stage: Stage, held: _Held, count: int, now: float) -> None:
+        self._stop_waking(held)
+        held.warmed = 0
+        if held.expected_from is not None:
+            self.history.add(f"lead/{stage}", now - held.expected_from)
+            held.expected_from = None
+        # Those that stopped last are the ones that would have been kept the shortest.
+        for since in held.idle_since[-count:]:
+            self.history.add(f"gap/{stage}", now - since)
+        del held.idle_since[-count if held.working else 0 :]
+        del held.kept_until[max(0, len(held.kept_until) - count) :]
+
+    def _limit(self, stage: Stage) -> float:
+        if self._keep_alive[stage] is not None:
+            # The platform keeps them.
+            return 0.0
+        if self._sleeps:
+            return math.inf
+        return keep_alive(self.history.recent(f"gap/{stage}"), self._switch_seconds(stage))
+
+    def _switch_seconds(self, stage: Stage) -> float:
+        draining = self.history.mean(f"draining/{stage}", self._draining_seconds)
+        return draining + self.history.mean(f"startup/{stage}") + self._restart_seconds.get(stage, 0.0)
+
+    async def _apply(self, stage: Stage) -> None:
+        held = self._stages[stage]
+        await self._platform.hold(stage, held.wanted(self._clock()), held.preload)
+
+    async def _release(self, stage: Stage, held: _Held) -> None:
+        while held.kept_until:
+            await asyncio.sleep(max(0.0, min(held.kept_until) - self._clock()))
+            await self._apply(stage)
+
+    @staticmethod
+    def _stop_waking(held: _Held) -> None:
+        if held.waking is not None:
+            held.waking.cancel()
+            held.waking = None

@@ -1,0 +1,100 @@
+"""The document that a job was last driven with, as its folder has it, and what another has changed of it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.job.reading.earlier_documents import meaning
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.folder import JobFolder
+
+_SHOWN = 60
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that two documents have otherwise."""
+
+    path: str
+    """The field, as a document names it: `spec.optimizer.learningRate`."""
+    before: Any
+    """What it was; None where it was not there."""
+    now: Any
+    """What it is; None where it is not there."""
+
+    def within(self, part: str) -> bool:
+        """Whether it is a change of a part of the spec, or of what is in that."""
+        return re.match(rf"spec\.{re.escape(part)}(?![^.\[])", self.path) is not None
+
+    def __str__(self) -> str:
+        return f"{self.path} was {_shown(self.before)} and is {_shown(self.now)}"
+
+
+_EARLIER_DEFAULTS = (
+    Change("spec.generation.instances.max", 1, None),
+    Change("spec.generation.sharePrefixes", "never", "auto"),
+)
+"""What an earlier release wrote down where the job's document said nothing."""
+
+
+def begun_job(folder: JobFolder) -> dict[str, Any] | None:
+    """The document that a job was last driven with, as it was written; None where no driver has been."""
+    uri = folder.file("job.yaml")
+    if not artifacts.exists(uri):
+        return None
+    content: dict[str, Any] = yaml.safe_load(artifacts.read_bytes(uri))
+    return content
+
+
+def write_begun_job(job: RLHFJob, folder: JobFolder) -> None:
+    """Write down the document that a job is driven with.
+
+    Raises:
+        ArtifactUnwritableError: it can't be written.
+    """
+    artifacts.write_bytes(folder.file("job.yaml"), yaml.safe_dump(document_of(job), sort_keys=False).encode())
+
+
+def document_of(job: RLHFJob) -> dict[str, Any]:
+    """A job as plain data, its defaults included."""
+    document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return document
+
+
+def changes_between(before: dict[str, Any], job: RLHFJob) -> list[Change]:
+    """What a job's spec has otherwise than an earlier document of it, which an earlier release may have written."""
+    changes = _changes("spec", meaning(before.get("spec", {})), meaning(document_of(job)["spec"]))
+    return [change for change in changes if change not in _EARLIER_DEFAULTS]
+
+
+def changes_since(job: RLHFJob, folder: JobFolder) -> list[Change]:
+    """What a job's spec has otherwise than when it was last driven; nothing where it never was."""
+    before = begun_job(folder)
+    return [] if before is None else changes_between(before, job)
+
+
+def named(changes: Sequence[Change]) -> str:
+    """Some changes in a sentence, the first few of them."""
+    shown = ", ".join(map(str, changes[:_NAMED]))
+    return shown if len(changes) <= _NAMED else f"{shown}, and {len(changes) - _NAMED} more changed"
+
+
+def _changes(path: str, before: Any, now: Any) -> Iterator[Change]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*now, *before]):
+            yield from _changes(f"{path}.{name}", before.get(name), now.get(name))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for position, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from _changes(f"{path}[{position}]", old, new)
+    elif before != now:
+        yield Change(path, before, now)
+
+
+def _shown(value: Any) -> str:
+    text = "left out" if value is None else str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,142 @@
+"""The record of a finished step, and the job's status after it: pure functions of what the step came to."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from rlhfless_functions.api import LearnResult, Stage
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.records.record import StageAccount, StepRecord
+from rlhfless_operator.records.status import (
+    RECENT_STEPS,
+    CheckpointStatus,
+    RLHFJobStatus,
+    StepStatus,
+)
+from rlhfless_operator.training.journal.ledger import Account
+
+
+def record_of(
+    step: int,
+    seconds: float,
+    account: Account,
+    batch: StepBatch | None,
+    learned: LearnResult | None,
+    evaluation: dict[str, float] | None,
+    *,
+    prices: Mapping[Stage, Decimal],
+    finished_at: float,
+) -> StepRecord:
+    """What `metrics.jsonl` says of a step.
+
+    Args:
+        step: its number; 0 is the evaluation before the first.
+        seconds: how long it took.
+        account: what its instances did.
+        batch: how its rollout went; None for step 0.
+        learned: what the learner made; None for step 0.
+        evaluation: results after it, where it was evaluated.
+        prices: of an hour of an instance of each stage.
+        finished_at: Unix time.
+    """
+    stages = dict(batch.seconds) if batch else {}
+    if learned:
+        stages["learning"] = learned.metrics.get("learning/beyond_preparation", learned.metrics.get("seconds", 0.0))
+    stages["overhead"] = max(0.0, seconds - sum(stages.values()))
+    metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
+    bound = metrics.get("planning/lower_bound_instance_seconds")
+    # An evaluation's generation is in the account, too. With `async` the generation in it is that of later steps.
+    alone = evaluation is None and "generation/staleness" not in metrics
+    if bound is not None and alone and (held := account.total("generation")):
+        metrics["planning/lower_bound_share"] = bound / held
+    return StepRecord(
+        step=step,
+        seconds=seconds,
+        stages=stages,
+        metrics=metrics,
+        ledger={**account.by_stage(prices)},
+        plan=batch.plan.model_dump() if batch else None,
+        evaluation=evaluation,
+        finished_at=finished_at,
+    )
+
+
+def spent_after(
+    before: RLHFJobStatus, account: Account, *, prices: Mapping[Stage, Decimal], gpus: Mapping[Stage, int]
+) -> dict[str, Any]:
+    """What a status says of the instances, once an account is added to it.
+
+    Args:
+        account: what they did since.
+        prices: of an hour of an instance of each stage.
+        gpus: of an instance of each stage.
+    """
+    return {
+        "instance_seconds": before.instance_seconds + account.total(),
+        "gpu_seconds": before.all_gpu_seconds + account.gpu_seconds(gpus),
+        "idle_seconds": before.idle_seconds + account.total(state="idle"),
+        "cost": before.cost + account.cost(prices),
+    }
+
+
+def status_after(
+    before: RLHFJobStatus,
+    record: StepRecord,
+    account: Account,
+    learned: LearnResult | None,
+    *,
+    prices: Mapping[Stage, Decimal],
+    gpus: Mapping[Stage, int],
+    keep_best: bool,
+) -> RLHFJobStatus:
+    """The status with which a step is done.
+
+    Args:
+        record: of the step, or of step 0's evaluation.
+        account: what its instances did.
+        learned: what the learner made; None for step 0.
+        prices: of an hour of an instance of each stage.
+        gpus: of an instance of each stage.
+        keep_best: whether the weights of the best evaluation are kept.
+    """
+    cost = account.cost(prices)
+    changes: dict[str, Any] = {
+        "step": record.step,
+        "seconds": before.seconds + record.seconds,
+        **spent_after(before, account, prices=prices, gpus=gpus),
+    }
+    if learned is not None and record.plan is not None:
+        reward, actors = record.metrics.get("reward"), record.plan["actors"]
+        brief = StepStatus(step=record.step, reward=reward, seconds=record.seconds, actors=actors, cost=cost)
+        changes |= {
+            "weights": learned.weights,
+            "critic": learned.critic,
+            "reward": reward,
+            "actors": actors,
+            "recent_steps": [*before.recent_steps, brief][-RECENT_STEPS:],
+        }
+        if learned.checkpoint is not None:
+            changes["checkpoint"] = CheckpointStatus(step=record.step, uri=learned.checkpoint)
+    best = before.best_evaluation
+    if keep_best and record.evaluation is not None and (best is None or record.evaluation["accuracy"] > best):
+        changes |= {
+            "best": learned.weights if learned else None,
+            "best_evaluation": record.evaluation["accuracy"],
+        }
+    return before.model_copy(update=changes)
+
+
+def record_with(record: StepRecord, account: Account, *, prices: Mapping[Stage, Decimal]) -> StepRecord:
+    """A step's record once its instances have done more.
+
+    Args:
+        account: what they did since.
+        prices: of an hour of an instance of each stage.
+    """
+    since = account.by_stage(prices)
+    added = {stage: _sum(record.ledger.get(stage, StageAccount()), more) for stage, more in since.items()}
+    return record.model_copy(update={"ledger": {**record.ledger, **added}})
+
+
+def _sum(first: StageAccount, second: StageAccount) -> StageAccount:
+    return StageAccount(**{name: getattr(first, name) + getattr(second, name) for name in StageAccount.model_fields})

@@ -1,0 +1,338 @@
+"""What a driver has done, as the job's folder tells it: status, records, accounts, and the batches that were learnt.
+
+What is written down is what a later driver goes on from. This one goes on at once. A step that was not written down is
+taken again by the next driver, and comes to the same bits.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import BatchReference, ExampleSample, LearnResult, Stage
+from rlhfless_operator.job.prices import BudgetSpec
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.forecast import forecast_cost
+from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
+from rlhfless_operator.records.record import StepRecord, read_records
+from rlhfless_operator.records.settings_history import SettingsHistory
+from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.journal.async_journal import read_taken
+from rlhfless_operator.training.journal.budget import used
+from rlhfless_operator.training.journal.finished_step import record_of, record_with, spent_after, status_after
+from rlhfless_operator.training.journal.garbage import remove_garbage, retention_of
+from rlhfless_operator.training.journal.lease import Lease, LeaseLostError
+from rlhfless_operator.training.journal.ledger import Ledger
+from rlhfless_operator.training.journal.samples import SamplesFile
+from rlhfless_operator.training.journal.tracking import Tracking
+from rlhfless_operator.training.journal.write_behind import WriteBehind
+
+_LOOK_SECONDS = 0.05
+"""Between two looks at whether instances are gone."""
+
+
+class StepJournal:
+    """The status and the records of one job, kept by the driver that has its lease.
+
+    Args:
+        spec: the job's.
+        folder: where it is written.
+        lease: the fence of every write.
+        status: as the last driver left it.
+    """
+
+    def __init__(self, spec: RLHFJobSpec, folder: JobFolder, lease: Lease, status: RLHFJobStatus) -> None:
+        self._spec = spec
+        self._folder = folder
+        self.lease = lease
+        self.status = status
+        self.records: list[StepRecord] = []
+        """Of the finished steps."""
+        self.settings = SettingsHistory()
+        """What the steps are learnt with."""
+        self.ledger = Ledger()
+        self.budget: Callable[[], BudgetSpec | None] = lambda: spec.budget
+        """What the job may spend, as its user wants it now."""
+        self._prices, self._gpus = spec.instance_prices, spec.instance_gpus
+        self.tracking = Tracking({})
+        self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
+        """Told of every status once it is written."""
+        self.committed_at = time.monotonic()
+        """When the last step was finished, in monotonic seconds."""
+        self._clock_offset = status.seconds - self.committed_at
+        self._behind = WriteBehind()
+        self._published = status
+        self._metrics = JsonLines(folder.file("metrics.jsonl"), [])
+        self._spans = JsonLines(folder.file("ledger.jsonl"), [])
+        self.samples = SamplesFile(folder.file("samples.jsonl"))
+        self._batches: dict[int, bytes] = {}
+        """What was learnt from since the newest checkpoint, by step: compressed, since a thousand jobs have it here."""
+
+    def read_records(self) -> None:
+        """Read what earlier drivers wrote of the steps that are done."""
+        self.records = committed_records(self._folder, self.status)
+        self._metrics = JsonLines(
+            self._folder.file("metrics.jsonl"), [record.model_dump(mode="json") for record in self.records]
+        )
+        spans = self._folder.file("ledger.jsonl")
+        self._spans = JsonLines(spans, read_lines(spans))
+
+    # --- money ---
+
+    def spent(self, now: float) -> tuple[Decimal, float]:
+        """Money and GPU-seconds over all drivers, the step under way included.
+
+        Args:
+            now: monotonic seconds.
+        """
+        running = self.ledger.running(now)
+        status = self.status
+        return status.cost + running.cost(self._prices), status.all_gpu_seconds + running.gpu_seconds(self._gpus)
+
+    def outlook(self, status: RLHFJobStatus) -> dict[str, Any]:
+        """What a status says of the money to come: the forecast, and the share of the budget that is used."""
+        return {
+            "forecast": forecast_cost(status.cost, self.records, status.steps),
+            "budget_used": used(self.budget(), self._spec, status.cost, status.all_gpu_seconds),
+        }
+
+    # --- the status ---
+
+    @property
+    def published(self) -> RLHFJobStatus:
+        """The status as it is written down."""
+        return self._published
+
+    async def update_status(self, **changes: Any) -> None:
+        """Write the status, once all that came before is written; the lease is the fence.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        self._status_is(self.status.model_copy(update=changes))
+        await self.written()
+
+    def enter(self, stage: Stage) -> None:
+        """Say which stage begins."""
+        self._status_is(self.status.model_copy(update={"stage": stage}))
+
+    async def written(self) -> None:
+        """Wait until everything is written down.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self._behind.done()
+
+    async def leave(self, phase: Phase, message: str) -> None:
+        """Write this driver's last status, with what was spent since the last step. Where a write has failed, what came
+        after it is not so.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        try:
+            await self.written()
+        except (LeaseLostError, artifacts.ArtifactError):
+            self._behind = WriteBehind()
+            self.status = self._published
+            self.records = [record for record in self.records if record.step <= self.status.step]
+        spent = spent_after(self.status, self.ledger.close(time.monotonic()), prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(phase=phase, message=message, **spent, **outlook)
+
+    def heed_writes(self) -> None:
+        """Raise the error of a write that failed since, if there is one."""
+        self._behind.heed()
+
+    # --- batches ---
+
+    def keep_batch(self, step: int, batch: StepBatch) -> None:
+        """Write down a step's batch, which a later driver learns from."""
+        self._batches[step] = _compressed(batch.batch)
+        content = batch.model_dump(mode="json")
+        self._behind.add(lambda: self._under_lease(artifacts.write_json, self._folder.result("batch", step), content))
+
+    def keep_rollout(self, number: int, rollout: StepBatch) -> None:
+        """Write down a complete rollout whose groups several steps may learn from."""
+        content, uri = rollout.model_dump(mode="json"), self._folder.result("batch", number)
+        self._behind.add(lambda: self._under_lease(artifacts.write_json, uri, content))
+
+    def learns_from(self, batch: BatchReference) -> None:
+        """A step learns from this, and it is written down already."""
+        self._batches[batch.step] = _compressed(batch)
+
+    def batches_since_checkpoint(self, step: int) -> list[BatchReference]:
+        """What the steps between the newest checkpoint and `step` learnt from."""
+        return [self._batch_of(earlier) for earlier in range(self.checkpoint_step + 1, step)]
+
+    @property
+    def checkpoint_step(self) -> int:
+        """Step of the newest checkpoint; 0 where there is none."""
+        return self.status.checkpoint.step if self.status.checkpoint else 0
+
+    def _batch_of(self, step: int) -> BatchReference:
+        if step not in self._batches:
+            taken = read_taken(self._folder, step) if self._spec.asynchronous is not None else None
+            if taken is not None:
+                batch = taken.batch
+            else:
+                batch = StepBatch.model_validate(artifacts.read_json(self._folder.result("batch", step))).batch
+            self._batches[step] = _compressed(batch)
+        return BatchReference.model_validate_json(zlib.decompress(self._batches[step]))
+
+    # --- finished steps ---
+
+    async def commit(
+        self,
+        step: int,
+        batch: StepBatch | None,
+        learned: LearnResult | None,
+        evaluation: dict[str, float] | None,
+        position: Callable[[], dict[str, Any]],
+    ) -> StepRecord:
+        """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done.
+
+        Returns before that is written, but not before the step before is.
+
+        Args:
+            position: what a later driver goes on from, besides the status.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self.written()
+        now = time.monotonic()
+        seconds, self.committed_at = now - self.committed_at, now
+        account = self.ledger.close(now)
+        prices, gpus, keep_best = self._prices, self._gpus, self._spec.checkpoints.best
+        record = record_of(step, seconds, account, batch, learned, evaluation, prices=prices, finished_at=time.time())
+        self.records.append(record)
+        status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
+        status = status.model_copy(update=self.outlook(status))
+        at = position()
+        self._write_records(record, batch.samples if batch else [], at)
+        self._status_is(status)
+        drafts, needs = list(map(int, at.get("drafts", {}))), at.get("needs", {})
+        self._behind.add(lambda: self._conclude(record, status, drafts, needs))
+        if status.checkpoint is not None:
+            self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
+        return record
+
+    async def settle(self, within: float) -> None:
+        """Charge the last step with what came after it: the export, and every instance until it is gone.
+
+        Args:
+            within: seconds for instances that were let go to be gone; what one costs after that is not charged.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        deadline = time.monotonic() + within
+        while self.ledger.instances() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        now = time.monotonic()
+        seconds, self.committed_at = now - self.committed_at, now
+        account = self.ledger.close(now)
+        if not self.records:
+            return
+        self.records[-1] = record_with(self.records[-1], account, prices=self._prices)
+        self._write_end(self.records[-1])
+        spent = spent_after(self.status, account, prices=self._prices, gpus=self._gpus)
+        outlook = self.outlook(self.status.model_copy(update=spent))
+        await self.update_status(seconds=self.status.seconds + seconds, **spent, **outlook)
+
+    def _status_is(self, status: RLHFJobStatus) -> None:
+        self.status = status
+        content = status.model_dump_json(by_alias=True).encode()
+
+        async def publish() -> None:
+            await self._under_lease(artifacts.write_bytes, self._folder.file("status.json"), content)
+            self._published = status
+            self.on_status(status)
+
+        self._behind.add(publish)
+
+    def _write_end(self, record: StepRecord) -> None:
+        """The last step's record as it is now, and the spans since."""
+        spans = self._take_spans()
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.replace_last, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+            )
+
+        self._behind.add(write)
+
+    def _take_spans(self) -> list[dict[str, Any]]:
+        """Lines of `ledger.jsonl` for what has ended since the last call."""
+        offset = self._clock_offset
+        return [
+            {
+                "instance": f"{span.instance}@{self.lease.number}",
+                "stage": span.stage,
+                "state": span.state,
+                "start": round(span.start + offset, 6),
+                "end": round(span.end + offset, 6),
+            }
+            for span in self.ledger.take_spans()
+        ]
+
+    def _write_records(self, record: StepRecord, samples: list[ExampleSample], position: dict[str, Any]) -> None:
+        spans = self._take_spans()
+
+        async def write() -> None:
+            await asyncio.to_thread(self.lease.check)
+            # Beside each other, since a store takes its time for each file.
+            await asyncio.gather(
+                asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
+                asyncio.to_thread(self._spans.append, *spans),
+                asyncio.to_thread(self.samples.put, "training", record.step, samples),
+                asyncio.to_thread(artifacts.write_json, self._folder.progress(record.step), position),
+            )
+
+        self._behind.add(write)
+
+    async def _conclude(
+        self, record: StepRecord, status: RLHFJobStatus, draft_steps: list[int], needs: dict[str, int]
+    ) -> None:
+        self.tracking.log(record)
+        # What can't be removed now is found again after the next step.
+        with contextlib.suppress(artifacts.ArtifactError):
+            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps, needs)
+
+    async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
+        def fenced() -> None:
+            self.lease.check()
+            write(*arguments)
+
+        await asyncio.to_thread(fenced)
+
+
+def read_status(folder: JobFolder) -> RLHFJobStatus | None:
+    """The status in a job's folder; None where no driver has been."""
+    uri = folder.file("status.json")
+    return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
+
+
+def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:
+    """The records of the steps that the status says are done."""
+    records = read_records(folder.file("metrics.jsonl"), StepRecord)
+    return [record for record in records if record.step <= status.step]
+
+
+def new_uid() -> str:
+    """A fresh incarnation's id."""
+    return uuid.uuid4().hex
+
+
+def _compressed(batch: BatchReference) -> bytes:
+    return zlib.compress(batch.model_dump_json().encode(), level=1)

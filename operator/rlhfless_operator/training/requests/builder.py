@@ -1,0 +1,350 @@
+"""The requests of one job: pure functions from the job and its status to the wire contract."""
+
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rlhfless_functions.api import (
+    BatchReference,
+    ExportRequest,
+    Gang,
+    GenerationRequest,
+    LearnRequest,
+    LearnResult,
+    MaterializeRequest,
+    NextWeights,
+    PrepareRequest,
+    Purpose,
+    SampleTask,
+    Stage,
+    StepSettings,
+    TaskKey,
+    UnpublishedVersion,
+    WeightsReference,
+)
+from rlhfless_functions.artifacts import join
+from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
+from rlhfless_operator.job.sections import Overlap
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.settings_history import SettingsHistory
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+from rlhfless_operator.training.costs.passes import Passes
+from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
+
+_HEARTBEAT_SECONDS = 5.0
+
+
+class RequestBuilder:
+    """Makes the requests of one job.
+
+    Args:
+        job: the job with resolved paths.
+        folder: where its artifacts are.
+        uid: unique id of the job's incarnation.
+        sleeps: whether instances that are kept give their devices' memory back between their tasks.
+        shares_prefixes: whether instances are started with what it takes to share prefixes, asked for each request.
+    """
+
+    def __init__(
+        self,
+        job: RLHFJob,
+        folder: JobFolder,
+        uid: str,
+        *,
+        sleeps: bool = False,
+        shares_prefixes: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._spec = job.spec
+        self._folder = folder
+        self._uid = uid
+        self._sleeps = sleeps
+        self._shares_prefixes = shares_prefixes
+        self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
+        self.passes = Passes(job.spec)
+        self.initial = WeightsReference(version=0, uri=job.spec.model.source)
+        # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
+        self._heartbeat = min(_HEARTBEAT_SECONDS, job.spec.limits.stall / 3)
+
+    @property
+    def engine(self) -> EngineSettings:
+        """What generation instances are made with."""
+        generation, sampling = self._spec.generation, self._spec.sampling
+        return EngineSettings(
+            name=generation.engine,
+            vllm=generation.vllm,
+            sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
+            kv_budget_tokens=generation.kv_budget_tokens,
+            share_prefixes=self._shares_prefixes(),
+            drafting=generation.drafting,
+            sleeps=self._sleeps,
+        )
+
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens may be drafted, and responses are kept for it."""
+        return self._spec.generation.drafting == "auto"
+
+    @property
+    def relays_weights(self) -> bool:
+        """Whether instances pass weights on. In a rehearsal there are none."""
+        return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
+
+    def weights_line(self, version: int) -> str | None:
+        """Where instances that fetch a version find each other; None if they read the store alone."""
+        return self._folder.line(version) if self.relays_weights else None
+
+    def preload(self, weights: WeightsReference) -> Preload:
+        """What a fresh instance of generation loads before its first request."""
+        return Preload(self._spec.model, weights, self.engine, self.weights_line(weights.version))
+
+    @property
+    def _publishes_deltas(self) -> bool:
+        return self._spec.learning.weight_deltas == "auto" and self._spec.model.lora is None
+
+    @property
+    def overlap(self) -> Overlap:
+        """How a step's batch is divided into pieces whose gradients are accumulated one after the other: not at all, as
+        its groups arrive, or in an order that depends on nothing that happens."""
+        in_rounds = bool(self.algorithm.dynamic_sampling_rounds)
+        whole = self.passes.updates_per_step > 1 or self.algorithm.normalizes_batch or in_rounds
+        # A learner that waits for groups would have the GPUs that they need.
+        in_turns = self._sleeps and self._spec.learning.overlap == "auto"
+        return "never" if whole or in_turns else self._spec.learning.overlap
+
+    def data(self, purpose: Purpose) -> DataSettings:
+        """The dataset of a purpose."""
+        if purpose == "training":
+            return self._spec.data
+        assert self._spec.evaluation is not None
+        return self._spec.evaluation.data
+
+    def materialize(self, purpose: Purpose, attempt: int) -> MaterializeRequest:
+        """Read, tokenize and publish a dataset."""
+        return MaterializeRequest(
+            key=self._key(0, "preparation", f"data-{purpose}", attempt),
+            result=self._folder.result(f"data-{purpose}", 0),
+            heartbeat_seconds=self._heartbeat,
+            model=self._spec.model,
+            data=self.data(purpose),
+            sampling=self._spec.sampling,
+            sink=self._folder.data(purpose),
+            rewards=self._spec.rewards,
+            most_dropped=self._spec.limits.dropped_prompts,
+        )
+
+    def generate(
+        self,
+        step: int,
+        purpose: Purpose,
+        begun: WeightsReference,
+        oldest_version: int | None,
+        sharing: PrefixSharing | None,
+        draft_steps: Callable[[Collection[int]], Sequence[int]],
+        attempt: ActorAttempt,
+        *,
+        weights_from: Sequence[str] = (),
+        next_weights: Sequence[NextWeights] = (),
+    ) -> GenerationRequest:
+        """Generate what an actor has left.
+
+        Args:
+            begun: the weights that the step's generation began with.
+            oldest_version: the oldest weights whose tokens are kept; None for those of the attempt's weights alone.
+            sharing: what the step's actors share, computed with the weights that it began with.
+            draft_steps: says which steps' responses may be like those to these training prompts.
+            attempt: what is asked for.
+            weights_from: the chain of instances that may pass the attempt's weights on.
+            next_weights: newer versions that may be published meanwhile.
+        """
+        if attempt.weights != begun:
+            sharing = None
+        folder = self._folder.prefixes(step, purpose)
+        prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
+        return GenerationRequest(
+            key=self._key(step, "generation", attempt.actor, attempt.number),
+            result=join(attempt.sink, "result.json"),
+            heartbeat_seconds=self._heartbeat,
+            purpose=purpose,
+            model=self._spec.model,
+            weights=attempt.weights,
+            oldest_version=oldest_version,
+            keep_kv_cache=oldest_version is not None and self._spec.keeps_kv_cache,
+            weights_from=list(weights_from) if self.relays_weights else None,
+            weights_line=self.weights_line(attempt.weights.version),
+            next_weights=list(next_weights),
+            prompts=self._folder.data(purpose),
+            samples=attempt.samples,
+            sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,
+            seed=self._spec.seed,
+            sink=attempt.sink,
+            resume_from=attempt.resume_from,
+            known_until=attempt.known_until,
+            flush_seconds=self._spec.generation.flush,
+            kv_budget_tokens=self._spec.generation.kv_budget_tokens,
+            engine=self.engine,
+            shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
+            drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
+        )
+
+    def next_weights(
+        self, present: WeightsReference, count: int, chain: Callable[[int], Sequence[str]]
+    ) -> list[NextWeights]:
+        """The versions after the present one that may be published while a request decodes; none in a rehearsal.
+
+        Args:
+            count: how many.
+            chain: says which instances may pass a version on.
+        """
+        if self._spec.rehearsal is not None:
+            return []
+        lora = self._spec.model.lora is not None
+        versions = range(present.version + 1, present.version + count + 1)
+        return [
+            NextWeights(
+                weights=WeightsReference(
+                    version=version,
+                    uri=self.initial.uri if lora else self._folder.weights(version),
+                    adapter=self._folder.weights(version) if lora else None,
+                ),
+                weights_from=list(chain(version)) if self.relays_weights else None,
+                weights_line=self.weights_line(version),
+            )
+            for version in versions
+        ]
+
+    def prepare(
+        self,
+        step: int,
+        purpose: Purpose,
+        weights: WeightsReference,
+        critic: WeightsReference | None,
+        part: str,
+        attempt: int,
+        samples: Sequence[SampleTask],
+        rollouts: list[str],
+        visits: Mapping[int, int],
+        examples: Collection[SampleTask] = (),
+        *,
+        by_group: bool = False,
+    ) -> PrepareRequest:
+        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt, `examples` the step's, and
+        `by_group` asks for metrics of each group."""
+        folder = self._folder.batches(step, purpose)
+        training = purpose == "training"
+        return PrepareRequest(
+            key=self._key(step, "preparation", part, attempt),
+            result=join(folder, f"{part}.json"),
+            heartbeat_seconds=self._heartbeat,
+            purpose=purpose,
+            model=self._spec.model,
+            prompts=self._folder.data(purpose),
+            rollouts=rollouts,
+            samples=list(samples),
+            rewards=self._spec.rewards if training else self._spec.evaluation_rewards,
+            algorithm=self.algorithm,
+            sampling=self._spec.sampling if training else self._spec.evaluation_sampling,
+            policy=weights,
+            old_log_probs=training and (self.passes.prepares_log_probs or self.passes.policy_is_frozen(step)),
+            reference=self.initial if training and self.passes.has_reference else None,
+            advantages=self.passes.prepares_advantages,
+            critic=critic if training and self.passes.prepares_advantages else None,
+            microbatch_tokens=self._spec.batch.microbatch_tokens,
+            share_prompts=self._spec.learning.share_prompts,
+            pack=self._spec.learning.pack,
+            sink=join(folder, f"{part}.parquet"),
+            examples=[sample for sample in samples if sample in examples],
+            trace=self._folder.trace(step, part) if training else None,
+            drafts=join(self._folder.drafts(step), f"{part}.parquet") if training and self.drafts else None,
+            visits={sample.prompt: visits[sample.prompt] for sample in samples} if training else {},
+            metrics_by_group=by_group,
+        )
+
+    def step_settings(self, total_steps: int) -> StepSettings:
+        """What a step that is taken now is taken with, of what may change in the middle of a job."""
+        return StepSettings(optimizer=self._spec.optimizer, total_steps=total_steps)
+
+    def learn(
+        self,
+        status: RLHFJobStatus,
+        batch: BatchReference,
+        replay: list[BatchReference],
+        history: SettingsHistory,
+        total_steps: int,
+        *,
+        checkpoint_due: bool,
+        attempt: int,
+        following: str | None = None,
+        gang: Gang | None = None,
+        before: LearnResult | None = None,
+        publish_beside: bool = False,
+    ) -> LearnRequest:
+        """Take one training step, with others where there is a gang. `following` is the piece journal of a batch that
+        is still being prepared. `before` is the step before, if it is learnt and the status does not name it yet."""
+        step = batch.step
+        settings = self.step_settings(total_steps)
+        newest = self.weights(status.weights)
+        unpublished = None
+        if before is not None:
+            unpublished = UnpublishedVersion(
+                weights=before.weights.adapter or before.weights.uri,
+                critic=before.critic.uri if before.critic is not None else None,
+                since=newest.uri if self._publishes_deltas else None,
+            )
+        return LearnRequest(
+            key=self._key(step, "learning", "learn", attempt),
+            result=self._folder.result("learn", step),
+            heartbeat_seconds=self._heartbeat,
+            model=self._spec.model,
+            initial=self.initial,
+            base=before.weights if before is not None else newest,
+            batch=batch,
+            checkpoint=status.checkpoint.uri if status.checkpoint else None,
+            checkpoint_step=status.checkpoint.step if status.checkpoint else 0,
+            replay=replay,
+            replay_settings=history.other_than(settings, (earlier.step for earlier in replay)),
+            following=following,
+            algorithm=self.algorithm,
+            optimizer=settings.optimizer,
+            batch_settings=self._spec.batch,
+            sampling=self._spec.sampling,
+            learning=LearningSettings.model_validate(
+                {name: getattr(self._spec.learning, name) for name in LearningSettings.model_fields}
+            ),
+            total_steps=settings.total_steps,
+            seed=self._spec.seed,
+            publish=self._folder.weights(step),
+            publish_critic=self._folder.critic(step) if self.passes.has_critic else None,
+            save_checkpoint=self._folder.checkpoint(step) if checkpoint_due else None,
+            publish_beside=publish_beside,
+            unpublished=unpublished,
+            gang=gang,
+        )
+
+    def gang(self, step: int, size: int) -> list[Gang | None]:
+        """What each of so many instances is told of the others; nothing where it is alone."""
+        if size == 1:
+            return [None]
+        meeting = self._folder.result(f"meeting-{uuid.uuid4().hex}", step)
+        within = self._spec.learning.gang_timeout
+        return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
+
+    def export(self, weights: WeightsReference, model_card: str, attempt: int) -> ExportRequest:
+        """Publish the trained model for the user."""
+        return ExportRequest(
+            key=self._key(weights.version, "learning", "export", attempt),
+            result=self._folder.result("export", weights.version),
+            heartbeat_seconds=self._heartbeat,
+            model=self._spec.model,
+            weights=weights,
+            destination=self._folder.export,
+            model_card=model_card,
+        )
+
+    def weights(self, newest: WeightsReference | None) -> WeightsReference:
+        """The weights that the status names; the model as given if it names none."""
+        return newest or self.initial
+
+    def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:
+        return TaskKey(job_uid=self._uid, step=step, stage=stage, part=part, attempt=attempt)

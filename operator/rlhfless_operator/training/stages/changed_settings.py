@@ -1,0 +1,95 @@
+"""Settings that may change in the middle of a job: the steps that are done keep those that they were taken with.
+
+A learner that has lost its memory takes the steps since the newest checkpoint again. With other settings than the first
+time it would come to other weights than those that the job has published and sampled from.
+"""
+
+import contextlib
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import Purpose
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.settings_history import (
+    differences,
+    read_settings_history,
+    write_settings_history,
+)
+from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.requests.builder import RequestBuilder
+from rlhfless_operator.training.run import TrainingRun
+
+
+def open_settings(run: TrainingRun, journal: StepJournal) -> None:
+    """Take the steps to come with the document's settings, and say on the console what changed.
+
+    Raises:
+        LeaseLostError: another driver has the job.
+        ArtifactError: the history can't be read or written.
+    """
+    step = journal.status.step + 1
+    now = run.requests.step_settings(run.prompts.total_steps)
+    journal.settings = read_settings_history(run.folder)
+    before = journal.settings.of(step)
+    if before == now:
+        return
+    journal.lease.check()
+    if before is not None:
+        _forget_learning(run.folder, step)
+        if run.spec.asynchronous is None:
+            _forget_rollouts(run.folder, step + 1)
+        if changes := differences(before, now):
+            run.progress.note(f"from step {step} on: {', '.join(changes)}; the steps before keep what they had")
+    journal.settings = journal.settings.with_change(step, now)
+    write_settings_history(run.folder, journal.settings)
+
+
+def keep_settings(before: dict[str, Any], folder: JobFolder, status: RLHFJobStatus) -> None:
+    """Write down what the steps so far were taken with, where a release that did not do so took them.
+
+    Args:
+        before: the document that the job's last driver had.
+        status: as that driver left it.
+    """
+    history = read_settings_history(folder)
+    if not status.step or not status.steps or history.spans:
+        return
+    # A document that this release can't read leaves nothing to go by but the settings of now.
+    with contextlib.suppress(ValidationError):
+        job = RLHFJob.model_validate(before, by_alias=True, by_name=False)
+        settings = RequestBuilder(job, folder, status.uid).step_settings(status.steps)
+        write_settings_history(folder, history.with_change(1, settings))
+
+
+def _forget_learning(folder: JobFolder, step: int) -> None:
+    """Remove the weights that other settings made in a step that is not done and in the two after it, and what was
+    evaluated of them.
+
+    A driver learns a step while the one before is published, and the one before that is written down. It is never
+    further ahead.
+    """
+    steps = step, step + 1, step + 2
+    for uri in (
+        *(folder.rollouts(each, "evaluation") for each in steps),
+        *(folder.batches(each, "evaluation") for each in steps),
+        *(folder.result(name, each) for name in ("evaluation", "learn") for each in steps),
+        *(folder.weights(each) for each in steps),
+        *(folder.critic(each) for each in steps),
+        *(folder.checkpoint(each) for each in steps),
+    ):
+        artifacts.remove(uri)
+
+
+def _forget_rollouts(folder: JobFolder, step: int) -> None:
+    """Remove what such weights have sampled. An asynchronous job samples only with weights of steps that are done."""
+    for uri in (
+        *(folder.rollouts(step, purpose) for purpose in get_args(Purpose)),
+        *(folder.prefixes(step, purpose) for purpose in get_args(Purpose)),
+        *(folder.batches(step, purpose) for purpose in get_args(Purpose)),
+        folder.results(step),
+    ):
+        artifacts.remove(uri)

@@ -1,0 +1,23 @@
+"""The end of a job: the trained model for its user."""
+
+from functools import partial
+
+from rlhfless_operator.report import model_card
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.journal.summary import summarize
+from rlhfless_operator.training.requests.tasks import run_to_end
+from rlhfless_operator.training.run import TrainingRun
+
+
+async def export(run: TrainingRun, journal: StepJournal) -> None:
+    """Publish the newest weights as a Hugging Face folder with a model card.
+
+    Raises:
+        StageFailedError: the model can't be exported.
+    """
+    run.progress.stage("export")
+    weights = run.requests.weights(journal.status.weights)
+    summary = summarize(run.job, journal.status, journal.records)
+    request = partial(run.requests.export, weights, model_card(run.job, summary))
+    await run.capacity.use("learning", 1)
+    await run_to_end(run.platform, request, retries=run.spec.limits.retries)

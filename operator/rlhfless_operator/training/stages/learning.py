@@ -1,0 +1,355 @@
+"""The learning stage: one request, from a batch to the next weights version; it may begin before the batch is there."""
+
+import asyncio
+import time
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from rlhfless_functions.api import BatchReference, Event, LearnResult, Learnt, Published, Started, Waiting
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.step.pace import LOOK_SECONDS
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
+from rlhfless_operator.records.status import LearnersStatus
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.instances.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.requests.tasks import RETRY_SECONDS, check_retry
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.arrivals import Arrivals
+from rlhfless_operator.training.stages.piece_journal import PieceJournal
+
+
+class Learning:
+    """The learning of one step, cut if the step fails.
+
+    A learner begins with the whole batch, or, when there is enough to learn from, while the batch is still being
+    prepared. Where it would wait for longer than it is worth, it is let go, and asked again.
+
+    Args:
+        run: the job in hand.
+        journal: its status says what the step starts from.
+        step: its number.
+        before: the step before, if it is learnt and may not be published. The learner publishes it beside this one.
+        beside: whether the learner may go on to the next step before it has published this one.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        journal: StepJournal,
+        step: int,
+        *,
+        before: LearnResult | None = None,
+        beside: bool = False,
+    ) -> None:
+        self._run = run
+        self._journal = journal
+        self._step = step
+        self._before = before
+        self._beside = beside
+        self._task: asyncio.Task[LearnResult] | None = None
+        self._asked = False
+        """Whether a learner was asked."""
+        self._attempts = 0
+        """How many attempts were made."""
+        self._listener = _Listener(journal)
+        self._prepared_at: float | None = None
+        """When preparation ended, where the learner began before."""
+
+    def expect(self, batch: BatchReference, plan: GenerationPlan, pieces: PieceJournal) -> None:
+        """Generation begins.
+
+        Args:
+            batch: names its samples.
+            plan: says what to expect when; nothing, where the learner is to wait for the whole batch.
+            pieces: which the learner follows.
+        """
+        if plan.groups is not None:
+            arrivals = Arrivals(plan.groups, pieces)
+            self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, plan.groups.time_price))
+
+    async def begin(self, batch: BatchReference) -> None:
+        """The batch is there: begin, unless a learner follows it already. Returns once the learner is at work.
+
+        Raises:
+            StageFailedError: the step can't be taken, for a loss that is not finite for one.
+        """
+        self._run.progress.stage("learning", step=self._step)
+        if self._asked:
+            self._prepared_at = time.monotonic()
+            return
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.create_task(self._take_step(batch))
+        self._task.add_done_callback(lambda task: self._listener.over())
+        await self._listener.heard.wait()
+        if self._task.done():
+            self._task.result()
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether the step is learnt, and the learner has not published it yet."""
+        assert self._task is not None
+        return self._listener.learned is not None and not self._task.done()
+
+    async def learnt(self) -> None:
+        """Wait until the step is learnt, and published unless `is_publishing`.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+        """
+        assert self._task is not None
+        while not self.is_publishing and not self._task.done():
+            await self._listener.learnt.wait()
+        if self._task.done():
+            self._task.result()
+
+    async def before_is_published(self) -> dict[str, float] | None:
+        """Metrics of the publication of the step before, once it is published; None if this step fails before that."""
+        listener = self._listener
+        await listener.published.wait()
+        assert self._before is not None
+        assert self._task is not None
+        if listener.metrics is None:
+            # A learner that repeats a result has published both steps.
+            return {} if not self._task.cancelled() and self._task.exception() is None else None
+        size = int(listener.metrics.get("weights/bytes", 0))
+        self._run.weights_traffic.published(self._before.weights.version, size, listener.place)
+        return listener.metrics
+
+    async def goes_on_until(self, other: asyncio.Task[Any]) -> bool:
+        """Wait until the step is published, or until another task has gone well while a learner publishes the step.
+        Returns whether it is the latter.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+        """
+        assert self._task is not None
+        while not self._task.done():
+            if not other.done():
+                await asyncio.wait([self._task, other], return_when=asyncio.FIRST_COMPLETED)
+            elif other.exception() is not None:
+                return False
+            elif self.is_publishing:
+                return True
+            else:
+                await self._listener.learnt.wait()
+        self._task.result()
+        return False
+
+    async def let_go(self) -> LearnResult:
+        """Leave the step to its learner, which goes on publishing while it takes the next one: what it has come to."""
+        assert self._task is not None
+        learned = self._listener.learned
+        assert learned is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._run.progress.over("learning", self._step)
+        learned = _with_more(learned, self._run.weights_traffic.take())
+        self._run.cost_model.learned(learned)
+        return learned
+
+    async def result(self) -> LearnResult:
+        """What it comes to, once it has begun; then the learner is let go, unless it is worth keeping.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+        """
+        assert self._task is not None
+        learned = await self._task
+        run = self._run
+        run.progress.over("learning", self._step)
+        more = run.weights_traffic.take()
+        if self._prepared_at is not None:
+            more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
+        learned = _with_more(learned, more)
+        size = int(learned.metrics.get("weights/bytes", 0))
+        run.weights_traffic.published(learned.weights.version, size, self._listener.place)
+        # Unless it is kept, its successor takes the steps since the newest checkpoint again.
+        again = 0 if learned.checkpoint is not None else self._steps_again + 1
+        run.cost_model.learned(learned)
+        if learned.checkpoint is not None:
+            run.learners.recover()
+        await run.capacity.use("learning", 0, restart_seconds=run.cost_model.restart_seconds(again))
+        return learned
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _unpublished(self) -> LearnResult | None:
+        """The step before, unless it is written down."""
+        known = self._before is None or self._journal.status.step >= self._before.weights.version
+        return None if known else self._before
+
+    @property
+    def _steps_again(self) -> int:
+        """Steps that a fresh learner takes again before this one."""
+        return self._step - 1 - self._journal.checkpoint_step
+
+    async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals, time_price: float) -> LearnResult:
+        """Have the batch learnt from as it comes, in as many attempts as are worth it."""
+        run, listener = self._run, self._listener
+        done = 0
+        while True:
+            held = run.capacity.holds("learning")
+            pace = run.cost_model.learner_pace(
+                self._steps_again, held=held, time_price=time_price, last_seconds=arrivals.last_seconds
+            )
+            while not arrivals.suffice(pace, done):
+                await asyncio.sleep(LOOK_SECONDS)
+            attempt = asyncio.create_task(self._take_step(batch, following=folder))
+            try:
+                while not attempt.done() and not arrivals.are_late(pace, listener.waits_after):
+                    await asyncio.wait([attempt], timeout=LOOK_SECONDS)
+                done = listener.waits_after or done
+            finally:
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+            if not attempt.cancelled():
+                # It may have come to its end just when it was to be let go.
+                return attempt.result()
+            # What it has accumulated stays with its instance; without that, it is learnt from the journal again.
+            listener.waits_after = None
+            await run.capacity.use("learning", 0)
+            await run.capacity.finish("learning")
+
+    async def _take_step(self, batch: BatchReference, *, following: str | None = None) -> LearnResult:
+        """Ask the learners. Those that lost their memory replay the batches since the newest checkpoint."""
+        run, journal, size = self._run, self._journal, self._run.learners
+        replay = journal.batches_since_checkpoint(batch.step)
+        total_steps = run.prompts.total_steps
+        self._asked = True
+        retries = 0
+        while True:
+            count = size.now
+            counts = {"learning/instances": float(count)}
+            if run.spec.chooses_learners:
+                counts["learning/instances_chosen"] = float(size.chosen)
+            self._listener.begins(counts)
+            await run.capacity.use("learning", count, run.learner_preload)
+            requests = [
+                run.requests.learn(
+                    journal.status,
+                    batch,
+                    replay,
+                    journal.settings,
+                    total_steps,
+                    checkpoint_due=checkpoint_due(run.spec, batch.step, total_steps),
+                    attempt=self._attempts,
+                    following=following,
+                    gang=gang,
+                    before=self._unpublished,
+                    publish_beside=self._beside and gang is None,
+                )
+                for gang in run.requests.gang(batch.step, count)
+            ]
+            # An earlier one may have been let go after several attempts, and none is to have its name.
+            self._attempts += 1
+            # The first instance publishes.
+            listeners = [self._listener, *(_Listener(journal) for _ in requests[1:])]
+            try:
+                result = await run_together(
+                    run.platform,
+                    requests,
+                    within=run.spec.learning.gang_timeout,
+                    listener=partial(next, iter(listeners)),
+                )
+                size.met(count)
+                return _with_more(LearnResult.model_validate(result), counts)
+            except GangIncompleteError as error:
+                if size.miss(error.there):
+                    await run.capacity.give_up("learning", count - size.now)
+                    run.progress.note(
+                        f"step {batch.step}: {error.there} of {count} learning instances came within"
+                        f" learning.gangTimeout; going on with {size.now}"
+                    )
+                    continue
+                lost: AttemptError = InstanceLostError(size.absence(error.there, count))
+            except GangBrokenError as error:
+                lost = error.error
+                lacks_memory = isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory"
+                if lacks_memory and size.exceed(count, str(lost)):
+                    run.cost_model.learners_too_few(count)
+                    reason = f"{count} had too little memory"
+                    chosen = LearnersStatus(step=batch.step, instances=size.now, reason=reason)
+                    await journal.update_status(learners=chosen)
+                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+                    continue
+                if error.lost and count > 1:
+                    size.fall_to(count - error.lost)
+                    await run.capacity.give_up("learning", count - size.now)
+                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+            retries += 1
+            check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+class _Listener:
+    """Hears what a learner says of itself."""
+
+    def __init__(self, journal: StepJournal) -> None:
+        self.heard = asyncio.Event()
+        """Set once it has said anything."""
+        self.waits_after: int | None = None
+        """While it waits: the pieces that it is done with."""
+        self.learnt = asyncio.Event()
+        """Set once the step is learnt, or the learner asked no more."""
+        self.learned: LearnResult | None = None
+        """While it publishes the step: what that has come to."""
+        self.published = asyncio.Event()
+        """Set once the step before is published, or the learner asked no more."""
+        self.metrics: dict[str, float] | None = None
+        """Of the publication of the step before."""
+        self._counts: dict[str, float] = {}
+        self._ledger = journal.ledger
+        self._instance = ""
+        self.place: list[str] = []
+        """Of the learner; see `Started.place`."""
+
+    def begins(self, counts: dict[str, float]) -> None:
+        """An attempt begins.
+
+        Args:
+            counts: metrics of its step.
+        """
+        self.learnt.clear()
+        self.learned, self._counts = None, counts
+
+    def over(self) -> None:
+        """The learner is not asked any more."""
+        for each in (self.heard, self.learnt, self.published):
+            each.set()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Learnt):
+            self.learned = _with_more(LearnResult.model_validate(event.result), self._counts)
+            self.learnt.set()
+        elif isinstance(event, Published):
+            self.metrics = event.metrics
+            self.published.set()
+        elif isinstance(event, Started):
+            self._instance, self.place, self.waits_after = event.instance, event.place, None
+        elif isinstance(event, Waiting):
+            self.waits_after = event.pieces if event.waiting else None
+            # It holds its GPU for nothing, and that is what the ledger shall say.
+            state: InstanceState = "idle" if event.waiting else "busy"
+            self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))
+        self.heard.set()
+
+
+def checkpoint_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
+    """Whether a step's learner writes a checkpoint."""
+    return step == total_steps or step % spec.checkpoints.every_steps == 0
+
+
+def _with_more(learned: LearnResult, metrics: dict[str, float]) -> LearnResult:
+    return learned.model_copy(update={"metrics": {**learned.metrics, **metrics}})

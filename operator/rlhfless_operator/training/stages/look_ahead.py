@@ -1,0 +1,31 @@
+"""While a step is learnt: plan what is generated next, and have its instances ready in time."""
+
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.evaluation import evaluation_due
+from rlhfless_operator.training.stages.learner_choice import offer_learners
+from rlhfless_operator.training.stages.prefix_plans import consider_prefixes
+
+
+def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
+    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin."""
+    evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
+    if evaluation is not None and evaluation_due(run.spec, step, total_steps):
+        prompts = list(range(run.prompts.open("evaluation")))
+        plan = run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
+    elif step < total_steps:
+        batch = run.spec.batch
+        offer_learners(run, journal, step + 1)
+        plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
+        try:
+            check_affordable(run, journal, step + 1)
+        except BudgetExhaustedError:
+            return
+        consider_prefixes(run, step + 1, plan)
+    else:
+        return
+    # The next weights are not there yet; into a model that is loaded they are swapped at once.
+    preload = run.requests.preload(run.requests.initial)
+    run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.time_price)

@@ -1,0 +1,135 @@
+"""The preparation stage: complete groups are prepared while the tail still decodes."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import PrepareRequest, PrepareResult
+from rlhfless_operator.planner.step.chunks import chunk_size
+from rlhfless_operator.platforms.base import Platform
+from rlhfless_operator.training.actors.generated import CompleteGroup
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.instances.instance_queue import Part
+from rlhfless_operator.training.requests.tasks import run_to_end
+
+_CHUNK = "chunk-"
+"""How the names of chunks begin."""
+
+
+def results_before(folder: str) -> list[PrepareResult]:
+    """The chunks that earlier drivers of this step had prepared."""
+    return [PrepareResult.model_validate(artifacts.read_json(uri)) for uri in _result_uris(folder)]
+
+
+def prepared_before(folder: str) -> PreparationOutcome:
+    """The same, put together."""
+    outcome = PreparationOutcome()
+    for result in results_before(folder):
+        outcome.add(result)
+    return outcome
+
+
+def forget_prepared(folder: str) -> None:
+    """Have all groups prepared anew by the next driver. Their parts stay, since steps may have learnt from some."""
+    for uri in _result_uris(folder):
+        artifacts.remove(uri)
+
+
+def _result_uris(folder: str) -> list[str]:
+    files = artifacts.list_files(folder)
+    return [uri for uri in files if uri.rsplit("/", 1)[-1].startswith(_CHUNK) and uri.endswith(".json")]
+
+
+async def prepare(
+    platform: Platform,
+    groups: AsyncIterator[CompleteGroup],
+    expected: int,
+    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
+    outcome: PreparationOutcome,
+    *,
+    instances: Part,
+    driver: int,
+    retries: int,
+    on_prepared: Callable[[PrepareResult], Awaitable[None]] | None = None,
+) -> None:
+    """Prepare groups in chunks as they come, until there are no more.
+
+    Args:
+        groups: complete groups, as generation yields them; those in `outcome` already are passed over.
+        expected: number of groups to come, which sets the size of a chunk.
+        make_request: (part, attempt, groups) → request.
+        outcome: filled in along the way; holds what an earlier driver had prepared.
+        instances: of preparation; each prepares one chunk at a time.
+        on_prepared: where a learner takes groups as they come, told of every chunk, one after the other. Chunks then
+            become smaller, each a sixth of the groups that are left, because few should wait for others at the end.
+
+    Raises:
+        StageFailedError: a chunk can't be prepared, or generation failed.
+    """
+    at_once = instances.actors
+    waiting: list[CompleteGroup] = []
+    # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
+    numbers = itertools.count(len(outcome.chunks))
+    telling = asyncio.Lock()
+    arrived = asyncio.Event()
+    ended = False
+
+    def next_size() -> int:
+        left = expected - len(outcome.groups) if on_prepared is not None else expected
+        return chunk_size(len(waiting), left, at_once, ended=ended)
+
+    async def collect() -> None:
+        nonlocal ended
+        try:
+            async for group in groups:
+                if group.prompt not in outcome.groups:
+                    waiting.append(group)
+                arrived.set()
+        finally:
+            ended = True
+            arrived.set()
+
+    async def work() -> None:
+        while not ended or waiting:
+            size = next_size()
+            if not size:
+                arrived.clear()
+                await arrived.wait()
+                continue
+            # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
+            # group through the models by itself.
+            chunk = sorted(waiting[:size], key=lambda group: group.prompt)
+            del waiting[:size]
+            part = f"{_CHUNK}{driver}-{next(numbers):04d}"
+            await instances.turn()
+            began = time.monotonic()
+            try:
+                result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+            finally:
+                instances.give()
+            outcome.seconds += time.monotonic() - began
+            prepared = PrepareResult.model_validate(result)
+            outcome.add(prepared)
+            if on_prepared is not None:
+                async with telling:
+                    await on_prepared(prepared)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(collect())
+            for _ in range(at_once):
+                tasks.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def _request(
+    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
+    part: str,
+    chunk: Sequence[CompleteGroup],
+    attempt: int,
+) -> PrepareRequest:
+    return make_request(part, attempt, chunk)

@@ -1,0 +1,326 @@
+"""A step's rollout: generation and preparation, overlapped; with dynamic sampling, in rounds."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import (
+    BatchReference,
+    Event,
+    GenerationRequest,
+    PrepareRequest,
+    PrepareResult,
+    Purpose,
+    SampleTask,
+    WeightsReference,
+)
+from rlhfless_operator.planner.groups.dynamic_sampling import SamplingRounds
+from rlhfless_operator.records.journal import StepBatch
+from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
+from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
+from rlhfless_operator.training.journal.samples import training_examples
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+from rlhfless_operator.training.stages.piece_journal import PieceJournal, cut
+from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
+from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
+from rlhfless_operator.training.stages.unscorable import UnscorableError, check_unscorable
+
+
+@dataclass(frozen=True)
+class RolloutTask:
+    """Which rollout is made, and with which models."""
+
+    step: int
+    purpose: Purpose
+    policy: SamplingWeights
+    critic: WeightsReference | None = None
+    """That preparation asks, where it asks one."""
+    prompts: Sequence[int] | None = None
+    """Prompts that are drawn already; None where the rollout draws them."""
+    on_plan: Callable[[GenerationPlan], None] | None = None
+    """Told of the plan."""
+    on_prepared: Callable[[PrepareResult], None] | None = None
+    """Told of each prepared chunk, where groups are learnt from as they come."""
+
+
+@dataclass
+class Rollout:
+    """What is to be learnt, and how it came about."""
+
+    batch: BatchReference
+    plan: GenerationPlan
+    """Of the first round."""
+    generated: GenerationOutcome
+    prepared: PreparationOutcome
+    cursor: dict[str, Any]
+    """The position in the training data after its prompts."""
+    seconds: dict[str, float]
+    """Duration of generation, and of preparation beyond it."""
+    rounds: int
+    """How often prompts were drawn and generated; more than once with dynamic sampling alone."""
+    replaced_groups: int
+    """Groups that taught nothing, and in whose place others were sampled."""
+
+
+async def roll_out(
+    run: TrainingRun, task: RolloutTask, on_planned: Callable[[BatchReference, GenerationPlan, PieceJournal], None]
+) -> Rollout | StepBatch:
+    """Draw, predict, plan, generate and prepare one step; or find what an earlier driver has written down of it.
+
+    Args:
+        on_planned: where learning takes the batch in pieces, told when its generation begins: its samples, its plan and
+            its piece journal.
+
+    Raises:
+        StageFailedError: generation or preparation can't be done.
+        UnscorableError: too few of the samples have a reward.
+    """
+    recorded = run.folder.result("batch", task.step)
+    # Asked beside each other: a store takes its time for each question, and instances wait.
+    is_recorded, sinks, prepared = await asyncio.gather(
+        asyncio.to_thread(artifacts.exists, recorded),
+        asyncio.to_thread(_sinks_before, run.folder.rollouts(task.step, "training")),
+        asyncio.to_thread(prepared_before, run.folder.batches(task.step, "training")),
+    )
+    if is_recorded:
+        batch = StepBatch.model_validate(artifacts.read_json(recorded))
+        if task.prompts is None:
+            run.prompts.go_to(batch.cursor)
+        return batch
+    generated = GenerationOutcome(sinks=sinks)
+    samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
+    replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
+    groups = run.spec.batch.prompts_per_step if task.prompts is None else len(task.prompts)
+    rounds = SamplingRounds(groups, replacements, run.prompts.count)
+    first_plan: GenerationPlan | None = None
+    journal: PieceJournal | None = None
+    while rounds.count:
+        if task.prompts is None:
+            prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+        else:
+            prompts = drawn = list(task.prompts)
+        # Another rollout may draw before this one is complete.
+        cursor = run.prompts.cursor.state()
+        plan = run.plans.plan(prompts, samples, "training")
+        if first_plan is not None:
+            run.progress.samples += len(prompts) * samples
+        first_plan = first_plan or plan
+        if task.on_plan is not None:
+            task.on_plan(plan)
+        if run.requests.overlap != "never":
+            # Rounds and pieces exclude each other.
+            prompts = canonical_order(prompts, plan)
+            reference = _reference(task.step, prepared, prompts, samples)
+            journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
+            on_planned(reference, plan, journal)
+        examples = training_examples(drawn, run.spec.tracking.sample_groups, samples)
+        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples, journal)
+        rounds.settle(prompts, lambda prompt: prepared.groups[prompt].teaches)
+        if note := rounds.note(task.step):
+            run.progress.note(note)
+    assert first_plan is not None
+    await _check_scored(run, task, prepared)
+    generation_seconds = time.monotonic() - started - preparation_seconds
+    return Rollout(
+        batch=journal.batch(task.step) if journal else _reference(task.step, prepared, rounds.chosen, samples),
+        plan=first_plan,
+        generated=generated,
+        prepared=prepared,
+        cursor=cursor,
+        seconds={"generation": generation_seconds, "preparation": preparation_seconds},
+        rounds=rounds.done,
+        replaced_groups=rounds.replaced,
+    )
+
+
+async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: PreparationOutcome) -> None:
+    """Raise UnscorableError where too few samples, those of replaced groups among them, have a reward."""
+    try:
+        check_unscorable(prepared.sums, run.spec.rewards, run.spec.limits.unscorable, f"step {task.step}")
+    except UnscorableError:
+        # What was generated stays. It is scored again once the rewards are mended.
+        folder = run.folder.batches(task.step, task.purpose)
+        forget = artifacts.remove if task.on_prepared is None else forget_prepared
+        await asyncio.to_thread(forget, folder)
+        raise
+
+
+async def generate_and_prepare(
+    run: TrainingRun,
+    task: RolloutTask,
+    plan: GenerationPlan,
+    generated: GenerationOutcome,
+    prepared: PreparationOutcome,
+    examples: Collection[SampleTask],
+    journal: PieceJournal | None = None,
+) -> float:
+    """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation.
+
+    Args:
+        examples: those of the samples that are to be had as text.
+        journal: where the batch is learnt from in pieces, told of what is prepared.
+    """
+    if task.purpose == "training":
+        consider_prefixes(run, task.step, plan)
+    preload = run.requests.preload(task.policy.now)
+    all_at_once = run.generators.has_room_for(len(plan.shares))
+    async with (
+        run.generators.part(task.step, len(plan.shares), preload) as generators,
+        run.preparers.part(task.step, plan.preparers) as preparers,
+    ):
+        if task.purpose == "training":
+            run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
+        stage = "generation" if task.purpose == "training" else task.purpose
+        run.progress.stage(stage, step=task.step, actors=len(plan.shares))
+        generated_at = time.monotonic()
+        reads = ReadsOfVersion(run.weights_traffic)
+        sharing = _sharing(run, task, plan) if all_at_once else None
+        generated.shares_prefixes |= sharing is not None
+        settings = _generation_settings(run, task, plan, reads, sharing)
+        migration = run.cost_model.open_migration(plan)
+
+        def on_event(actor: str, event: Event) -> None:
+            run.progress.event(event)
+            reads(actor, event)
+            run.relays.heard(event, reads.version_of(actor))
+
+        async def groups() -> AsyncGenerator[CompleteGroup, None]:
+            nonlocal generated_at
+            async for group in generate(
+                run.platform,
+                plan.shares,
+                generated,
+                settings,
+                migration=migration,
+                instances=generators,
+                on_event=on_event,
+            ):
+                yield group
+            generated_at = time.monotonic()
+            if task.purpose == "training":
+                run.progress.stage("preparation", step=task.step)
+
+        def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
+            samples = [sample for group in chunk for sample in group.samples]
+            visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
+            rollouts = sorted({uri for group in chunk for uri in group.parts})
+            return run.requests.prepare(
+                task.step,
+                task.purpose,
+                task.policy.begun,
+                task.critic,
+                part,
+                attempt,
+                samples,
+                rollouts,
+                visits,
+                examples,
+                by_group=task.on_prepared is not None,
+            )
+
+        async def note(result: PrepareResult) -> None:
+            if task.on_prepared is not None:
+                task.on_prepared(result)
+            if journal is None:
+                return
+            prompts = [group.prompt for group in result.groups]
+            tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
+            await asyncio.to_thread(journal.prepared, tasks, result.part)
+
+        await prepare(
+            run.platform,
+            groups(),
+            len(plan.estimates),
+            make_request,
+            prepared,
+            instances=preparers,
+            driver=run.driver,
+            retries=run.spec.limits.retries,
+            on_prepared=note if journal is not None or task.on_prepared is not None else None,
+        )
+    run.progress.over(stage, task.step)
+    return time.monotonic() - generated_at
+
+
+def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
+    """A fixed order of learning in pieces: those that are expected to be complete first come first.
+
+    It depends on predicted lengths, which are those of earlier steps, and not on how this one is carried out.
+    """
+    return sorted(prompts, key=lambda prompt: (plan.estimates[prompt].mean, prompt))
+
+
+def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
+    """What a rollout's actors share. Nothing where an actor has no instance yet: the others would wait for it."""
+    if not run.prefixes.able or len(plan.shares) == 1:
+        return None
+    sharing = could_share(run, task.purpose, plan)
+    return sharing if sharing is not None and run.prefixes.used(sharing) else None
+
+
+def _generation_settings(
+    run: TrainingRun,
+    task: RolloutTask,
+    plan: GenerationPlan,
+    reads: ReadsOfVersion,
+    sharing: PrefixSharing | None,
+) -> GenerationSettings:
+    tokens = run.prompts.tokens(task.purpose)
+    weights, draft_steps = task.policy, run.draft_history.steps_for
+
+    def make_request(attempt: ActorAttempt) -> GenerationRequest:
+        reads.asks(attempt.actor, attempt.weights.version)
+        return run.requests.generate(
+            task.step,
+            task.purpose,
+            weights.begun,
+            weights.oldest_version,
+            sharing,
+            draft_steps,
+            attempt,
+            weights_from=run.relays.chain(attempt.weights.version),
+            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
+        )
+
+    return GenerationSettings(
+        sink_root=run.folder.rollouts(task.step, task.purpose),
+        driver=run.driver,
+        retries=run.spec.limits.retries,
+        prompt_tokens=tokens.__getitem__,
+        make_request=make_request,
+        weights=weights,
+        is_worth_switching=run.cost_model.is_worth_switching,
+    )
+
+
+def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], samples: int) -> BatchReference:
+    return BatchReference(step=step, parts=sorted(prepared.chunks), samples=samples_of(prompts, samples))
+
+
+def _open_journal(run: TrainingRun, reference: BatchReference, prepared: PreparationOutcome) -> PieceJournal:
+    """The journal of a step's pieces, with what an earlier driver had prepared and not yet written down there."""
+    overlap = run.requests.overlap
+    folder = run.folder.pieces(reference.step, overlap)
+    journal = PieceJournal(folder, cut(reference.samples) if overlap == "ordered" else None)
+    for part, prompts in sorted(prepared.chunks.items()):
+        journal.prepared(samples_of(prompts, run.spec.batch.samples_per_prompt), part)
+    return journal
+
+
+def samples_of(prompts: Iterable[int], samples_per_prompt: int) -> list[SampleTask]:
+    """Whole groups, sample by sample."""
+    return [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(samples_per_prompt)]
+
+
+def _sinks_before(folder: str) -> list[str]:
+    """The sinks that earlier drivers of this step wrote to."""
+    return sorted({uri.rsplit("/", 1)[0] for uri in artifacts.list_files(folder)})

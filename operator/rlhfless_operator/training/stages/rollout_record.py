@@ -1,0 +1,180 @@
+"""How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from rlhfless_functions.api import GroupResult
+from rlhfless_operator.planner.groups.staleness import staleness
+from rlhfless_operator.planner.lengths import PredictionReport, assess
+from rlhfless_operator.records.journal import PlanRecord, StepBatch, add_metrics, mean_metrics
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.journal.samples import kept_examples
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.rollout import Rollout
+
+_OF_A_ROLLOUT = ("dynamic_sampling/", "generation/", "weights/", "planning/", "prediction/")
+"""How the metrics begin that are of a whole rollout, not of its groups."""
+_COUNTS = {
+    *(f"generation/{name}" for name in ("lost_instances", "cuts", "moved_samples", "switches", "passes")),
+    *(f"generation/{name}" for name in ("kept_responses", "kept_tokens")),
+    *(f"generation/drafts/{name}" for name in ("tried", "accepted", "seconds", "unreadable")),
+    *(f"generation/prefixes/{name}_{way}" for name in ("tokens", "bytes", "seconds") for way in ("sent", "fetched")),
+    *(f"weights/{name}" for name in ("bytes_fetched", "deltas", "deltas_refused", "bytes_relayed", "relays_refused")),
+    "weights/prefetched",
+    "generation/prefixes/seconds_waited",
+}
+_FETCHED = {
+    "bytes": "bytes_fetched",
+    "deltas": "deltas",
+    "refused_deltas": "deltas_refused",
+    "relayed_bytes": "bytes_relayed",
+    "refused_sources": "relays_refused",
+    "prefetched": "prefetched",
+}
+
+
+def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
+    """Learn the speed of the instances from a rollout, and say how it went.
+
+    It takes time that no instance should wait for: call it while the learner works.
+    """
+    prompt_tokens = run.prompts.tokens("training")
+    run.cost_model.generated(rollout.generated, rollout.prepared, prompt_tokens)
+    bound = run.cost_model.lower_bound(rollout.generated, prompt_tokens, rollout.seconds["generation"])
+    by_prompt = groupby(sorted(rollout.generated.lengths.items()), key=lambda sample: sample[0][0])
+    lengths = {prompt: [tokens for _, tokens in samples] for prompt, samples in by_prompt}
+    plan = rollout.plan
+    prepared = mean_metrics(rollout.prepared.sums)
+    report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
+    predicted = report.metrics()
+    kept = _kept(rollout.generated.decoding) if run.spec.keeps_kv_cache else {}
+    return StepBatch(
+        batch=rollout.batch,
+        cursor=rollout.cursor,
+        lengths=lengths,
+        metrics=prepared | _metrics(rollout, bound) | kept | predicted,
+        plan=plan_record(plan, report, prefixes=run.prefixes.reason),
+        seconds=rollout.seconds,
+        samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
+    )
+
+
+def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
+    """A batch with what is known of the weights that sampled it, where several versions may have."""
+    prompts = dict.fromkeys(sample.prompt for sample in batch.batch.samples)
+    groups = [rollout.prepared.groups[prompt] for prompt in prompts]
+    tokens: Counter[int] = Counter()
+    for sampled in (sampled for group in groups for sampled in group.sampled):
+        tokens[sampled.version] += sampled.tokens
+    # Instances of an earlier release do not tell versions. Then the weights that the rollout began with count.
+    versions = {group.prompt: group.sampled[0].version for group in groups if group.sampled}
+    step, responses = batch.batch.step, len(batch.batch.samples)
+    stale = sum(staleness(step, version) * count for version, count in tokens.items())
+    metrics = {
+        "generation/switches": float(rollout.generated.switches),
+        "generation/switched_responses": sum(group.switched_responses for group in groups) / responses,
+        **({"generation/token_staleness": stale / tokens.total()} if tokens else {}),
+    }
+    return batch.model_copy(update={"versions": versions, "metrics": batch.metrics | metrics})
+
+
+def with_switches(batch: StepBatch, rollout: Rollout) -> StepBatch:
+    """A batch that says how often requests went on with newer weights."""
+    switches = {"generation/switches": float(rollout.generated.switches)}
+    return batch.model_copy(update={"metrics": batch.metrics | switches})
+
+
+def rollout_metrics(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of the metrics of some rollouts, those that are not of their groups: counts are added up, others are the newest
+    rollout's."""
+    found = dict.fromkeys(("generation/lost_instances", "generation/cuts", "generation/moved_samples"), 0.0)
+    for metrics in rollouts:
+        for name, value in metrics.items():
+            if name.startswith(_OF_A_ROLLOUT):
+                found[name] = found.get(name, 0.0) + value if name in _COUNTS else value
+    return found
+
+
+def groups_metrics(groups: Sequence[GroupResult], step: int, *, switches: bool) -> dict[str, float]:
+    """The metrics of the groups that a step learns from.
+
+    Args:
+        switches: whether several versions may have sampled a group.
+    """
+    sums: dict[str, float] = {}
+    for group in groups:
+        add_metrics(sums, group.metrics)
+    metrics = mean_metrics(sums)
+    tokens: Counter[int] = Counter()
+    for sampled in (sampled for group in groups for sampled in group.sampled):
+        tokens[sampled.version] += sampled.tokens
+    if switches and tokens:
+        stale = sum(staleness(step, version) * count for version, count in tokens.items())
+        metrics["generation/token_staleness"] = stale / tokens.total()
+    return metrics
+
+
+def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
+    generated = rollout.generated
+    return {
+        "dynamic_sampling/rounds": float(rollout.rounds),
+        "dynamic_sampling/replaced_groups": float(rollout.replaced_groups),
+        "generation/lost_instances": float(generated.lost),
+        "generation/cuts": float(generated.cuts),
+        "generation/moved_samples": float(generated.moved),
+        **_decoding(generated.decoding),
+        **{f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()},
+        "weights/seconds": generated.weights_seconds,
+        **{f"weights/{_FETCHED[name]}": float(count) for name, count in generated.weights_fetched.items() if count},
+        "generation/seconds": rollout.seconds["generation"],
+        "preparation/instances": float(rollout.plan.preparers),
+        "planning/expected_seconds": rollout.plan.expected_generation_seconds,
+        "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
+        "planning/contention": rollout.plan.wanted_by_others,
+        **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
+    }
+
+
+def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
+    """How many tokens a pass gave, and what drafting did; nothing where the engine does not count passes."""
+    if not counts.get("sequence_passes"):
+        return {}
+    return {
+        "generation/passes": float(counts["passes"]),
+        "generation/tokens_per_pass": counts["tokens"] / counts["sequence_passes"],
+        "generation/drafts/tried": float(counts["drafted"]),
+        "generation/drafts/accepted": float(counts["accepted"]),
+        **({"generation/drafts/coverage": counts["matched"] / counts["looked_up"]} if counts.get("looked_up") else {}),
+        **({"generation/drafts/acceptance": counts["accepted"] / counts["judged"]} if counts.get("judged") else {}),
+        "generation/drafts/seconds": counts["drafting_seconds"],
+        "generation/drafts/unreadable": float(counts["unreadable"]),
+    }
+
+
+def _kept(counts: Mapping[str, float]) -> dict[str, float]:
+    """How much went on with the keys and values of older weights."""
+    return {f"generation/{name}": float(counts.get(name, 0)) for name in ("kept_responses", "kept_tokens")}
+
+
+def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *, prefixes: str = "") -> PlanRecord:
+    """A plan in numbers, and how well its lengths were predicted once that is known.
+
+    Args:
+        plan: of a rollout.
+        report: on its predictions.
+        prefixes: why its actors share prefixes or do not.
+    """
+    return PlanRecord(
+        policy=plan.plan.policy,
+        actors=len(plan.shares),
+        expected_seconds=plan.plan.expected_seconds,
+        expected_instance_seconds=plan.plan.expected_instance_seconds,
+        cheapest_instance_seconds=plan.plan.cheapest_instance_seconds,
+        lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
+        rank_correlation=report.rank_correlation if report is not None else None,
+        relative_error=report.relative_error if report is not None else None,
+        preparers=plan.preparers,
+        preparers_reason=plan.preparers_reason,
+        prefixes=prefixes,
+    )

@@ -1,0 +1,76 @@
+"""What a division comes to, with a tail that is moved in several ways."""
+
+import numpy as np
+import pytest
+
+from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.step.forecast import STEPS_OF_A_START, Holding, StepForecast, Tail, Training
+from rlhfless_operator.planner.step.loads import Loads, SampleLoad
+from rlhfless_operator.planner.step.planning import Division
+
+PROFILE = InstanceProfile(LinearLatency(0.010, 1e-4, 1e-7, 3e-5), 1, 10**6, 1.0, 2.0)
+SAMPLES = [SampleLoad(prompt, index, 100, 100.0 + prompt) for prompt in range(80) for index in range(4)]
+
+
+def forecast(share, *, batch=256, instances=8, tokens=2000.0, samples=SAMPLES):
+    """A division into as many prompts each, where so many of all responses are runaways."""
+    loads = Loads(samples, PROFILE.latency, kv_tokens=None, max_batch=batch)
+    tail = Tail.of(loads, tokens, dict.fromkeys(range(80), share))
+    division = Division(tuple(np.array_split(np.arange(len(samples)), instances)))
+    return StepForecast(division, loads, PROFILE, 2.0, tail), tail
+
+
+def test_a_dearer_second_spreads_the_tail_over_more_instances() -> None:
+    """Few instances are cheap, and slow down with every runaway that they are given."""
+    found, _ = forecast(0.1)
+    ends, costs = [], []
+    for price in (0.0, 2.0, 20.0):
+        found.take(price)
+        ends.append(found.end)
+        costs.append(found.gpu_seconds)
+    assert ends[0] > ends[-1]
+    assert costs[0] < costs[-1]
+    assert ends == sorted(ends, reverse=True)
+    assert costs == sorted(costs)
+
+
+def test_more_runaways_end_later_and_cost_more() -> None:
+    found = [forecast(share)[0] for share in (0.01, 0.1, 0.3)]
+    ends, costs = [each.end for each in found], [each.gpu_seconds for each in found]
+    assert ends == sorted(ends)
+    assert costs == sorted(costs)
+
+
+def test_runaways_that_are_planned_as_such_are_not_expected_again() -> None:
+    planned = [SampleLoad(0, index, 100, 2000.0 if index == 0 else 100.0) for index in range(4)]
+    _, tail = forecast(0.25, samples=planned, instances=1)
+    assert tail.expected.tolist() == [0, 0, 0, 0]
+    _, tail = forecast(0.5, samples=planned, instances=1)
+    assert tail.expected.sum() == pytest.approx(1.0 * 3 / 4)
+
+
+def test_of_those_that_wait_for_room_the_runaways_end_one_after_another() -> None:
+    found, tail = forecast(0.1, batch=16, instances=2)
+    ends = found.completions[tail.delayed]
+    assert ends.max() == pytest.approx(found.end)
+    assert ends.min() < found.end - 1
+    at_once, tail = forecast(0.1, instances=2)
+    assert at_once.completions[tail.delayed].tolist() == pytest.approx([at_once.end] * int(tail.delayed.sum()))
+
+
+def test_without_runaways_nothing_is_moved() -> None:
+    found, _ = forecast(0.0, tokens=0.0)
+    before = found.end, found.gpu_seconds
+    found.take(100.0)
+    assert (found.end, found.gpu_seconds) == before
+
+
+def test_what_is_held_costs_its_gpus_for_the_whole_step() -> None:
+    found, _ = forecast(0.0, tokens=0.0)
+    work = np.full(80, 0.1)
+    seconds, gpu_seconds = found.held(work, Training(8, 0.0, 2.0, 0.5), Holding(8, 3.0, 9.0))
+    assert gpu_seconds == pytest.approx(8 * seconds)
+    assert found.end < seconds <= found.end + work.sum() / 8 + 0.5 + 1e-9
+    later, dearer = found.held(work, Training(8, 0.0, 2.0, 0.5), Holding(5, 3.0, 9.0))
+    assert later == pytest.approx(seconds + 3.0 / STEPS_OF_A_START)
+    assert dearer == pytest.approx(8 * later + 3 * 9.0 / STEPS_OF_A_START)

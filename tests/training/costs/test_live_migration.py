@@ -1,0 +1,90 @@
+"""The live migration: which rule a job's document means, and what is expected of a response on the way."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import EngineRoom
+from rlhfless_operator.job.actor_range import actor_range
+from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.moves.migration import Migration
+from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.training.costs.generation_plan import plan_generation
+from rlhfless_operator.training.costs.live_migration import open_migration
+
+LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
+
+
+def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
+    spec = load_job(file).spec
+    predictor = LengthPredictor(default_tokens=10, longest=24)
+    plan = plan_generation(spec, actor_range(spec), [0, 1, 2, 3], 4, [5] * 12, predictor, LATENCY, History())
+    return open_migration(spec, plan, LATENCY, pause_seconds=pause_seconds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule", "numbers"),
+    [
+        ({"policy": "none"}, type(None), {}),
+        ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": 256}),
+        ({"policy": "threshold", "ratio": 0.0, "slots": 4}, ActorRatio, {"ratio": 0.0, "slots": 4}),
+        ({"policy": "global"}, GlobalRatio, {"ratio": 0.9, "samples": 16}),
+        ({"policy": "global", "ratio": 0.5}, GlobalRatio, {"ratio": 0.5}),
+        ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": 256, "period": 5.0}),
+        ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": True}),
+        ({"policy": "benefit", "hysteresis": 2.0}, Saving, {"hysteresis": 2.0, "kv_tokens": math.inf}),
+    ],
+)
+def test_each_policy_is_its_rule_with_the_numbers_of_the_document(
+    tiny_job: Callable[..., Path], settings: dict[str, Any], rule: type, numbers: dict[str, Any]
+) -> None:
+    found = migration_of(tiny_job(planning={"migration": settings}))._rule
+    assert isinstance(found, rule)
+    assert {name: getattr(found, name) for name in numbers} == numbers
+
+
+@pytest.mark.parametrize(
+    ("engine", "room", "again"),
+    [
+        ("transformers", None, True),
+        ("auto", None, True),
+        ("vllm", None, False),
+        ("auto", EngineRoom(sequences=8, kv_tokens=10**6, keeps_contexts=True), False),
+        ("vllm", EngineRoom(sequences=8, kv_tokens=10**6), True),
+    ],
+)
+def test_a_receiver_computes_again_what_its_engine_does_not_keep(
+    tiny_job: Callable[..., Path], engine: str, room: EngineRoom | None, again: bool
+) -> None:
+    """What an instance has said goes before what the job's document lets expect."""
+    spec = load_job(tiny_job(generation={"engine": engine})).spec
+    predictor = LengthPredictor(default_tokens=10, longest=24)
+    plan = plan_generation(spec, actor_range(spec), [0, 1], 4, [5] * 12, predictor, LATENCY, History())
+    rule = open_migration(spec, plan, LATENCY, pause_seconds=0.1, room=room)._rule
+    assert isinstance(rule, Saving)
+    assert rule.restarts_receiver is again
+
+
+def test_a_step_is_worth_more_the_less_cost_weighs(tiny_job: Callable[..., Path]) -> None:
+    prices = [migration_of(tiny_job(planning={"lambda": weight}))._rule.time_price for weight in (0.0, 0.5, 1.0)]
+    assert prices[0] > prices[1] > prices[2] == 0
+
+
+def test_what_remains_is_conditioned_on_what_there_is_already(tiny_job: Callable[..., Path]) -> None:
+    migration = migration_of(tiny_job())
+    migration.assigned("a", {(0, 0): 5, (0, 1): 5})
+    migration.progressed("a", {(0, 0): 23})
+    migration.assess()
+    samples = migration.actors["a"].samples
+    assert samples[0, 0].remaining <= 1 < samples[0, 1].remaining
+
+
+def test_a_ratio_that_is_none_is_refused_with_its_field(tiny_job: Callable[..., Path]) -> None:
+    with pytest.raises(InvalidJobError, match=r"planning\.migration\.ratio"):
+        load_job(tiny_job(planning={"migration": {"policy": "global", "ratio": 1.5}}))

@@ -1,0 +1,69 @@
+"""What a driver knows of a job's data, and where it stands in it."""
+
+from pathlib import Path
+
+import pytest
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.data.prompts import Prompts
+
+
+def prompts_of(folder: Path, count: int, index: dict[str, object] | None = None, **spec: object) -> Prompts:
+    job = RLHFJobSpec.model_validate(
+        {
+            "model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"},
+            "batch": {"promptsPerStep": 4}, **spec,
+        }
+    )  # fmt: skip
+    where = JobFolder(str(folder))
+    content = {"lengths": list(range(count)), **(index or {})}
+    artifacts.write_json(artifacts.join(where.data("training"), "index.json"), content)
+    return Prompts(job, where)
+
+
+def test_before_the_data_is_opened_nothing_is_known(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, 10, steps=3)
+    assert (prompts.count, prompts.total_steps) == (0, 0)
+
+
+@pytest.mark.parametrize(("spec", "steps"), [({"steps": 7}, 7), ({"epochs": 3}, 8), ({"epochs": 2}, 5)])
+def test_the_steps_are_the_documents_or_as_many_as_its_epochs_need(
+    tmp_path: Path, spec: dict[str, object], steps: int
+) -> None:
+    prompts = prompts_of(tmp_path, 10, **spec)
+    prompts.open_training()
+    assert (prompts.count, prompts.total_steps) == (10, steps)
+    assert list(prompts.tokens("training")) == list(range(10))
+
+
+def test_too_few_prompts_for_a_step_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.source has 3 usable prompts, fewer than batch\.promptsPerStep, 4"):
+        prompts_of(tmp_path, 3, steps=1).open_training()
+
+
+def test_to_look_at_the_next_prompts_draws_none(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, 10, steps=3)
+    prompts.open_training()
+    ahead = prompts.next(4)
+    assert prompts.cursor.draw(4) == ahead
+
+
+def test_a_later_driver_stands_where_the_position_says(tmp_path: Path) -> None:
+    prompts, later = (prompts_of(tmp_path, 10, steps=3) for _ in range(2))
+    for each in (prompts, later):
+        each.open_training()
+    prompts.cursor.draw(4)
+    later.go_to(prompts.cursor.state())
+    assert later.cursor.draw(4) == prompts.cursor.draw(4)
+
+
+def test_data_that_an_earlier_release_prepared_says_nothing_of_prefixes(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, 10, steps=3)
+    prompts.open_training()
+    assert prompts.prefix_tree("training") is None
+    tree = {"block_tokens": 16}
+    prompts = prompts_of(tmp_path, 10, {"prefixes": tree}, steps=3)
+    prompts.open_training()
+    assert prompts.prefix_tree("training") == tree

@@ -1,0 +1,260 @@
+"""Which instances the loop asks for, and when: by a clock of the test's own."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.settings import ModelSettings
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
+from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.training.instances import capacity as capacity_module
+from rlhfless_operator.training.instances.capacity import Capacity
+
+PRELOAD = Preload(ModelSettings(source="m"), WeightsReference(version=0, uri="m"))
+
+
+class Timeline:
+    """A clock that `sleep` moves on, and the holds that a platform was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None, **options: Any) -> None:
+        self.now = 100.0
+        self.holds: list[tuple[float, Stage, int]] = []
+        self.preloads: list[Preload | None] = []
+        self._sleepers: list[tuple[float, asyncio.Event]] = []
+        self.history = History()
+        self.capacity = Capacity(
+            self,  # type: ignore[arg-type]
+            dict.fromkeys(("generation", "preparation", "learning"), keep_alive),
+            self.history,
+            clock=lambda: self.now,
+            **options,
+        )
+        monkeypatch.setattr(capacity_module.asyncio, "sleep", self._sleep)
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        self.holds.append((self.now - 100, stage, count))
+        self.preloads.append(preload)
+
+    async def _sleep(self, seconds: float) -> None:
+        event = asyncio.Event()
+        self._sleepers.append((self.now + seconds, event))
+        await event.wait()
+
+    async def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while True:
+            # Whoever was told to go on does so before the clock does.
+            for _ in range(5):
+                await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0)
+            due = [sleeper for sleeper in self._sleepers if sleeper[0] <= end]
+            if not due:
+                self.now = end
+                return
+            first = min(due, key=lambda sleeper: sleeper[0])
+            self._sleepers.remove(first)
+            self.now = max(self.now, first[0])
+            first[1].set()
+
+    def counts(self, stage: Stage) -> list[tuple[float, int]]:
+        return [(round(at, 6), count) for at, of_stage, count in self.holds if of_stage == stage]
+
+
+MakeTimeline = Callable[..., Timeline]
+
+
+@pytest.fixture
+def make_timeline(monkeypatch: pytest.MonkeyPatch) -> MakeTimeline:
+    return lambda **options: Timeline(monkeypatch, **options)
+
+
+async def test_with_a_keep_alive_the_platform_is_told_at_once(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(keep_alive=600.0)
+    await time.capacity.use("learning", 1, PRELOAD)
+    await time.pass_time(3)
+    await time.capacity.use("learning", 0)
+    assert time.counts("learning") == [(0, 1), (3, 0)]
+    await time.capacity.close()
+
+
+async def test_left_to_itself_an_instance_is_kept_for_as_long_as_a_start_takes(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 4.0)
+    await time.capacity.use("learning", 1)
+    await time.capacity.use("learning", 0)
+    await time.pass_time(10)
+    assert time.counts("learning") == [(0, 1), (0, 1), (4, 0)]
+    await time.capacity.close()
+
+
+async def test_what_never_came_is_not_kept(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 4.0)
+    await time.capacity.use("learning", 2)
+    await time.capacity.give_up("learning", 1)
+    await time.capacity.use("learning", 1)
+    await time.capacity.use("learning", 0)
+    await time.pass_time(10)
+    assert time.counts("learning") == [(0, 2), (0, 1), (0, 1), (0, 1), (4, 0)]
+    await time.capacity.close()
+
+
+async def test_where_instances_without_work_sleep_they_are_kept_for_good(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(sleeps=True)
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0)
+        await time.pass_time(1000)
+    assert {count for _, count in time.counts("learning")} == {1}
+    await time.capacity.close()
+
+
+async def test_a_switch_costs_a_drain_a_start_and_what_is_to_be_done_again(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(draining_seconds=30.0)
+    assert time.capacity.switch_cost("learning") == SwitchCost(30.0)
+    time.history.add("startup/learning", 4.0)
+    time.history.add("draining/learning", 6.0)
+    for gap in (5.0, 7.0, 600.0, 6.0):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0, restart_seconds=3.0)
+        await time.pass_time(gap)
+    await time.capacity.use("learning", 1)
+    assert time.capacity.switch_cost("learning") == SwitchCost(13.0, 6.5), "a long wait is a rare one"
+    await time.capacity.finish("learning")
+    assert time.capacity.switch_cost("learning").over
+    await time.capacity.close()
+
+
+async def test_gaps_that_are_longer_than_a_start_let_it_go_at_once(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.capacity.use("learning", 1)
+        await time.pass_time(1)
+        await time.capacity.use("learning", 0)
+        await time.pass_time(30)
+    assert time.history.recent("gap/learning") == [30, 30]
+    assert time.counts("learning")[-1] == (63, 0)
+    await time.capacity.close()
+
+
+async def test_what_a_successor_would_do_again_keeps_it_longer(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0, restart_seconds=100.0)
+        await time.pass_time(30)
+    assert 0 not in [count for at, count in time.counts("learning")], "30 s are cheaper than 104"
+    await time.capacity.close()
+
+
+async def test_each_instance_without_work_is_released_by_itself(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 5.0)
+    await time.capacity.use("generation", 3, PRELOAD)
+    await time.capacity.use("generation", 2)
+    await time.pass_time(2)
+    await time.capacity.use("generation", 0)
+    await time.pass_time(20)
+    assert time.counts("generation") == [(0, 3), (0, 3), (2, 3), (5, 2), (7, 0)]
+    assert time.preloads[-1] == PRELOAD
+    await time.capacity.close()
+
+
+async def test_instances_are_ready_when_their_work_is_expected(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 2.0)
+    for lead in (10.0, 10.0):
+        time.capacity.expect("generation", 4, PRELOAD, time_price=1e9)
+        await time.pass_time(lead)
+        await time.capacity.use("generation", 4, PRELOAD)
+        await time.pass_time(5)
+        await time.capacity.use("generation", 0)
+        await time.pass_time(50)
+    assert time.history.recent("lead/generation") == [10, 10]
+    # Nothing was known the first time. The second time they were expected at 65 + 10, and asked for a start-up ahead.
+    wakes = [at for at, count in time.counts("generation") if count == 4]
+    assert wakes[0] == 0
+    assert pytest.approx(65 + 10 - 2) in wakes
+    await time.capacity.close()
+
+
+async def test_expected_instances_that_are_fewer_than_kept_change_nothing(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 100.0)
+    await time.capacity.use("generation", 3)
+    await time.capacity.use("generation", 0)
+    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.pass_time(1)
+    assert time.counts("generation")[-1] == (0, 3)
+    await time.capacity.close()
+
+
+async def test_what_works_already_is_not_expected(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(keep_alive=0.0)
+    await time.capacity.use("learning", 1)
+    time.capacity.expect("learning", 1, PRELOAD, time_price=1.0)
+    await time.pass_time(10)
+    await time.capacity.use("learning", 0)
+    await time.pass_time(10)
+    assert time.counts("learning")[-1] == (10, 0)
+    assert time.history.recent("lead/learning") == []
+    await time.capacity.close()
+
+
+async def test_nothing_is_asked_for_after_the_end(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("lead/generation", 10.0)
+    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.close()
+    await time.pass_time(100)
+    assert time.holds == []
+
+
+async def test_what_an_instance_costs_until_it_is_gone_is_part_of_the_price_of_letting_it_go(
+    make_timeline: MakeTimeline,
+) -> None:
+    time = make_timeline(draining_seconds=31.0)
+    time.history.add("startup/learning", 4.0)
+    for _ in range(3):
+        await time.capacity.use("learning", 1)
+        await time.capacity.use("learning", 0)
+        await time.pass_time(30)
+    assert 0 not in [count for at, count in time.counts("learning")], "30 s are cheaper than 4 + 31"
+    # What was measured counts for more than what the platform expects.
+    time.history.add("draining/learning", 1.0)
+    await time.pass_time(1)
+    await time.capacity.use("learning", 1)
+    await time.capacity.use("learning", 0)
+    assert time.counts("learning")[-1] == (91, 0), "30 s are dearer than 4 + 1"
+    await time.capacity.close()
+
+
+async def test_a_stage_without_more_work_to_come_lets_its_instances_go_at_once(make_timeline: MakeTimeline) -> None:
+    time = make_timeline(draining_seconds=30.0)
+    await time.capacity.use("generation", 2, PRELOAD)
+    await time.pass_time(10)
+    await time.capacity.use("generation", 0)
+    assert time.counts("generation")[-1] == (10, 2), "kept for the cost of a switch"
+    await time.pass_time(1)
+    await time.capacity.finish("generation")
+    assert time.counts("generation")[-1] == (11, 0)
+    await time.pass_time(100)
+    assert {count for at, count in time.counts("generation") if at >= 11} == {0}
+    await time.capacity.close()
+
+
+async def test_instances_that_were_expected_are_not_wanted_once_a_stage_is_finished(
+    make_timeline: MakeTimeline,
+) -> None:
+    time = make_timeline()
+    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.finish("generation")
+    await time.pass_time(100)
+    assert {count for _, count in time.counts("generation")} == {0}
+    await time.capacity.close()

@@ -1,0 +1,113 @@
+"""Garbage collection: what the status, a fresh learner or the running step needs stays, the rest goes."""
+
+from pathlib import Path
+
+from rlhfless_functions import artifacts
+from rlhfless_functions.api import Purpose, WeightsReference
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus
+from rlhfless_operator.training.journal.garbage import Retention, remove_garbage, remove_remains
+
+STEPS = range(1, 9)
+
+
+def filled(root: Path) -> JobFolder:
+    """A job after step 7 whose step 8 is running, with a checkpoint every second step, nothing collected yet."""
+    folder = JobFolder(str(root))
+    purposes: tuple[Purpose, ...] = ("training", "evaluation")
+    for step in STEPS:
+        artifacts.write_bytes(artifacts.join(folder.line(step), "entry"), b"")
+        for uri in (folder.weights(step), folder.critic(step)):
+            artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
+        if step % 2 == 0:
+            artifacts.write_bytes(artifacts.join(folder.checkpoint(step), "optimizer.safetensors"), b"x")
+        for purpose in purposes:
+            artifacts.write_bytes(artifacts.join(folder.rollouts(step, purpose), "sink", "part.parquet"), b"x")
+            artifacts.write_bytes(artifacts.join(folder.batches(step, purpose), "chunk.parquet"), b"x")
+        artifacts.write_bytes(artifacts.join(folder.drafts(step), "chunk.parquet"), b"x")
+        artifacts.write_json(folder.result("batch", step), {})
+        artifacts.write_json(folder.progress(step), {})
+    artifacts.write_json(folder.file("status.json"), {})
+    artifacts.write_json(folder.file("my-notes.json"), {})
+    return folder
+
+
+def status_of(folder: JobFolder, *, best: int | None = None) -> RLHFJobStatus:
+    return RLHFJobStatus(
+        step=7,
+        weights=WeightsReference(version=7, uri=folder.weights(7)),
+        critic=WeightsReference(version=7, uri=folder.critic(7)),
+        checkpoint=CheckpointStatus(step=6, uri=folder.checkpoint(6)),
+        best=WeightsReference(version=best, uri=folder.weights(best)) if best else None,
+    )
+
+
+def steps_in(folder: JobFolder, kind: str) -> list[str]:
+    return sorted(path.name for path in Path(folder.file(kind)).iterdir())
+
+
+def test_what_is_named_or_running_stays(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder, best=3), Retention(2))
+    assert steps_in(folder, "weights") == ["step-000003", "step-000007", "step-000008"]
+    assert steps_in(folder, "lines") == ["step-000007", "step-000008"]
+    assert steps_in(folder, "critics") == ["step-000007", "step-000008"]
+    assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000008"]
+    assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]
+    assert steps_in(folder, "batches") == ["step-000007", "step-000008", "step-000008-evaluation"]
+    assert steps_in(folder, "results") == ["step-000007", "step-000008"]
+    assert steps_in(folder, "progress") == ["step-000007.json", "step-000008.json"]
+
+
+def test_all_batches_stay_while_there_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder).model_copy(update={"checkpoint": None}), Retention(1))
+    assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
+        f"step-{step:06d}" for step in STEPS
+    ]
+
+
+def test_responses_to_draft_from_stay_as_long_as_they_may_be_asked_for(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(1), draft_steps=[2, 7])
+    assert steps_in(folder, "drafts") == ["step-000002", "step-000007", "step-000008"]
+
+
+def test_what_the_user_put_beside_stays(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(1))
+    remove_remains(folder)
+    assert artifacts.exists(folder.file("status.json"))
+    assert artifacts.exists(folder.file("my-notes.json"))
+
+
+def test_what_runs_ahead_stays_with_the_weights_that_sample_it(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    for step in (9, 10, 11):
+        artifacts.write_bytes(artifacts.join(folder.rollouts(step, "training"), "sink", "part.parquet"), b"x")
+        artifacts.write_bytes(artifacts.join(folder.batches(step, "training"), "chunk.parquet"), b"x")
+        artifacts.write_json(folder.result("batch", step), {})
+    for step in (9, 10):
+        for uri in (folder.weights(step), folder.critic(step), folder.checkpoint(step)):
+            artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
+    remove_garbage(folder, status_of(folder), Retention(1, staleness=2))
+    # Step 10 may be sampled with version 7, and step 8 with version 5. The learner may publish step 9.
+    assert steps_in(folder, "weights") == [f"step-{step:06d}" for step in (5, 6, 7, 8, 9)]
+    # Preparation asks none of an earlier step.
+    assert steps_in(folder, "critics") == [f"step-{step:06d}" for step in (7, 8, 9)]
+    assert steps_in(folder, "checkpoints") == [f"step-{step:06d}" for step in (6, 8, 9)]
+    assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation", "step-000009", "step-000010"]
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in (7, 8, 9, 10)]
+    assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
+        f"step-{step:06d}" for step in (7, 8, 9, 10)
+    ]
+
+
+def test_all_batches_stay_where_rollouts_are_kept(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(1, rollouts=True))
+    assert [name for name in steps_in(folder, "batches") if "evaluation" not in name] == [
+        f"step-{step:06d}" for step in STEPS
+    ]
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in STEPS]
+    assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]
