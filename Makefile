@@ -22,7 +22,7 @@ INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/de
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage test-matrix test-vllm lint types bench docs site images e2e lock clean
+.PHONY: help run test test-all coverage test-matrix test-vllm lint types figures bench docs site images e2e lock clean
 
 help: ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ lint: $(STAMP) ## check style and formatting with ruff, and which way imports po
 
 types: $(STAMP) ## check the operator package with mypy --strict
 	$(BIN)/mypy
+
+figures: $(STAMP) ## print the figures of the code: rooms, imports, lines, the longest functions, docstrings
+	$(BIN)/python -m tests.figures
 
 bench: $(STAMP) ## measure a quickstart step against TRL's, on this machine
 	$(BIN)/python benchmarks/step_time.py

@@ -1,0 +1,1 @@
+"""The process of a function: its task, logs, processes, addresses and memory."""

@@ -1,0 +1,5 @@
+"""Commands that run functions on this machine.
+
+- `local_run`: `rlhfless run`, with `view` for the terminal and `gpu_assignment` for the GPUs.
+- `replay`, `probe` (with `probe_view`) and `try_reward`: the commands of these names.
+"""

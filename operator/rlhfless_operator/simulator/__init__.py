@@ -1,0 +1,9 @@
+"""The simulator: the planner's decisions in discrete events, without GPUs.
+
+- `scenarios`, `hardware` and `traces` say what is simulated; `policies` are the systems that are compared.
+- `steps` runs a job step by step: `generation` and `instance` are its generation stage, `foresight` the lengths that a
+  policy expects, `step_bound` the least that any policy needs.
+- `simulate` runs policies on scenarios, and `page` shows them.
+- `forecast` and `plan_view` tell before a run what a typical step takes and costs.
+- `asynchronous/`: the same for jobs that generate ahead of their learner.
+"""
