@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
+    DataCounts,
     Done,
     Event,
     ExportRequest,
@@ -156,9 +157,11 @@ class EmulatedPlatform:
 def _result_of(request: RunRequest, emulation: Emulation) -> dict:
     match request:
         case MaterializeRequest():
+            counts = DataCounts(rows=PROMPTS)
             with artifacts.publish(request.sink) as folder:
-                (folder / "index.json").write_text(json.dumps({"lengths": [5] * PROMPTS}))
-            result = MaterializeResult(prompts=PROMPTS, dropped=0, uri=request.sink)
+                index = {"lengths": [5] * PROMPTS, "counts": counts.model_dump(), "prefixes": None}
+                (folder / "index.json").write_text(json.dumps(index))
+            result = MaterializeResult(prompts=PROMPTS, dropped=0, uri=request.sink, counts=counts)
         case GenerationRequest():
             result = GenerationResult(
                 finished=len(request.samples), unfinished=0, parts=[], prompt_tokens=1, response_tokens=1

@@ -165,13 +165,14 @@ def test_what_preparation_has_left_to_the_critic_comes_from_its_values() -> None
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_one_sample_that_lacks_values_lets_the_critic_value_all_of_them() -> None:
-    """An earlier release has valued some groups of a job that goes on."""
+def test_the_critic_values_samples_that_preparation_has_not() -> None:
     valued = sample(7, 0, 1, values=[0.5], returns=[0.5])
     assert not TrainingBatch([valued], PPO, 3).needs_values
-    assert TrainingBatch([valued, sample(8, 0, 2, advantages=None)], PPO, 3).needs_values
+    assert TrainingBatch([sample(7, 0, 1, advantages=None), sample(8, 0, 2, advantages=None)], PPO, 3).needs_values
     unscored = sample(8, 0, 2, advantages=None, mask=False, reward=None)
     assert not TrainingBatch([valued, unscored], PPO, 3).needs_values
+    with pytest.raises(TaskError, match="a sample has no values"):
+        TrainingBatch([valued, sample(8, 0, 2, advantages=None)], PPO, 3)
 
 
 def test_a_mismatch_that_only_some_samples_tell_is_left_out() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions import artifacts
 from rlhfless_operator.training.requests.tasks import StageFailedError
 from tests.training.whole_jobs import MakeJob, folder_of, run_job, status_of
 
@@ -62,24 +61,3 @@ def test_too_few_prompts_are_read_again_once_the_file_is_mended(tiny_job: MakeJo
         run_job(file)
     add_rows(file, "1+1=")
     assert run_job(file)["steps"] == 1
-
-
-@pytest.mark.slow
-def test_data_that_an_earlier_release_read_is_gone_on_with(tiny_job: MakeJob) -> None:
-    file = tiny_job(**SHORT)
-    run_job(file)
-    folder = folder_of(file)
-    index = artifacts.read_json(str(folder / "data" / "training" / "index.json"))
-    manifest = artifacts.read_json(str(folder / "data" / "training" / "manifest.json"))
-    assert "index.json" in manifest["files"]
-    artifacts.write_json(
-        str(folder / "data" / "training" / "index.json"), {name: index[name] for name in index if name != "counts"}
-    )
-    document = (folder / "job.yaml").read_text()
-    assert "answeredPrompts: drop" in document
-    (folder / "job.yaml").write_text(document.replace("    answeredPrompts: drop\n", ""))
-    status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({name: status[name] for name in status if name != "data"}))
-    summary = run_job(tiny_job(**{**SHORT, "steps": 2}))
-    assert summary["steps"] == 2
-    assert "data" not in summary

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, SampleTask, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, begun_rollouts, whole_rollout
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, whole_rollout
 from rlhfless_operator.training.replaying import NotReplayableError, kept_batch
 
 
@@ -18,15 +17,6 @@ def taken_from(folder: Path, part: str) -> JobFolder:
     begun = BegunRollout(step=1, policy=WeightsReference(version=0, uri="model"))
     AsyncJournal(job).take(whole_rollout(begun, batch, {}))
     return job
-
-
-def test_what_an_earlier_release_has_begun_is_read(tmp_path: Path) -> None:
-    """It named the critic that was to value the groups."""
-    job = JobFolder(str(tmp_path))
-    policy = WeightsReference(version=1, uri="weights")
-    critic = WeightsReference(version=1, uri="critics").model_dump()
-    artifacts.write_json(job.begun(2), {"step": 2, "policy": policy.model_dump(), "critic": critic, "prompts": [3]})
-    assert begun_rollouts(job, 2) == [BegunRollout(step=2, policy=policy, prompts=[3])]
 
 
 def test_what_a_step_learnt_from_is_found_where_the_run_was_started(

@@ -64,8 +64,8 @@ class MaterializeResult(Message):
     dropped: int
     """Number of dropped rows."""
     uri: str
-    counts: DataCounts | None = None
-    """Counts of all rows; None from a release that did not count them."""
+    counts: DataCounts
+    """Counts of all rows."""
 
 
 class GenerationResult(Message):

@@ -113,8 +113,8 @@ class TrainingBatch:
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self._numbers: dict[str, torch.Tensor] = {}
         learning = [sample for sample, counted in zip(samples, self.counted, strict=True) if counted]
-        self.needs_values = algorithm.advantage == "gae" and any(
-            getattr(sample, name) is None for sample in learning for name in _ESTIMATED
+        self.needs_values = (
+            algorithm.advantage == "gae" and bool(learning) and all(sample.values is None for sample in learning)
         )
         """Whether preparation has left advantages to the learner, which then asks its critic (`set_values`)."""
         for name, field in _PREPARED.items():

@@ -123,9 +123,10 @@ class EmulatedPreparer(_Emulated):
                 f" ({request.sampling.max_prompt_tokens}); raise it to {max(lengths)}",
             )
         prompts = [Prompt(row, [row % 97 + 2] * max(1, tokens), "") for row, tokens in enumerate(lengths)]
+        counts = DataCounts(rows=len(prompts))
         with store_errors():
-            publish_prompts(request.sink, prompts, DataCounts(rows=len(prompts)))
-        return MaterializeResult(prompts=len(prompts), dropped=0, uri=request.sink)
+            publish_prompts(request.sink, prompts, counts)
+        return MaterializeResult(prompts=len(prompts), dropped=0, uri=request.sink, counts=counts)
 
 
 class EmulatedLearner(_Emulated):

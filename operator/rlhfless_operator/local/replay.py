@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange
-from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import assign_gpus
 from rlhfless_operator.local.local_run import threads_of
 from rlhfless_operator.platforms.local.gpus import visible_gpus
@@ -34,10 +33,9 @@ async def replay_locally(root: str, threads: int | None = None, *, keep: bool = 
         UserError: there is no run there, or it can't be taken again.
     """
     folder = JobFolder(root)
-    document, status = begun_job(folder), read_status(folder)
-    if document is None or status is None:
+    job, status = begun_job(folder), read_status(folder)
+    if job is None or status is None:
         raise UserError(f"{root} is no run's folder; name one, such as runs/quickstart")
-    job = RLHFJob.model_validate(document, by_alias=True, by_name=False)
     threads = threads or _threads_of_run(folder, status)
     gpus = assign_gpus(job, RequestBuilder(job, folder, ""), visible_gpus())
     platform = LocalPlatform(
@@ -56,7 +54,7 @@ async def replay_locally(root: str, threads: int | None = None, *, keep: bool = 
 
 
 def _threads_of_run(folder: JobFolder, status: RLHFJobStatus) -> int:
-    """CPU threads that the run's learner had; all cores where an earlier release has not written them down.
+    """Return the CPU threads that the run's learner had; all cores if no step says.
 
     Raises:
         UserError: it had different numbers of them.

@@ -18,8 +18,8 @@ class PlanRecord(BaseModel):
     actors: int
     expected_seconds: float
     expected_instance_seconds: float
-    cheapest_instance_seconds: float | None = None
-    """Cost of the cheapest plan, without a limit on its time; None in records of older releases."""
+    cheapest_instance_seconds: float
+    """Cost of the cheapest plan, without a limit on its time."""
     lower_bound_instance_seconds: float
     rank_correlation: float | None = None
     """Spearman's ρ between predicted and actual lengths."""
@@ -29,8 +29,8 @@ class PlanRecord(BaseModel):
     """Most instances that prepare the step's groups at a time."""
     preparers_reason: str = ""
     """Why so many; empty where the plan had no choice."""
-    prefixes: str | None = None
-    """Whether the instances can share prefixes of prompts, and why; None in records of older releases."""
+    prefixes: str
+    """Whether the instances can share prefixes of prompts, and why."""
 
 
 class StepBatch(BaseModel):

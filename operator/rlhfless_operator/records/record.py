@@ -17,9 +17,9 @@ KEPT_STATES: tuple[KeptState, ...] = (*CHARGED_STATES, "asleep")
 
 
 class Record(BaseModel):
-    """The base of the lines: frozen, and tolerant of fields that another release wrote."""
+    """The base of the lines."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class StageAccount(Record):

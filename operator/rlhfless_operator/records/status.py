@@ -111,8 +111,8 @@ class RLHFJobStatus(Settings):
     """Instance-seconds, over all drivers."""
     idle_seconds: float = 0.0
     """Idle instance-seconds, over all drivers."""
-    gpu_seconds: float | None = None
-    """GPU-seconds, over all drivers; none if no driver has counted them."""
+    gpu_seconds: float = 0.0
+    """GPU-seconds, over all drivers."""
     cost: Money = Decimal(0)
     """Cost of the instances, over all drivers."""
     forecast: Money | None = None
@@ -123,11 +123,6 @@ class RLHFJobStatus(Settings):
     """Why the job is in its phase, if there is a reason."""
     recent_steps: list[StepStatus] = Field(default=[], max_length=RECENT_STEPS)
     """The last steps."""
-
-    @property
-    def all_gpu_seconds(self) -> float:
-        """GPU-seconds. If an earlier release counted none, each instance counts as one GPU."""
-        return self.instance_seconds if self.gpu_seconds is None else self.gpu_seconds
 
     @property
     def terminal(self) -> bool:

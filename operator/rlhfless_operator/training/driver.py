@@ -27,7 +27,6 @@ from rlhfless_operator.training.journal.summary import summarize
 from rlhfless_operator.training.journal.tracking import Tracking, check_tracking, open_tracking
 from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.run import TrainingRun, open_run
-from rlhfless_operator.training.stages.changed_settings import keep_settings
 
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
@@ -222,8 +221,6 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
         elif changed:
             names = ", ".join(f"spec.{name}" for name in changed)
             raise JobChangedError(names, folder.root)
-        if status is not None:
-            keep_settings(before, folder, status)
     remove_remains(folder)
     write_begun_job(job, folder)
     return status or _anew(None)

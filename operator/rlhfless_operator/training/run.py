@@ -88,8 +88,8 @@ class TrainingRun:
         """Go on from a `position`."""
         self.prompts.go_to(position["cursor"])
         self.cost_model.restore(position)
-        self.draft_history.restore(position.get("drafts", {}))
-        self.prefixes.restore(position.get("prefixes", {}))
+        self.draft_history.restore(position["drafts"])
+        self.prefixes.restore(position["prefixes"])
 
 
 def open_run(

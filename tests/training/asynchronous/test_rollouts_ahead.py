@@ -27,7 +27,13 @@ from rlhfless_operator.training.stages.unscorable import UnscorableError
 Script = Callable[[RolloutTask], Awaitable[None]]
 """What a rollout does before it is complete."""
 PLAN = PlanRecord(
-    policy="even", actors=1, expected_seconds=1, expected_instance_seconds=1, lower_bound_instance_seconds=1
+    policy="even",
+    actors=1,
+    expected_seconds=1,
+    expected_instance_seconds=1,
+    cheapest_instance_seconds=1,
+    lower_bound_instance_seconds=1,
+    prefixes="no",
 )
 
 

@@ -134,9 +134,6 @@ def test_a_later_driver_goes_on_with_the_choice() -> None:
     assert later.able
     assert consider(later, 2, sharing(prefixes=1), restart=1e6) is None
     assert later.able, "its instances are there"
-    from_earlier_release = choice()
-    from_earlier_release.restore({})
-    assert not from_earlier_release.able
 
 
 def test_an_engine_that_shares_nothing_is_asked_once_and_not_started_again() -> None:

@@ -18,7 +18,7 @@ def prompts_of(folder: Path, count: int, index: dict[str, object] | None = None,
         }
     )  # fmt: skip
     where = JobFolder(str(folder))
-    content = {"lengths": list(range(count)), **(index or {})}
+    content = {"lengths": list(range(count)), "counts": {"rows": count}, "prefixes": None, **(index or {})}
     artifacts.write_json(artifacts.join(where.data("training"), "index.json"), content)
     return Prompts(job, where)
 
@@ -59,7 +59,7 @@ def test_a_later_driver_stands_where_the_position_says(tmp_path: Path) -> None:
     assert later.cursor.draw(4) == prompts.cursor.draw(4)
 
 
-def test_data_that_an_earlier_release_prepared_says_nothing_of_prefixes(tmp_path: Path) -> None:
+def test_the_data_tells_which_prefixes_its_prompts_share(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, 10, steps=3)
     prompts.open_training()
     assert prompts.prefix_tree("training") is None

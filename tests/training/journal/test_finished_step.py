@@ -36,6 +36,7 @@ BEFORE = RLHFJobStatus(
     actors=3,
     seconds=100.0,
     instance_seconds=250.0,
+    gpu_seconds=500.0,
     idle_seconds=20.0,
     cost=Decimal("0.500000"),
     message="resumed",
@@ -74,8 +75,7 @@ def test_a_step_adds_its_time_and_money_and_replaces_what_is_newest() -> None:
             "actors": 2,
             "seconds": 140.0,
             "instance_seconds": 325.0,
-            # An earlier release had counted instances alone.
-            "gpu_seconds": 250.0 + 2 * 65.0 + 4 * 10.0,
+            "gpu_seconds": 500.0 + 2 * 65.0 + 4 * 10.0,
             "idle_seconds": 35.0,
             "cost": Decimal("0.650000"),
             "recent_steps": [*BEFORE.recent_steps, brief],

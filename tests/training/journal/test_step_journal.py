@@ -29,7 +29,13 @@ def journal_of(folder: Path, status: RLHFJobStatus | None = None) -> StepJournal
 def batch(step: int) -> StepBatch:
     reference = BatchReference(step=step, parts=[f"part-{step}"], samples=[SampleTask(prompt=0, index=0)])
     plan = PlanRecord(
-        policy="even", actors=1, expected_seconds=1.0, expected_instance_seconds=1.0, lower_bound_instance_seconds=1.0
+        policy="even",
+        actors=1,
+        expected_seconds=1,
+        expected_instance_seconds=1,
+        cheapest_instance_seconds=1,
+        lower_bound_instance_seconds=1,
+        prefixes="no",
     )
     return StepBatch(
         batch=reference, cursor={}, lengths={0: [4]}, metrics={"reward": 0.5}, plan=plan, seconds={"generation": 0.0}

@@ -49,13 +49,7 @@ def forget_step(folder: Path, step: int) -> None:
         shutil.rmtree(folder / kind / f"step-{step:06d}", ignore_errors=True)
 
 
-def forget_settings(folder: Path) -> None:
-    """Leave what a release left that wrote no settings down."""
-    (folder / "settings.jsonl").unlink()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("earlier_release", [False, True], ids=["", "begun by an earlier release"])
 @pytest.mark.parametrize(
     ("begun", "changed"),
     [
@@ -75,7 +69,6 @@ def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken
     monkeypatch: pytest.MonkeyPatch,
     begun: dict[str, Any],
     changed: dict[str, Any],
-    earlier_release: bool,
 ) -> None:
     """A learner that takes them again comes to the same bits as one that has a checkpoint of the last of them."""
     ends = {}
@@ -88,8 +81,6 @@ def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken
         if name == "checkpoint" or "learning" in begun:
             # A recorded batch keeps its pieces under the new setting. Both runs have to make this step's batch again.
             forget_step(folder_of(file), 4)
-        if earlier_release:
-            forget_settings(folder_of(file))
         run_job(file)
         ends[name] = final_weights(file)
     assert_equal_weights(ends["again"], ends["checkpoint"])

@@ -63,13 +63,10 @@ class FreeGroups:
     def prepared(self, rollout: int, chunk: PrepareResult) -> None:
         """A chunk of a rollout's groups is prepared."""
         begun = self.rollouts[rollout]
-        metrics: Mapping[str, float] = {} if any(result.metrics for result in chunk.groups) else chunk.metrics
         for result in chunk.groups:
             name = GroupName(rollout, result.prompt)
             if name in self._prepared:
                 continue
-            # An earlier release, which told none by group, may have prepared them. Steps add up what groups have.
-            result, metrics = result.model_copy(update={"metrics": {**result.metrics, **metrics}}), {}
             self._prepared[name] = PreparedGroup(result, [each for each in chunk.examples if each.row == result.prompt])
             # An emulated preparation does not tell versions.
             version = result.sampled[0].version if result.sampled else begun.policy.version
@@ -166,8 +163,7 @@ class FreeGroups:
             if entry["measured"]:
                 self.measured.add(begun.step)
         self.last = state["last"]
-        # An earlier release counted groups when they were dropped.
-        self._uncounted = state.get("dropped", 0)
+        self._uncounted = state["dropped"]
 
     def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
         """What garbage collection keeps once a step is done.

@@ -192,16 +192,11 @@ class RolloutsAhead:
         """Go on from what earlier drivers have written down."""
         folder, prompts, done = self._run.folder, self._run.prompts, self._journal.status.step
         position = await asyncio.to_thread(artifacts.read_json, folder.progress(done)) if done else {}
-        if "groups" in position:
+        if position:
             groups.restore(position["groups"])
             self._plan = PlanRecord.model_validate(position["plan"])
         for begun in await asyncio.to_thread(begun_rollouts, folder, groups.last + 1):
-            if begun.prompts is None:
-                # An earlier release drew them in this order, and did not write them down.
-                drawn = prompts.cursor.draw(groups.buffer.size)
-                begun = begun.model_copy(update={"prompts": drawn, "cursor": prompts.cursor.state()})
-            else:
-                prompts.go_to(begun.cursor)
+            prompts.go_to(begun.cursor)
             groups.begin(begun)
         self._cursor = prompts.cursor.state()
         self._last = groups.last

@@ -306,8 +306,8 @@ class CostModel:
         """Go on from a `state`."""
         self.predictor = LengthPredictor.from_state(state["predictor"])
         self.calibration = Calibration.from_state(state["calibration"])
-        self.history.restore(state.get("history", {}))
-        if (room := state.get("room")) is not None:
+        self.history.restore(state["history"])
+        if (room := state["room"]) is not None:
             self.room = EngineRoom(**room)
 
 

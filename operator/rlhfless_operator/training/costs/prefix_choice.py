@@ -103,7 +103,7 @@ class PrefixChoice:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
-        self._able = state.get("able")
+        self._able = state["able"]
 
 
 def obstacle(spec: RLHFJobSpec, actors: ActorRange) -> str | None:

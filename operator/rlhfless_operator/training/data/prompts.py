@@ -52,9 +52,8 @@ class Prompts:
         """Take note of a materialised dataset; returns how many prompts it has."""
         index = artifacts.read_json(artifacts.join(self._folder.data(purpose), "index.json"))
         self._tokens[purpose] = index["lengths"]
-        # Datasets that earlier releases prepared have neither.
-        self._prefix_trees[purpose] = index.get("prefixes")
-        self._counts[purpose] = DataCounts.model_validate(index["counts"]) if "counts" in index else None
+        self._prefix_trees[purpose] = index["prefixes"]
+        self._counts[purpose] = DataCounts.model_validate(index["counts"])
         return len(index["lengths"])
 
     def go_to(self, position: dict[str, Any]) -> None:
@@ -69,10 +68,10 @@ class Prompts:
         """Tokens of every prompt of a dataset, by row."""
         return self._tokens[purpose]
 
-    def counts(self, purpose: Purpose) -> DataCounts | None:
-        """What became of the rows of an opened dataset; None where that is not known."""
+    def counts(self, purpose: Purpose) -> DataCounts:
+        """Return the counts of an opened dataset's rows."""
         return self._counts[purpose]
 
     def prefix_tree(self, purpose: Purpose) -> Mapping[str, Any] | None:
-        """Which beginnings the prompts of a dataset share; None where that is not known."""
+        """Return the beginnings that the prompts of a dataset share; None if they share none."""
         return self._prefix_trees[purpose]

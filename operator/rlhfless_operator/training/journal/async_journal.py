@@ -27,8 +27,7 @@ class BegunRollout(BaseModel):
     policy: WeightsReference
     """The weights that begin to sample them. With `newWeights: switch` newer ones may go on."""
     prompts: list[int] | None = None
-    """The prompts that it draws. None where groups keep to their step, which draws them in rounds, and in what earlier
-    releases wrote."""
+    """The prompts that it draws. None where groups keep to their step, which draws them in rounds."""
     again: list[GroupName] = []
     """Groups that were dropped, and whose prompts are among its own."""
     cursor: dict[str, Any] = {}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.job.reading.earlier_documents import meaning
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 
@@ -35,20 +35,21 @@ class Change:
         return f"{self.path} was {_shown(self.before)} and is {_shown(self.now)}"
 
 
-_EARLIER_DEFAULTS = (
-    Change("spec.generation.instances.max", 1, None),
-    Change("spec.generation.sharePrefixes", "never", "auto"),
-)
-"""What an earlier release wrote down where the job's document said nothing."""
+def begun_job(folder: JobFolder) -> RLHFJob | None:
+    """Return the job as it was last driven; None if no driver has been.
 
-
-def begun_job(folder: JobFolder) -> dict[str, Any] | None:
-    """The document that a job was last driven with, as it was written; None where no driver has been."""
+    Raises:
+        ArtifactCorruptError: its document is damaged, or of another format.
+    """
     uri = folder.file("job.yaml")
     if not artifacts.exists(uri):
         return None
-    content: dict[str, Any] = yaml.safe_load(artifacts.read_bytes(uri))
-    return content
+    try:
+        return RLHFJob.model_validate(yaml.safe_load(artifacts.read_bytes(uri)), by_alias=True, by_name=False)
+    except (yaml.YAMLError, ValidationError) as error:
+        raise artifacts.ArtifactCorruptError(
+            f"{uri} is damaged or of another format ({error}); restore it, or run the job in another folder"
+        ) from error
 
 
 def write_begun_job(job: RLHFJob, folder: JobFolder) -> None:
@@ -61,15 +62,21 @@ def write_begun_job(job: RLHFJob, folder: JobFolder) -> None:
 
 
 def document_of(job: RLHFJob) -> dict[str, Any]:
-    """A job as plain data, its defaults included."""
+    """Return a job as plain data, its defaults included."""
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    critic = job.spec.algorithm.critic
+    if critic is not None and critic.value_clip is None:
+        # Left out, it would have its default.
+        document["spec"]["algorithm"]["critic"]["valueClip"] = None
     return document
 
 
-def changes_between(before: dict[str, Any], job: RLHFJob) -> list[Change]:
-    """What a job's spec has otherwise than an earlier document of it, which an earlier release may have written."""
-    changes = _changes("spec", meaning(before.get("spec", {})), meaning(document_of(job)["spec"]))
-    return [change for change in changes if change not in _EARLIER_DEFAULTS]
+def changes_between(before: RLHFJob, job: RLHFJob) -> list[Change]:
+    """Return what a job's spec has otherwise than an earlier document of it.
+
+    A field that names its algorithm's default is no change.
+    """
+    return list(_changes("spec", _whole(before), _whole(job)))
 
 
 def changes_since(job: RLHFJob, folder: JobFolder) -> list[Change]:
@@ -82,6 +89,11 @@ def named(changes: Sequence[Change]) -> str:
     """Some changes in a sentence, the first few of them."""
     shown = ", ".join(map(str, changes[:_NAMED]))
     return shown if len(changes) <= _NAMED else f"{shown}, and {len(changes) - _NAMED} more changed"
+
+
+def _whole(job: RLHFJob) -> Any:
+    spec = job.spec.model_copy(update={"algorithm": job.spec.algorithm.resolved()})
+    return document_of(job.model_copy(update={"spec": spec}))["spec"]
 
 
 def _changes(path: str, before: Any, now: Any) -> Iterator[Change]:

@@ -73,7 +73,7 @@ def spent_after(
     """
     return {
         "instance_seconds": before.instance_seconds + account.total(),
-        "gpu_seconds": before.all_gpu_seconds + account.gpu_seconds(gpus),
+        "gpu_seconds": before.gpu_seconds + account.gpu_seconds(gpus),
         "idle_seconds": before.idle_seconds + account.total(state="idle"),
         "cost": before.cost + account.cost(prices),
     }

@@ -93,13 +93,13 @@ class StepJournal:
         """
         running = self.ledger.running(now)
         status = self.status
-        return status.cost + running.cost(self._prices), status.all_gpu_seconds + running.gpu_seconds(self._gpus)
+        return status.cost + running.cost(self._prices), status.gpu_seconds + running.gpu_seconds(self._gpus)
 
     def outlook(self, status: RLHFJobStatus) -> dict[str, Any]:
         """What a status says of the money to come: the forecast, and the share of the budget that is used."""
         return {
             "forecast": forecast_cost(status.cost, self.records, status.steps),
-            "budget_used": used(self.budget(), self._spec, status.cost, status.all_gpu_seconds),
+            "budget_used": used(self.budget(), self._spec, status.cost, status.gpu_seconds),
         }
 
     # --- the status ---

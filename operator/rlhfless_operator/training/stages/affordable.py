@@ -19,5 +19,5 @@ def check_affordable(run: TrainingRun, journal: StepJournal, step: int) -> None:
     status, total = journal.status, run.prompts.total_steps
     following = NextStep(step, total, evaluation_due(run.spec, step, total), run.plans.planned_ahead)
     earlier = [NextStep(n, total, evaluation_due(run.spec, n, total)) for n in range(status.step + 1, step)]
-    begun = BegunSteps(earlier, money - status.cost, gpu_seconds - status.all_gpu_seconds)
+    begun = BegunSteps(earlier, money - status.cost, gpu_seconds - status.gpu_seconds)
     check_budget(journal.budget(), run.spec, money, gpu_seconds, journal.records, following, begun)

@@ -4,23 +4,13 @@ A learner that has lost its memory takes the steps since the newest checkpoint a
 time it would come to other weights than those that the job has published and sampled from.
 """
 
-import contextlib
-from typing import Any, get_args
-
-from pydantic import ValidationError
+from typing import get_args
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose
-from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.settings_history import (
-    differences,
-    read_settings_history,
-    write_settings_history,
-)
-from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.records.settings_history import differences, read_settings_history, write_settings_history
 from rlhfless_operator.training.journal.step_journal import StepJournal
-from rlhfless_operator.training.requests.builder import RequestBuilder
 from rlhfless_operator.training.run import TrainingRun
 
 
@@ -46,23 +36,6 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
             run.progress.note(f"from step {step} on: {', '.join(changes)}; the steps before keep what they had")
     journal.settings = journal.settings.with_change(step, now)
     write_settings_history(run.folder, journal.settings)
-
-
-def keep_settings(before: dict[str, Any], folder: JobFolder, status: RLHFJobStatus) -> None:
-    """Write down what the steps so far were taken with, where a release that did not do so took them.
-
-    Args:
-        before: the document that the job's last driver had.
-        status: as that driver left it.
-    """
-    history = read_settings_history(folder)
-    if not status.step or not status.steps or history.spans:
-        return
-    # A document that this release can't read leaves nothing to go by but the settings of now.
-    with contextlib.suppress(ValidationError):
-        job = RLHFJob.model_validate(before, by_alias=True, by_name=False)
-        settings = RequestBuilder(job, folder, status.uid).step_settings(status.steps)
-        write_settings_history(folder, history.with_change(1, settings))
 
 
 def _forget_learning(folder: JobFolder, step: int) -> None:

@@ -41,12 +41,10 @@ async def open_data(run: TrainingRun, journal: StepJournal) -> None:
 
 
 def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:
-    """What the job's status says of an opened dataset; None where there is none, or nothing is known of its rows."""
+    """What the job's status says of an opened dataset; None where there is none."""
     if purpose == "evaluation" and run.spec.evaluation is None:
         return None
     counts = run.prompts.counts(purpose)
-    if counts is None:
-        return None
     numbers = counts.model_dump(include=set(DataStatus.model_fields))
     return DataStatus(prompts=counts.rows - counts.left_out, **numbers)
 
@@ -56,8 +54,6 @@ def _tell(run: TrainingRun, purpose: Purpose) -> None:
     if purpose == "evaluation":
         run.prompts.open(purpose)
     counts = run.prompts.counts(purpose)
-    if counts is None:
-        return
     name = "data" if purpose == "training" else "evaluation.data"
     if counts.left_out:
         kept = counts.rows - counts.left_out

@@ -67,7 +67,7 @@ def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
     tokens: Counter[int] = Counter()
     for sampled in (sampled for group in groups for sampled in group.sampled):
         tokens[sampled.version] += sampled.tokens
-    # Instances of an earlier release do not tell versions. Then the weights that the rollout began with count.
+    # An emulated preparation tells no versions. Then the weights that the rollout began with count.
     versions = {group.prompt: group.sampled[0].version for group in groups if group.sampled}
     step, responses = batch.batch.step, len(batch.batch.samples)
     stale = sum(staleness(step, version) * count for version, count in tokens.items())
