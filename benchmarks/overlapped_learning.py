@@ -1,6 +1,6 @@
 """Learning under the tail, rehearsed: the whole loop with real processes on emulated GPUs, each way to overlap.
 
-    python benchmarks/overlapped_learning.py [--actors 16] [--time-scale 1] [--steps 4] [--overlap never ordered auto]
+    python benchmarks/overlapped_learning.py [--actors 16] [--time-scale 1] [--steps 4] [--overlap never auto]
 
 The job is the best case of docs/simulation.md: Qwen2.5-3B on L40S, lengths like GSM8K's, prompts × 8 samples. The
 learner has as many GPUs as there are actors. Printed are the means of the steps after the first, in emulated seconds.
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a step for each actor")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--time-scale", type=float, default=1.0, help="seconds here for each emulated second")
-    parser.add_argument("--overlap", nargs="+", default=["never", "ordered", "auto"])
+    parser.add_argument("--overlap", nargs="+", default=["never", "auto"])
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     arguments = parser.parse_args()
     rows = []

@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Rule
-from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
+from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.policies import (
     POLICIES,
     ROOFLINE_BATCH,

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
-from rlhfless_operator.planner.moves.rules import GlobalRatio, Saving
+from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.simulator.command import Assumptions, assume
 from rlhfless_operator.simulator.generation import Handling, run_generation
+from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.simulate import simulate, simulate_variants

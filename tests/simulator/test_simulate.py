@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from rlhfless_functions.generation.publishing import FlushSchedule
 from rlhfless_operator.planner.lengths import rank_correlation
 from rlhfless_operator.planner.moves.migration import Move
-from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.simulator.generation import Handling, run_generation
+from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.page import scenario_page
 from rlhfless_operator.simulator.policies import POLICIES

@@ -39,7 +39,6 @@ from tests.training.killing import start
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
-    assert_same_final_weights,
     final_weights,
     folder_of,
     records_of,
@@ -51,9 +50,8 @@ from tests.training.whole_jobs import (
 OVERLAPPED: dict[str, Any] = {
     "steps": 2,
     "batch": {"minibatchSamples": None},
-    "learning": {"overlap": "ordered"},
+    "learning": {"overlap": "auto"},
 }
-BY_ARRIVAL: dict[str, Any] = {**OVERLAPPED, "learning": {"overlap": "auto"}}
 PATIENCE = 120.0
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -116,52 +114,6 @@ class Overlap:
             yield group
 
 
-@pytest.fixture(scope="module")
-def unoverlapped(shared_tiny_job: MakeJob) -> Path:
-    """A job that takes its batches in the same pieces, each once it is complete."""
-    file = shared_tiny_job("unoverlapped", **OVERLAPPED)
-    run_job(file)
-    return file
-
-
-@pytest.mark.slow
-def test_learning_under_the_tail_gives_the_same_weights(
-    tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert all("seconds/wait" not in record["metrics"] for record in records_of(unoverlapped))
-    overlap = Overlap(monkeypatch)
-    file = tiny_job("overlapped", **OVERLAPPED)
-    run_job(file)
-    assert_same_final_weights(file, unoverlapped)
-    assert overlap.waits >= 2
-    for record in records_of(file):
-        waited = record["metrics"]["seconds/wait"]
-        assert waited > 0
-        # A learner that waits is charged as one that does nothing.
-        assert record["ledger"]["learning"]["idle"] >= 0.5 * waited
-        assert record["stages"]["learning"] <= record["metrics"]["seconds"]
-
-
-def test_a_learner_that_is_killed_while_it_waits_costs_nothing_but_time(
-    tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[str] = []
-
-    def kill_the_first(name: str) -> bool:
-        if not killed:
-            (victim,) = named(name)
-            victim.kill()
-            killed.append(name)
-            return False
-        return name not in killed
-
-    Overlap(monkeypatch, kill_the_first)
-    file = tiny_job("killed", **OVERLAPPED)
-    run_job(file)
-    assert killed
-    assert_same_final_weights(file, unoverlapped)
-
-
 async def stop_once_its_learner_waits(file: Path, monkeypatch: pytest.MonkeyPatch, *, pieces: int = 0) -> None:
     """Run a job whose last group never comes, until its learner waits and so many pieces are written down."""
     waiting = asyncio.Event()
@@ -180,30 +132,9 @@ async def stop_once_its_learner_waits(file: Path, monkeypatch: pytest.MonkeyPatc
             await running
 
 
-@pytest.mark.slow
-def test_a_driver_that_stops_while_its_learner_waits_is_gone_on_from(
-    tiny_job: MakeJob, unoverlapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tiny_job("stopped", **OVERLAPPED)
-    asyncio.run(stop_once_its_learner_waits(file, monkeypatch))
-    assert status_of(file)["step"] == 0
-    Overlap(monkeypatch)
-    run_job(file)
-    assert_same_final_weights(file, unoverlapped)
-
-
-@pytest.mark.slow
-def test_whenever_the_plan_begins_the_weights_are_the_same(tiny_job: MakeJob) -> None:
-    file = tiny_job("planned", **{**OVERLAPPED, "steps": 4, "planning": {"policy": "cost"}})
-    run_job(file)
-    baseline = tiny_job("even", **{**OVERLAPPED, "steps": 4})
-    run_job(baseline)
-    assert_same_final_weights(file, baseline)
-
-
 def journal_of(file: Path, step: int) -> list[dict[str, Any]]:
     """The pieces of a step, as they were written down."""
-    folder = folder_of(file) / "batches" / f"step-{step:06d}" / "pieces-auto"
+    folder = folder_of(file) / "batches" / f"step-{step:06d}" / "pieces"
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
@@ -239,9 +170,15 @@ def test_groups_are_learnt_from_as_they_arrive_and_the_journal_says_how(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap = Overlap(monkeypatch)
-    file = tiny_job("arrival", **BY_ARRIVAL)
+    file = tiny_job("arrival", **OVERLAPPED)
     run_job(file)
     assert overlap.waits >= 2
+    for record in records_of(file):
+        waited = record["metrics"]["seconds/wait"]
+        assert waited > 0
+        # A learner that waits is charged as one that does nothing.
+        assert record["ledger"]["learning"]["idle"] >= 0.5 * waited
+        assert record["stages"]["learning"] <= record["metrics"]["seconds"]
     job = load_job(file)
     for step in (1, 2):
         pieces = journal_of(file, step)
@@ -270,7 +207,7 @@ def test_a_learner_that_is_killed_in_mid_step_goes_by_the_journal(
         return name not in killed
 
     Overlap(monkeypatch, kill_the_first)
-    file = tiny_job("killed", **BY_ARRIVAL)
+    file = tiny_job("killed", **OVERLAPPED)
     run_job(file)
     assert killed and written
     assert journal_of(file, 1)[: len(written)] == written
@@ -281,7 +218,7 @@ def test_a_learner_that_is_killed_in_mid_step_goes_by_the_journal(
 def test_a_driver_that_is_gone_in_mid_step_is_gone_on_from_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tiny_job("stopped", **BY_ARRIVAL)
+    file = tiny_job("stopped", **OVERLAPPED)
     asyncio.run(stop_once_its_learner_waits(file, monkeypatch, pieces=1))
     written = journal_of(file, 1)
     assert written and status_of(file)["step"] == 0
@@ -301,7 +238,7 @@ def wait_until_gone(file: Path) -> None:
 def test_a_driver_that_is_killed_is_gone_on_from_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tiny_job("killed-driver", **BY_ARRIVAL)
+    file = tiny_job("killed-driver", **OVERLAPPED)
     driver = start(run_command(file), tmp_path / "log.txt")
     deadline = time.monotonic() + PATIENCE
     while not journal_of(file, 1):
@@ -328,13 +265,12 @@ def test_a_learner_that_waits_for_long_is_let_go_and_asked_again(
         return len(waited) > 1
 
     Overlap(monkeypatch, go_on_once_another_waits, lets_go=True)
-    file = tiny_job("let-go", **BY_ARRIVAL)
+    file = tiny_job("let-go", **OVERLAPPED)
     run_job(file)
     assert len(waited) > 1
     learn_again(file, tmp_path / "again")
 
 
-@pytest.mark.parametrize("overlap", ["auto", "ordered"])
 @pytest.mark.parametrize(
     ("changes", "whole"),
     [
@@ -348,13 +284,12 @@ def test_a_learner_that_waits_for_long_is_let_go_and_asked_again(
     ],
 )
 def test_only_what_asks_nothing_of_the_whole_batch_is_learnt_in_pieces(
-    tiny_job: MakeJob, changes: dict[str, Any], whole: bool, overlap: str
+    tiny_job: MakeJob, changes: dict[str, Any], whole: bool
 ) -> None:
-    job: RLHFJob = load_job(tiny_job("job", **{**OVERLAPPED, "learning": {"overlap": overlap}, **changes}))
-    assert RequestBuilder(job, JobFolder("folder"), "uid").overlap == ("never" if whole else overlap)
+    job: RLHFJob = load_job(tiny_job("job", **{**OVERLAPPED, **changes}))
+    assert RequestBuilder(job, JobFolder("folder"), "uid").learns_in_pieces is not whole
 
 
-def test_where_stages_take_turns_a_fixed_order_alone_stays(tiny_job: MakeJob) -> None:
-    for overlap, kept in (("auto", "never"), ("ordered", "ordered")):
-        job = load_job(tiny_job("job", **{**OVERLAPPED, "learning": {"overlap": overlap}}))
-        assert RequestBuilder(job, JobFolder("folder"), "uid", sleeps=True).overlap == kept
+def test_where_stages_take_turns_a_learner_waits_for_the_whole_batch(tiny_job: MakeJob) -> None:
+    job = load_job(tiny_job("job", **OVERLAPPED))
+    assert not RequestBuilder(job, JobFolder("folder"), "uid", sleeps=True).learns_in_pieces

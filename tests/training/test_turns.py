@@ -61,12 +61,11 @@ def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
 ) -> None:
     spec: dict[str, Any] = {
         "generation": {"instances": {"max": 1}},
-        "learning": {"overlap": "ordered"},
         "planning": {"policy": "cost"},
         "batch": {"minibatchSamples": 16},
     }
     apart = run_with("0,1,2", tiny_job("apart", **spec), monkeypatch)
-    turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
+    turns = run_with("0", tiny_job("turns", **spec, learning={"overlap": "auto"}), monkeypatch)
     assert_same_final_weights(turns, apart)
     assert most_at_once(turns) == 1
 

@@ -9,8 +9,8 @@ def _nothing_else_goes_ahead(spec: JobFields) -> str | None:
         return None
     if spec.learning.overlap != "never":
         return (
-            f"learning.overlap: {spec.learning.overlap} learns from groups as they arrive, but async generates whole"
-            " steps ahead of the learner; write learning.overlap: never"
+            "learning.overlap: auto learns from groups as they arrive, but async generates whole steps"
+            " ahead of the learner; write learning.overlap: never"
         )
     return None
 

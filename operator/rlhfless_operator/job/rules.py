@@ -57,8 +57,8 @@ def _overlap_needs_known_groups(spec: JobFields) -> str | None:
     rounds = spec.algorithm.resolved().dynamic_sampling_rounds
     if spec.learning.overlap != "never" and rounds:
         return (
-            f"{spec.learning.overlap} learns from a step's first groups before the last are generated, but dynamic"
-            f" sampling (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) chooses the groups after"
+            "auto learns from a step's first groups before the last are generated, but dynamic sampling"
+            f" (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) chooses the groups after"
             " that; write never, or algorithm.dynamicSamplingRounds: 0"
         )
     return None

@@ -71,9 +71,6 @@ class PreparationSpec(Settings):
     """Pods of preparation on a cluster; `rlhfless run` ignores them, except for the GPUs that they request."""
 
 
-Overlap = Literal["never", "auto", "ordered"]
-
-
 class LearningSpec(LearningSettings):
     """The instances that learn."""
 
@@ -83,12 +80,11 @@ class LearningSpec(LearningSettings):
     """Longest time that instances of a step hold their GPUs while other instances of it are missing. After that, the
     step runs with those that have started."""
 
-    overlap: Overlap = "never"
-    """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` and
-    `ordered` allow it if a step is one optimizer update and no advantage needs the whole batch. They can't be combined
-    with dynamic sampling. `auto` learns from groups in the order of their arrival and records this order, because the
-    last bits of the weights depend on it; a repeated step follows the record. `ordered` learns in the order of the
-    predicted lengths: the bits never depend on timing, but the learner waits longer."""
+    overlap: Literal["never", "auto"] = "never"
+    """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` allows
+    it if a step is one optimizer update and no advantage needs the whole batch. It can't be combined with dynamic
+    sampling. It learns from groups in the order of their arrival and records this order, because the last bits of the
+    weights depend on it; a repeated step follows the record."""
     keep_alive: KeepAlive = None
     """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
     waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
@@ -100,12 +96,11 @@ class MigrationSpec(Settings):
     """When to move unfinished samples to another actor and release the emptied instance. Moves do not change what is
     learnt."""
 
-    policy: Literal["none", "threshold", "global", "repack", "benefit"] = "benefit"
+    policy: Literal["none", "threshold", "repack", "benefit"] = "benefit"
     """`benefit` moves samples if that saves more than it costs; `threshold` empties an actor that has finished `ratio`
-    of its samples (RLHFless); `global` gathers the rest once `ratio` of all samples is finished (RLHFuse); `repack`
-    empties actors that are past their peak (Laminar); `none` never moves."""
-    ratio: float | None = Field(default=None, ge=0, le=1)
-    """Share τ of finished samples at which `threshold` and `global` act; by default 0.95 and 0.9."""
+    of its samples (RLHFless); `repack` empties actors that are past their peak (Laminar); `none` never moves."""
+    ratio: float = Field(default=0.95, ge=0, le=1)
+    """Share τ of finished samples at which `threshold` acts."""
     slots: int = Field(default=256, ge=1)
     """Most unfinished samples that moves may gather on one actor."""
     period: Duration = 1.0
@@ -119,9 +114,9 @@ class MigrationSpec(Settings):
 class PlanningSpec(Settings):
     """How a step's samples are divided among instances."""
 
-    policy: Literal["single", "even", "cost"] = "cost"
-    """`single` uses one instance, `even` splits the prompts evenly over all instances, and `cost` chooses the cheapest
-    plan for the predicted lengths."""
+    policy: Literal["even", "cost"] = "cost"
+    """`even` splits the prompts evenly over all instances, and `cost` chooses the cheapest plan for the predicted
+    lengths."""
     cost_weight: float = Field(default=0.5, ge=0, le=1, alias="lambda")
     """Weight λ of cost against time in the `cost` policy: 0 minimises a step's time, 1 its cost."""
     migration: MigrationSpec = MigrationSpec()

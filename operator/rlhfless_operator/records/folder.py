@@ -34,9 +34,9 @@ class JobFolder:
         """The prepared chunks of one step, and the results that announced them."""
         return join(self.root, "batches", _named(step, purpose))
 
-    def pieces(self, step: int, overlap: str) -> str:
-        """The journal of the pieces of one step's batch, by the setting that made them."""
-        return join(self.batches(step, "training"), f"pieces-{overlap}")
+    def pieces(self, step: int) -> str:
+        """Return the journal of the pieces of one step's batch."""
+        return join(self.batches(step, "training"), "pieces")
 
     def trace(self, step: int, part: str) -> str:
         """A part of the run's trace: the lengths of a chunk's responses."""

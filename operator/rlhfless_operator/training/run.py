@@ -134,7 +134,7 @@ def open_run(
     requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns, shares_prefixes=lambda: prefixes.able)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
-    plans = StepPlans(cost_model, prompts, follows=requests.overlap != "never" and not takes_turns)
+    plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces)
     learners = GangSize(job.spec.learning.instances)
     if status.learners is not None and job.spec.chooses_learners:
         learners.choose(status.learners.instances)

@@ -176,7 +176,7 @@ def test_without_anything_right_the_bound_is_that_without_drafts() -> None:
 def test_the_bound_is_reached_by_a_lone_response() -> None:
     latency = DraftedLatency(PLAIN, Drafts(0.8, 0.9))
     samples = loads_of([2000])
-    made = plan("single", samples, latency, Limits())
+    made = plan("even", samples, latency, Limits())
     alone = float(alone_seconds(np.array([2000.0]), np.array([40.0]), latency)[0])
     assert made.expected_seconds == pytest.approx(alone + 40 * PLAIN.prefill_token_seconds, rel=1e-3)
     assert made.lower_bound_instance_seconds == pytest.approx(made.expected_instance_seconds, rel=1e-3)

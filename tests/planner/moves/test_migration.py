@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.moves.migration import Migration, Move
-from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
+from rlhfless_operator.simulator.global_ratio import GlobalRatio
 
 LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
 

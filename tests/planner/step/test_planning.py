@@ -61,14 +61,6 @@ groups_of_equals = st.lists(
 )
 
 
-def test_single_puts_everything_on_one_instance_longest_first():
-    samples = group(0, 10, 30) + group(1, 20)
-    result = plan("single", samples, LATENCY, Limits(max_instances=4), startup_seconds=2, weight_load_seconds=1)
-    (share,) = result.shares
-    assert [sample.expected_tokens for sample in share.samples] == [30, 20, 10]
-    assert result.expected_seconds == result.expected_instance_seconds == pytest.approx(by_hand(samples, 3))
-
-
 def test_even_deals_prompts_in_the_order_given():
     samples = [sample for prompt in (5, 3, 9, 1, 7) for sample in group(prompt, 10, 10)]
     result = plan("even", samples, LATENCY, Limits(max_instances=2))
@@ -85,7 +77,7 @@ def test_like_lengths_go_together():
     assert [{sample.prompt for sample in share.samples} for share in result.shares] == [{1}, {0, 2, 3}]
 
 
-@pytest.mark.parametrize("policy", ["single", "even", "cost"])
+@pytest.mark.parametrize("policy", ["even", "cost"])
 @given(samples=groups_of_equals, most=st.integers(1, 4), weight=st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
 def test_every_plan_gives_each_sample_to_one_actor_and_forecasts_its_time(policy, samples, most, weight):
@@ -201,16 +193,14 @@ def test_a_share_larger_than_a_batch_is_charged_for_its_waves(lengths, batch, mo
 
 def test_the_kv_cache_bounds_how_much_runs_at_once():
     samples = [sample for prompt in range(10) for sample in group(prompt, 100)]
-    roomy, tight = (
-        plan("single", samples, LATENCY, Limits(kv_tokens=tokens)).expected_seconds for tokens in (2000, 400)
-    )
+    roomy, tight = (plan("even", samples, LATENCY, Limits(kv_tokens=tokens)).expected_seconds for tokens in (2000, 400))
     assert tight - roomy == pytest.approx(LATENCY.step_seconds * (10 * 100 * 200 / 400 - 100))
 
 
 def test_a_resumed_sample_pays_for_its_own_tokens_and_shares_its_prompt():
     samples = [SampleLoad(0, 0, 100, 50), SampleLoad(0, 1, 140, 10)]
     fresh = [SampleLoad(0, 0, 100, 50), SampleLoad(0, 1, 100, 10)]
-    resumed, anew = (plan("single", each, LATENCY, Limits()).expected_seconds for each in (samples, fresh))
+    resumed, anew = (plan("even", each, LATENCY, Limits()).expected_seconds for each in (samples, fresh))
     more_context = LATENCY.context_seconds * 40 * 10
     assert resumed - anew == pytest.approx(LATENCY.prefill_token_seconds * 40 + more_context)
 

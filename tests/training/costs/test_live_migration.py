@@ -14,7 +14,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
-from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.training.costs.generation_plan import plan_generation
 from rlhfless_operator.training.costs.live_migration import open_migration
 
@@ -34,8 +34,6 @@ def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
         ({"policy": "none"}, type(None), {}),
         ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": 256}),
         ({"policy": "threshold", "ratio": 0.0, "slots": 4}, ActorRatio, {"ratio": 0.0, "slots": 4}),
-        ({"policy": "global"}, GlobalRatio, {"ratio": 0.9, "samples": 16}),
-        ({"policy": "global", "ratio": 0.5}, GlobalRatio, {"ratio": 0.5}),
         ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": 256, "period": 5.0}),
         ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": True}),
         ({"policy": "benefit", "hysteresis": 2.0}, Saving, {"hysteresis": 2.0, "kv_tokens": math.inf}),
@@ -87,4 +85,4 @@ def test_what_remains_is_conditioned_on_what_there_is_already(tiny_job: Callable
 
 def test_a_ratio_that_is_none_is_refused_with_its_field(tiny_job: Callable[..., Path]) -> None:
     with pytest.raises(InvalidJobError, match=r"planning\.migration\.ratio"):
-        load_job(tiny_job(planning={"migration": {"policy": "global", "ratio": 1.5}}))
+        load_job(tiny_job(planning={"migration": {"policy": "threshold", "ratio": 1.5}}))

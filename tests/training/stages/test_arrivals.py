@@ -54,12 +54,3 @@ def test_a_learner_is_let_go_that_has_done_all_there_is_and_would_wait_for_long(
     assert not found.are_late(PACE, 1), "the next is 6 s away"
     clock[0] = 50.0 + 27.5
     assert found.are_late(PACE, 1), "and is 7.5 s late"
-
-
-def test_in_a_fixed_order_a_group_is_expected_with_the_last_of_its_piece(tmp_path: Path, clock: list[float]) -> None:
-    journal = PieceJournal(str(tmp_path / "pieces"), [samples(3), samples(1, 2)])
-    found = Arrivals(FORECAST, journal)
-    clock[0] = 50.0 + 90
-    assert not found.suffice(PACE, 0)
-    clock[0] = 50.0 + 98
-    assert found.suffice(PACE, 0)

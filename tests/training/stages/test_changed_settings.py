@@ -60,9 +60,8 @@ def forget_step(folder: Path, step: int) -> None:
         ),
         (LINEAR, {**LINEAR, "steps": 6}),
         ({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}),
-        ({"batch": {"minibatchSamples": 16}, "learning": {"overlap": "ordered"}}, {"batch": {"minibatchSamples": 16}}),
     ],
-    ids=["learning rate", "all numbers", "length of the schedule", "schedule", "pieces"],
+    ids=["learning rate", "all numbers", "length of the schedule", "schedule"],
 )
 def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken_with(
     tiny_job: MakeJob,
@@ -75,11 +74,9 @@ def test_steps_that_are_taken_again_have_the_settings_that_they_were_first_taken
     for name, every_steps in (("again", 100), ("checkpoint", 1)):
         begun_here = {"steps": 4, "checkpoints": {"everySteps": every_steps}, **begun}
         begin(tiny_job(name, **begun_here), monkeypatch, done=2, learnt=4)
-        file = tiny_job(name, **{**begun_here, **{"learning": {}}, **changed})
+        file = tiny_job(name, **{**begun_here, **changed})
         if name == "checkpoint":
             forget_learning(folder_of(file), 3)
-        if name == "checkpoint" or "learning" in begun:
-            # A recorded batch keeps its pieces under the new setting. Both runs have to make this step's batch again.
             forget_step(folder_of(file), 4)
         run_job(file)
         ends[name] = final_weights(file)

@@ -104,9 +104,8 @@ def test_nothing_is_chosen_between_checkpoints_or_twice_for_a_step(tiny_job: Mak
     assert job.choose(6)[0] == 4
 
 
-@pytest.mark.parametrize("policy", ["even", "single"])
-def test_only_the_cost_policy_chooses(tiny_job: MakeJob, policy: str) -> None:
-    job = Job(ranging(tiny_job, policy=policy))
+def test_only_the_cost_policy_chooses(tiny_job: MakeJob) -> None:
+    job = Job(ranging(tiny_job, policy="even"))
     job.took(4, 8.0)
     job.took(2, 8.0)
     assert job.choose(5) == (4, "")

@@ -1,14 +1,11 @@
 """The journal of a step's pieces: one sequence, whoever writes it, and nothing in it ever changes."""
 
-import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from rlhfless_functions.api import SampleTask
-from rlhfless_operator.training.stages.piece_journal import PieceJournal, cut
+from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
 
 def group(*prompts: int, samples: int = 2) -> list[SampleTask]:
@@ -49,37 +46,6 @@ def test_of_two_drivers_that_write_a_number_the_first_counts(tmp_path: Path) -> 
     superseded.prepared(group(3), "superseded again")
     assert prompts_of(journal) == [[1, 2], [3]]
     assert prompts_of(superseded) == prompts_of(PieceJournal(folder)) == prompts_of(journal)
-
-
-@given(order=st.permutations(range(7)), chunks=st.integers(1, 7))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_fixed_order_is_the_same_whatever_arrives_first(order: list[int], chunks: int, tmp_path: Path) -> None:
-    pieces = cut(group(*range(7)))
-    folder = tmp_path / f"{order}-{chunks}"
-    journal = PieceJournal(str(folder), pieces)
-    for start in range(0, 7, chunks):
-        arrived = order[start : start + chunks]
-        journal.prepared(group(*arrived), f"part-{start}")
-        done = sum(map(len, prompts_of(journal)))
-        assert done <= min((n for n in range(7) if n not in order[: start + chunks]), default=7)
-    assert [piece.samples for piece in journal.pieces] == pieces
-    for piece in journal.pieces:
-        assert all(f"part-{order.index(sample.prompt) // chunks * chunks}" in piece.parts for sample in piece.samples)
-
-
-@given(groups=st.lists(st.integers(1, 4), min_size=1, max_size=20), pieces=st.integers(1, 24), seed=st.integers(0, 99))
-def test_every_sample_is_in_one_piece_of_a_fixed_order_with_its_group(
-    groups: list[int], pieces: int, seed: int
-) -> None:
-    prompts = list(range(len(groups)))
-    random.Random(seed).shuffle(prompts)
-    samples = [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(groups[prompt])]
-    found = cut(samples, pieces)
-    assert [sample for piece in found for sample in piece] == samples
-    assert len(found) == min(pieces, len(groups))
-    held = [{sample.prompt for sample in piece} for piece in found]
-    assert sum(map(len, held)) == len(groups)
-    assert max(map(len, held)) - min(map(len, held)) <= 1
 
 
 def test_a_store_that_does_not_answer_is_told_of(tmp_path: Path) -> None:

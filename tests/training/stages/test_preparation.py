@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,11 +184,10 @@ def test_what_an_earlier_driver_has_prepared_is_not_prepared_again() -> None:
     assert sizes(follows=True, outcome=before) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("overlap", ["auto", "ordered"])
-def test_a_journal_beside_the_chunks_is_none_of_them(tmp_path: Path, overlap: str) -> None:
+def test_a_journal_beside_the_chunks_is_none_of_them(tmp_path: Path) -> None:
     folder = str(tmp_path / "step-000001")
     result = PrepareResult(part="part", groups=[GroupResult(prompt=4, reward=1.0, spread=1.0)], metrics={})
     artifacts.write_json(f"{folder}/chunk-1-0000.json", result.model_dump(mode="json"))
     piece = JournalledPiece(samples=[SampleTask(prompt=4, index=0)], parts=["part"])
-    artifacts.write_json(piece_uri(f"{folder}/pieces-{overlap}", 0), piece.model_dump(mode="json"))
+    artifacts.write_json(piece_uri(f"{folder}/pieces", 0), piece.model_dump(mode="json"))
     assert prepared_before(folder).chunks == {"part": [4]}

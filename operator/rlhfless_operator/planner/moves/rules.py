@@ -1,4 +1,4 @@
-"""When migration is worth it: the rules of RLHFless, RLHFuse and Laminar, and ours."""
+"""When migration is worth it: the rules of RLHFless and Laminar, and ours."""
 
 import heapq
 import math
@@ -27,7 +27,7 @@ class ActorRatio:
     """Sequences that an actor decodes at a time."""
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
+        check_ratio(self.ratio)
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
         """Whether an actor is past τ."""
@@ -52,50 +52,6 @@ class ActorRatio:
             free.update(others)
             del free[actor.name]
             receivers.update(dealt)
-            moves += [Move(actor.name, tuple(keys), name) for name, keys in dealt.items()]
-        return moves
-
-
-@dataclass
-class GlobalRatio:
-    """RLHFuse: once the share τ of all samples is finished, the tail is gathered on as few actors as hold it."""
-
-    ratio: float
-    slots: int
-    """Sequences that an actor decodes at a time without slowing down much."""
-    kv_tokens: float = math.inf
-    samples: int = 0
-    """Samples of the step."""
-    done: bool = False
-
-    def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
-
-    def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether the tail has begun and is not gathered yet."""
-        left = sum(len(actor.samples) for actor in actors)
-        return not self.done and len(actors) > 1 and left <= (1 - self.ratio) * self.samples
-
-    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        """Gather the tail, once."""
-        if not self.due(actors, now):
-            return []
-        self.done = True
-        left = sum(len(actor.samples) for actor in actors)
-        needed = max(
-            math.ceil(left / self.slots),
-            math.ceil(sum(s.context + s.remaining for a in actors for s in a.samples.values()) / self.kv_tokens),
-            1,
-        )
-        ranked = sorted(actors, key=lambda each: -len(each.samples))
-        kept = {actor.name: len(actor.samples) for actor in ranked[:needed]}
-        moves: list[Move] = []
-        for actor in ranked[needed:]:
-            dealt: dict[str, list[Key]] = {}
-            for key in actor.samples:
-                name = min(kept, key=lambda each: kept[each])
-                kept[name] += 1
-                dealt.setdefault(name, []).append(key)
             moves += [Move(actor.name, tuple(keys), name) for name, keys in dealt.items()]
         return moves
 
@@ -269,6 +225,7 @@ def _line_of(latency: Latency, actors: Sequence[Actor]) -> LinearLatency:
     return latency.at(samples / len(actors), sum(actor.context for actor in actors) / max(1, samples))
 
 
-def _check_ratio(ratio: float) -> None:
+def check_ratio(ratio: float) -> None:
+    """Raise ValueError for a share τ that is none."""
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio is {ratio}: τ is between 0 and 1; the nearest is {min(1, max(0, ratio))}")

@@ -12,7 +12,7 @@ from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.loads import Cuttable, Indices, Loads, SampleLoad
 from rlhfless_operator.planner.step.partition import Cover
 
-PolicyName = Literal["single", "even", "cost"]
+PolicyName = Literal["even", "cost"]
 
 TOLERANCE = 5e-4
 """Ratio within which the search for the best plan ends."""
@@ -100,7 +100,7 @@ def plan(
     """Divide a step's samples over instances.
 
     Args:
-        policy: `single`, one instance; `even`, prompts in the given order over all instances; `cost`, what the
+        policy: `even`, prompts in the given order over all instances; `cost`, what the
             expected lengths make best.
         cost_weight: λ in [0, 1]: 0 minimises the time, 1 the instance-seconds. Only `cost` heeds it.
         startup_seconds: charged to each instance before it works.
@@ -113,8 +113,6 @@ def plan(
         ValueError: for no samples, a negative length, λ outside [0, 1] or a prompt that fits no instance.
     """
     planner = Planner(samples, latency, limits, startup_seconds + weight_load_seconds, tail_tokens=tail_tokens)
-    if policy == "single":
-        return planner.single()
     if policy == "even":
         return planner.even()
     if policy == "cost":
@@ -176,10 +174,6 @@ class Planner:
         """The shortest time of any plan."""
         self.least_instance_seconds = min(way.chain.cheapest(least).total for way in self._ways)
         """The cost of the cheapest plan, without a limit of time."""
-
-    def single(self) -> Plan:
-        """Everything on one instance, longest first."""
-        return self.plan_of(Division((np.argsort(-self._loads.length, kind="stable"),)), "single")
 
     def even(self) -> Plan:
         """As many prompts for each instance, in the order given, on as many instances as there may be."""

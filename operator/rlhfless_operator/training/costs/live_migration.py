@@ -7,7 +7,7 @@ from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import Latency
 from rlhfless_operator.planner.moves.migration import Key, Migration, Rule
-from rlhfless_operator.planner.moves.rules import ActorRatio, GlobalRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.starting_point import keeps_contexts
 
@@ -43,10 +43,7 @@ def _rule(
     if room is not None:
         kv_tokens, slots = min(kv_tokens, room.kv_tokens), min(slots, room.sequences)
     if settings.policy == "threshold":
-        return ActorRatio(0.95 if settings.ratio is None else settings.ratio, slots)
-    if settings.policy == "global":
-        samples = sum(len(share) for share in plan.shares)
-        return GlobalRatio(0.9 if settings.ratio is None else settings.ratio, slots, kv_tokens, samples)
+        return ActorRatio(settings.ratio, slots)
     if settings.policy == "repack":
         return Repack(slots, kv_tokens, settings.period)
     if settings.policy == "benefit":

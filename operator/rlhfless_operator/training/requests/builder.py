@@ -23,7 +23,6 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
-from rlhfless_operator.job.sections import Overlap
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.folder import JobFolder
@@ -104,14 +103,12 @@ class RequestBuilder:
         return self._spec.learning.weight_deltas == "auto" and self._spec.model.lora is None
 
     @property
-    def overlap(self) -> Overlap:
-        """How a step's batch is divided into pieces whose gradients are accumulated one after the other: not at all, as
-        its groups arrive, or in an order that depends on nothing that happens."""
+    def learns_in_pieces(self) -> bool:
+        """Whether a step's batch is cut as its groups arrive, into pieces whose gradients are accumulated."""
         in_rounds = bool(self.algorithm.dynamic_sampling_rounds)
         whole = self.passes.updates_per_step > 1 or self.algorithm.normalizes_batch or in_rounds
-        # A learner that waits for groups would have the GPUs that they need.
-        in_turns = self._sleeps and self._spec.learning.overlap == "auto"
-        return "never" if whole or in_turns else self._spec.learning.overlap
+        # Where stages take turns, a learner that waits for groups would have the GPUs that they need.
+        return self._spec.learning.overlap == "auto" and not whole and not self._sleeps
 
     def data(self, purpose: Purpose) -> DataSettings:
         """The dataset of a purpose."""

@@ -19,12 +19,7 @@ class Arrivals:
     """
 
     def __init__(self, forecast: GroupForecast, journal: PieceJournal) -> None:
-        self._ready = dict(forecast.ready)
-        latest = 0.0
-        for piece in journal.order or ():
-            # A group can be learnt from when all of its piece is there, and of those before it.
-            latest = max(latest, *(forecast.ready[sample.prompt] for sample in piece))
-            self._ready.update((sample.prompt, latest) for sample in piece)
+        self._ready = forecast.ready
         self._learning = forecast.learning
         self._journal = journal
         self._began = time.monotonic()

@@ -29,7 +29,7 @@ from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
-from rlhfless_operator.training.stages.piece_journal import PieceJournal, cut
+from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
 from rlhfless_operator.training.stages.unscorable import UnscorableError, check_unscorable
@@ -116,9 +116,8 @@ async def roll_out(
         first_plan = first_plan or plan
         if task.on_plan is not None:
             task.on_plan(plan)
-        if run.requests.overlap != "never":
+        if run.requests.learns_in_pieces:
             # Rounds and pieces exclude each other.
-            prompts = canonical_order(prompts, plan)
             reference = _reference(task.step, prepared, prompts, samples)
             journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
             on_planned(reference, plan, journal)
@@ -251,14 +250,6 @@ async def generate_and_prepare(
     return time.monotonic() - generated_at
 
 
-def canonical_order(prompts: Sequence[int], plan: GenerationPlan) -> list[int]:
-    """A fixed order of learning in pieces: those that are expected to be complete first come first.
-
-    It depends on predicted lengths, which are those of earlier steps, and not on how this one is carried out.
-    """
-    return sorted(prompts, key=lambda prompt: (plan.estimates[prompt].mean, prompt))
-
-
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
     """What a rollout's actors share. Nothing where an actor has no instance yet: the others would wait for it."""
     if not run.prefixes.able or len(plan.shares) == 1:
@@ -308,9 +299,7 @@ def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], 
 
 def _open_journal(run: TrainingRun, reference: BatchReference, prepared: PreparationOutcome) -> PieceJournal:
     """The journal of a step's pieces, with what an earlier driver had prepared and not yet written down there."""
-    overlap = run.requests.overlap
-    folder = run.folder.pieces(reference.step, overlap)
-    journal = PieceJournal(folder, cut(reference.samples) if overlap == "ordered" else None)
+    journal = PieceJournal(run.folder.pieces(reference.step))
     for part, prompts in sorted(prepared.chunks.items()):
         journal.prepared(samples_of(prompts, run.spec.batch.samples_per_prompt), part)
     return journal
