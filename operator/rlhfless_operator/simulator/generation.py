@@ -11,7 +11,6 @@ import numpy as np
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Key, Migration, Move, Rule
-from rlhfless_operator.simulator.cluster_conditions import ClusterConditions
 from rlhfless_operator.simulator.instance import Instance, Response
 
 
@@ -44,7 +43,7 @@ class Handling:
     ready_seconds: float = 0.0
     """When instances are ready to work; their start before that is charged but delays no sample."""
     failures_per_hour: float = 0.0
-    """Instances lost per instance-hour: crashes and spot reclaims."""
+    """Instances lost per instance-hour."""
     flush_seconds: float = 5.0
     """Longest time that tokens are kept in an instance alone."""
     flushes: Callable[[int, float], FlushSchedule] | None = None
@@ -59,8 +58,6 @@ class Held:
     begin: float
     end: float
     busy: float
-    spot: bool = False
-    """Whether on spot capacity."""
 
 
 @dataclass
@@ -76,8 +73,6 @@ class GenerationRun:
     """Responses that were moved by choice."""
     lost: int = 0
     """Instances that were lost."""
-    reclaimed: int = 0
-    """Instances that were taken back with notice."""
 
 
 def run_generation(
@@ -88,8 +83,6 @@ def run_generation(
     *,
     max_batch: int,
     random: np.random.Generator | None = None,
-    conditions: ClusterConditions | None = None,
-    kv_gigabytes_per_token: float = 0.0,
 ) -> GenerationRun:
     """Run the shares, one instance each.
 
@@ -97,12 +90,8 @@ def run_generation(
         shares: responses in the order of admission; they are used up.
         outlook: (sample, tokens so far) → response tokens still expected and the chance of a runaway, for the rule.
         random: for failures.
-        conditions: what the instances live in.
-        kv_gigabytes_per_token: of keys and values, where prefixes are sent.
     """
-    return _Stage(
-        shares, profile, outlook, handling, max_batch, random, conditions or ClusterConditions(), kv_gigabytes_per_token
-    ).run()
+    return _Stage(shares, profile, outlook, handling, max_batch, random).run()
 
 
 @dataclass
@@ -134,20 +123,14 @@ class _Stage:
         handling: Handling,
         max_batch: int,
         random: np.random.Generator | None,
-        conditions: ClusterConditions,
-        kv_gigabytes_per_token: float,
     ) -> None:
-        self._conditions = conditions
-        self._kv_gigabytes_per_token = kv_gigabytes_per_token
         self._profile, self._handling, self._max_batch, self._random = profile, handling, max_batch, random
         self._start = profile.startup_seconds + profile.weight_load_seconds
         self._migration = Migration(handling.rule, outlook, max_moves=handling.max_moves)
         self._instances: dict[str, Instance] = {}
         self._begun: dict[str, float] = {}
         self._events: list[tuple[float, int, str]] = []
-        self._mishaps: list[tuple[float, str, str]] = []
-        self._nodes: dict[str, str] = {}
-        self._spot: set[str] = set()
+        self._failures: list[tuple[float, str]] = []
         self._opened = 0
         self._version: dict[str, int] = {}
         self._go_on_at = -math.inf
@@ -162,10 +145,10 @@ class _Stage:
         tick = handling.ready_seconds + handling.tick_seconds if handling.rule is not None else math.inf
         while self._instances:
             end = self._events[0][0]
-            mishap = self._mishaps[0][0] if self._mishaps else math.inf
-            now = min(end, tick, mishap)
-            if now == mishap:
-                self._befall(*heapq.heappop(self._mishaps))
+            failure = self._failures[0][0] if self._failures else math.inf
+            now = min(end, tick, failure)
+            if now == failure:
+                self._fail(*heapq.heappop(self._failures))
             elif now == end:
                 _, version, name = heapq.heappop(self._events)
                 if self._version.get(name) == version:
@@ -177,55 +160,21 @@ class _Stage:
         return self._result
 
     def _open(self, responses: list[Response], ready: float) -> str:
-        """An instance that is ready at `ready`, unless its start is a cold one."""
-        name, conditions = f"actor-{self._opened}", self._conditions
-        cold = (
-            max(0.0, conditions.cold_seconds - self._profile.startup_seconds)
-            if self._by_chance(conditions.cold_share)
-            else 0
-        )
-        shared = conditions.shared_prefix_tokens if conditions.prefixes != "computed" else 0
+        """Start an instance that is ready at `ready`."""
+        name = f"actor-{self._opened}"
         instance = Instance(
-            name,
-            self._profile.latency,
-            ready + cold,
-            max_batch=self._max_batch,
-            kv_tokens=self._profile.kv_tokens,
-            shared_tokens=shared,
-            shared_seconds=conditions.prefix_seconds(
-                self._profile.latency.prefill_token_seconds if shared else 0.0,
-                self._kv_gigabytes_per_token,
-                first=self._opened == 0,
-            ),
+            name, self._profile.latency, ready, max_batch=self._max_batch, kv_tokens=self._profile.kv_tokens
         )
         instance.add(responses)
         self._instances[name] = instance
         self._request(name, instance.now)
         self._begun[name] = ready - self._start
-        self._expose(name, instance.now)
+        if self._handling.failures_per_hour > 0 and self._random is not None:
+            failure = ready + self._random.exponential(3600 / self._handling.failures_per_hour)
+            heapq.heappush(self._failures, (failure, name))
         self._opened += 1
         self._schedule(name)
         return name
-
-    def _expose(self, name: str, ready: float) -> None:
-        """Draw when an instance, and a node that is new with it, will come to grief."""
-        conditions = self._conditions
-        self._threaten(ready, self._handling.failures_per_hour, "instance", name)
-        if self._by_chance(conditions.spot_share):
-            self._spot.add(name)
-            self._threaten(ready, conditions.reclaims_per_hour, "reclaim", name)
-        if conditions.node_instances:
-            node = f"node-{self._opened // conditions.node_instances}"
-            if node not in self._nodes.values():
-                self._threaten(ready, conditions.node_failures_per_hour, "node", node)
-            self._nodes[name] = node
-
-    def _threaten(self, since: float, per_hour: float, kind: str, name: str) -> None:
-        if per_hour > 0 and self._random is not None:
-            heapq.heappush(self._mishaps, (since + self._random.exponential(3600 / per_hour), kind, name))
-
-    def _by_chance(self, share: float) -> bool:
-        return share > 0 and self._random is not None and bool(self._random.random() < share)
 
     def _schedule(self, name: str) -> None:
         instance = self._instances.get(name)
@@ -266,8 +215,7 @@ class _Stage:
         instance = self._instances.pop(name)
         self._untold.pop(name, None)
         self._version.pop(name, None)
-        self._nodes.pop(name, None)
-        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy, name in self._spot))
+        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy))
 
     def _tick(self, now: float) -> None:
         for name in list(self._instances):
@@ -314,25 +262,8 @@ class _Stage:
         if source.empty:
             self._close(move.source, now)
 
-    def _befall(self, now: float, kind: str, name: str) -> None:
-        if kind == "instance":
-            self._fail(now, name)
-        elif kind == "node":
-            for instance, node in list(self._nodes.items()):
-                if node == name:
-                    self._fail(now, instance)
-        elif kind == "reclaim" and name in self._instances:
-            # It works on while its successor starts, as far as the notice allows.
-            until = now + min(self._conditions.notice_seconds, self._start)
-            heapq.heappush(self._mishaps, (until, "reclaimed", name))
-        elif kind == "reclaimed":
-            self._succeed(name, now, ready=now + max(0.0, self._start - self._conditions.notice_seconds), lose=False)
-
     def _fail(self, now: float, name: str) -> None:
-        self._succeed(name, now, ready=now + self._start, lose=True)
-
-    def _succeed(self, name: str, now: float, *, ready: float, lose: bool) -> None:
-        """An instance is gone: a new one goes on with what it held."""
+        """Lose an instance: a new one goes on with what it held."""
         if name not in self._instances:
             return
         self._follow(name, now)
@@ -343,14 +274,12 @@ class _Stage:
         assert move is not None
         running = max(1, len(instance.tokens()))
         responses = instance.remove(set(move.samples))
-        if lose:
-            context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
-            # On average half of the time between two flushes is lost.
-            gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
-            for response in responses:
-                response.tokens = max(0.0, response.tokens - gone)
+        context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
+        # On average half of the time between two flushes is lost.
+        gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
+        for response in responses:
+            response.tokens = max(0.0, response.tokens - gone)
         self._close(name, now)
-        self._result.lost += lose
-        self._result.reclaimed += not lose
-        successor = self._open(responses, ready)
+        self._result.lost += 1
+        successor = self._open(responses, now + self._start)
         self._migration.resumed(successor, {each.key: (each.prompt_tokens, int(each.tokens)) for each in responses})

@@ -35,8 +35,6 @@ class Instance:
 
     Args:
         now: when it is ready.
-        shared_tokens: that all prompts begin with, and that are kept; they are part of each prompt's tokens.
-        shared_seconds: what it takes to have them.
     """
 
     def __init__(
@@ -47,8 +45,6 @@ class Instance:
         *,
         max_batch: int,
         kv_tokens: int,
-        shared_tokens: int = 0,
-        shared_seconds: float = 0.0,
     ) -> None:
         self.name = name
         self.now = now
@@ -65,8 +61,6 @@ class Instance:
         self._context = 0.0
         self._prompts: set[int] = set()
         self._stall = 0.0
-        self._shared_tokens = shared_tokens
-        self._shared_seconds = shared_seconds
 
     @property
     def empty(self) -> bool:
@@ -138,9 +132,7 @@ class Instance:
             if self._running and self._context + context > self._kv_tokens:
                 return
             self._waiting.popleft()
-            if not self._prompts:
-                self._stall += self._shared_seconds
-            known = response.prompt_tokens if response.prompt in self._prompts else self._shared_tokens
+            known = response.prompt_tokens if response.prompt in self._prompts else 0
             self._stall += self._latency.prefill_token_seconds * (context - known)
             self._prompts.add(response.prompt)
             self._running[response.key] = (response, self._steps)

@@ -1,6 +1,6 @@
 """What is simulated: hardware, model, workload and the assumptions where nothing is published."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
@@ -17,7 +17,6 @@ from rlhfless_operator.planner.latency.roofline import (
     kv_tokens,
     roofline,
 )
-from rlhfless_operator.simulator.cluster_conditions import ClusterConditions
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 
 
@@ -62,8 +61,6 @@ class Scenario:
     drafts: Drafts | None = None
     """How well tokens are drafted from the second epoch on; None where nothing is drafted. In the first, nothing is
     known to draft from."""
-    conditions: ClusterConditions = field(default_factory=ClusterConditions)
-    """Nodes, spot capacity, cold starts, the network, shared prefixes: all off."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_weight <= 1:
@@ -105,13 +102,8 @@ class Scenario:
             self.gpus_per_instance,
             kv_tokens(self.model, self.gpu, self.gpus_per_instance),
             self.startup_seconds,
-            self.loading_seconds(self.instances),
+            self.weight_load_seconds,
         )
-
-    def loading_seconds(self, instances: int) -> float:
-        """How long it takes until so many instances have new weights."""
-        gigabytes = 2 * self.model.parameters / self.gpus_per_instance / 1e9
-        return self.conditions.weight_load_seconds(self.weight_load_seconds, gigabytes, instances)
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Forward passes of the reference policy, and of the critic of PPO.

@@ -147,7 +147,7 @@ def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
     return {
         "seconds": fmean(step.seconds for step in steps),
         "gpu_seconds": held,
-        "cost": fmean(step.paid_gpu_seconds for step in steps) / 3600 * scenario.gpu_hour,
+        "cost": fmean(step.gpu_seconds for step in steps) / 3600 * scenario.gpu_hour,
         "idle_share": 1 - fmean(step.busy_gpu_seconds for step in steps) / held,
         "lower_bound_share": fmean(step.bound_gpu_seconds for step in steps) / held,
         "generation_seconds": fmean(step.generation_seconds for step in steps),

@@ -34,14 +34,12 @@ def least_gpu_seconds(
     """
     profile = scenario.profile(drafts=drafts)
     startup, trainer_start = (profile.startup_seconds, scenario.trainer_start_seconds) if starts else (0.0, 0.0)
-    # Fewer instances may load faster.
-    loading = min(profile.weight_load_seconds, scenario.loading_seconds(1))
-    shared = scenario.conditions.shared_prefix_tokens
+    loading = profile.weight_load_seconds
     available = seconds - scenario.update_seconds
     longest = np.array([max(group) for group in lengths.values()], dtype=np.float64)
-    prompts = np.array([prompt_tokens[prompt] + shared for prompt in lengths], dtype=np.float64)
+    prompts = np.array([prompt_tokens[prompt] for prompt in lengths], dtype=np.float64)
     earliest = loading + alone_seconds(longest, prompts, profile.latency)
-    tokens = np.array([(prompt_tokens[prompt] + shared) * len(group) + sum(group) for prompt, group in lengths.items()])
+    tokens = np.array([prompt_tokens[prompt] * len(group) + sum(group) for prompt, group in lengths.items()])
     work: Floats = tokens * (scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0))
     order = np.argsort(-earliest)
     # After a group is complete, its own work and that of all later ones is left.
@@ -52,13 +50,11 @@ def least_gpu_seconds(
     generated = available - float(work.min()) / scenario.gpus
     generation = lower_bound(
         np.array([length for group in lengths.values() for length in group], dtype=np.float64),
-        np.array(
-            [prompt_tokens[prompt] + shared for prompt, group in lengths.items() for _ in group], dtype=np.float64
-        ),
+        np.array([prompt_tokens[prompt] for prompt, group in lengths.items() for _ in group], dtype=np.float64),
         profile.latency,
         # Start-ups may be hidden from the time, but are always charged.
         generated + startup,
-        prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in lengths) + shared),
+        prefill_tokens=float(sum(prompt_tokens[prompt] for prompt in lengths)),
         start_seconds=startup + loading,
         max_batch=scenario.max_batch,
     )

@@ -40,8 +40,6 @@ class StepResult:
     bound_gpu_seconds: float
     """Lower bound of the whole step in the same time."""
     generation_bound_gpu_seconds: float
-    paid_gpu_seconds: float
-    """GPU-seconds at full price that cost as much."""
     instances: int
     moves: int
     lost: int
@@ -82,7 +80,7 @@ class Run:
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
         responses = [
-            Response(prompt, index, int(trace.prompt_tokens[prompt]) + scenario.conditions.shared_prefix_tokens, length)
+            Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
             for prompt in prompts
             for index, length in enumerate(lengths[prompt])
         ]
@@ -113,7 +111,6 @@ class Run:
             busy_gpu_seconds=busy,
             bound_gpu_seconds=least,
             generation_bound_gpu_seconds=bound,
-            paid_gpu_seconds=total - self._discount(generation),
             instances=len(division),
             moves=generation.moves,
             lost=generation.lost,
@@ -195,9 +192,7 @@ class Run:
             held: whether the instances have been kept from the step before.
         """
         scenario, settings = self._scenario, self._settings
-        profile = replace(self._profile, weight_load_seconds=scenario.loading_seconds(len(division)))
-        longest = scenario.lengths.longest
-
+        profile, longest = self._profile, scenario.lengths.longest
         # A start-up is hidden under the learner where there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
         hidden = held or (settings.warms and room)
@@ -217,11 +212,6 @@ class Run:
             handling,
             max_batch=scenario.max_batch,
             random=self._random,
-            # What is held all the time is neither started nor reclaimed.
-            conditions=replace(scenario.conditions, cold_share=0.0, spot_share=0.0)
-            if self._holds
-            else scenario.conditions,
-            kv_gigabytes_per_token=scenario.model.kv_bytes / 1e9,
         )
 
     def _begin_holding(self, gpus: int) -> float:
@@ -240,9 +230,7 @@ class Run:
         )
         tokens = np.array(
             [
-                float(self._trace.prompt_tokens[prompt] + scenario.conditions.shared_prefix_tokens)
-                * len(lengths[prompt])
-                + sum(lengths[prompt])
+                float(self._trace.prompt_tokens[prompt]) * len(lengths[prompt]) + sum(lengths[prompt])
                 for prompt in prompts
             ]
         )
@@ -293,11 +281,6 @@ class Run:
         # A GPU that still generates is not the learner's yet.
         return run_trainer(ends, work, free, afterwards, start_seconds=start, update_seconds=update)
 
-    def _discount(self, generation: GenerationRun) -> float:
-        """GPU-seconds at full price that spot capacity saves."""
-        spot = sum(each.end - each.begin for each in generation.held if each.spot)
-        return spot * self._scenario.gpus_per_instance * (1 - self._scenario.conditions.spot_price)
-
     def _free(self, generation: GenerationRun) -> Floats:
         scenario, settings = self._scenario, self._settings
         if settings.holds_everything and settings.generating_share < 1:
@@ -314,9 +297,7 @@ class Run:
             profile.latency,
             # Start-ups may be hidden from the time, but are always charged.
             seconds + profile.startup_seconds,
-            prefill_tokens=float(
-                sum(prompts.values()) - (len(prompts) - 1) * self._scenario.conditions.shared_prefix_tokens
-            ),
+            prefill_tokens=float(sum(prompts.values())),
             start_seconds=profile.startup_seconds + profile.weight_load_seconds,
             max_batch=self._scenario.max_batch,
         )

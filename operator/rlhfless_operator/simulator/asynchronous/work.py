@@ -67,12 +67,7 @@ def draw_steps(scenario: Scenario, trace: Trace | RecordedTrace, seed: int) -> I
     while True:
         for step in trace.steps(scenario.prompts_per_step, random):
             yield [
-                Group(
-                    next(numbers),
-                    prompt,
-                    int(trace.prompt_tokens[prompt]) + scenario.conditions.shared_prefix_tokens,
-                    tuple(lengths),
-                )
+                Group(next(numbers), prompt, int(trace.prompt_tokens[prompt]), tuple(lengths))
                 for prompt, lengths in step.lengths.items()
             ]
 
