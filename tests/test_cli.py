@@ -54,6 +54,12 @@ def test_validate_says_what_it_could_not_look_at(tiny_job: Callable[..., Path]) 
     ]
 
 
+def test_validate_names_what_is_experimental(tiny_job: Callable[..., Path]) -> None:
+    result = call("validate", str(tiny_job(generation={"drafting": "auto"})))
+    assert result.returncode == 0
+    assert "  experimental: spec.generation.drafting: auto — off by default" in result.stdout
+
+
 def test_run_finds_the_same_before_anything_starts(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
     file = tiny_job(tracking={"mlflow": {"trackingUri": "x", "experiment": "e"}}, data={"promptColumn": "q"})
     validated, run = call("validate", str(file)), call("run", str(file))

@@ -8,7 +8,16 @@ from rlhfless_functions.settings.algorithm import (
     KlSettings,
     RejectionSettings,
 )
-from rlhfless_functions.settings.base import Bytes, Duration, DurationOrZero, Money, PositiveMoney, Settings
+from rlhfless_functions.settings.base import (
+    EXPERIMENTAL,
+    Bytes,
+    Duration,
+    DurationOrZero,
+    Experimental,
+    Money,
+    PositiveMoney,
+    Settings,
+)
 from rlhfless_functions.settings.data import DataSettings
 from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
 from rlhfless_functions.settings.learning import LearningSettings
@@ -28,6 +37,7 @@ from rlhfless_functions.settings.rewards import (
 from rlhfless_functions.settings.sampling import EngineSampling, SamplingSettings
 
 __all__ = [
+    "EXPERIMENTAL",
     "AlgorithmName",
     "AlgorithmSettings",
     "BatchSettings",
@@ -41,6 +51,7 @@ __all__ = [
     "EngineSampling",
     "EngineSettings",
     "ExactMatchReward",
+    "Experimental",
     "FormatReward",
     "HttpReward",
     "ImportanceSamplingSettings",

@@ -20,6 +20,16 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 
+class Experimental:
+    """The mark of an option that is off by default, and has not shown a gain on its target yet.
+
+    The option's docstring says the word, and `rlhfless validate` names the option where a document turns it on.
+    """
+
+
+EXPERIMENTAL = Experimental()
+
+
 class Settings(BaseModel):
     """A frozen, strict model with camelCase aliases and a docstring under each field as its description."""
 

@@ -1,10 +1,10 @@
 """The learner's memory settings."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhfless_functions.settings.base import Settings
+from rlhfless_functions.settings.base import EXPERIMENTAL, Settings
 
 
 class LearningSettings(Settings):
@@ -24,15 +24,16 @@ class LearningSettings(Settings):
     """Pack samples into one row without padding; each attends only to itself. Applies to preparation too. The update is
     the same up to rounding. `auto` packs on GPUs with a flash attention kernel for it (torch's own, or flash-attn's).
     On a CPU packing helps some batches only: an update took 0.8 to 1.2 times as long, longest with long responses."""
-    compile: bool = False
+    compile: Annotated[bool, EXPERIMENTAL] = False
     """Compile the layers of policy and critic with `torch.compile`, if one process learns. The update is the same up to
     rounding. With `pack: auto`, compiled layers pack samples if the model supports it, and share prompts only in packed
     rows. It needs a C++ compiler, on GPUs a C compiler. On a CPU an update took 0.92 to 0.97 of the time of packed
     samples; with gradient checkpointing it took no less than without compiling. The first update took up to a minute
-    longer."""
-    weight_deltas: Literal["never", "auto"] = "never"
+    longer. It is experimental: nothing has been measured on GPUs."""
+    weight_deltas: Annotated[Literal["never", "auto"], EXPERIMENTAL] = "never"
     """Publish beside each version what changed since the previous one, for instances that have that one. `auto` does so
-    if artifacts are in an object store; docs/weights.md says what that saves."""
+    if artifacts are in an object store; docs/weights.md says what that saves. It is experimental: what it saves in
+    seconds has not been measured on a real link."""
     logits_chunk_tokens: int | None = Field(default=None, ge=1)
     """Tokens whose float32 logits over the whole vocabulary are held at once; by default derived from the vocabulary's
     size."""

@@ -1,10 +1,10 @@
 """Generating ahead of the learner."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhfless_functions.settings import Settings
+from rlhfless_functions.settings import EXPERIMENTAL, Settings
 
 
 class AsyncSpec(Settings):
@@ -15,19 +15,20 @@ class AsyncSpec(Settings):
     """Most versions between the weights that sampled a group and those that the step which learns from it starts from.
     Generation waits until the learner is near enough, and `tooStale` says what happens where a group takes longer than
     that allows. Generation goes no further ahead than keeps the learner from waiting."""
-    new_weights: Literal["finish", "switch"] = "finish"
+    new_weights: Annotated[Literal["finish", "switch"], EXPERIMENTAL] = "finish"
     """What happens to a response when newer weights are published. `finish` completes it, and all groups of its
     rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on, where
     enough is left to decode; each token keeps the log-probability under the weights that sampled it. `maxStaleness`
-    then bounds the oldest token of a group."""
-    kv_cache: Literal["recompute", "keep"] = "recompute"
+    then bounds the oldest token of a group. `switch` is experimental: nothing has been measured on GPUs."""
+    kv_cache: Annotated[Literal["recompute", "keep"], EXPERIMENTAL] = "recompute"
     """Keys and values of a response that goes on with newer weights. `recompute` computes them anew, and each token has
     the probabilities of one version. `keep` goes on at once with those of the older weights, on the instance that has
     them; a token then has probabilities of no single version, and the losses correct for it as for stale weights. It
-    needs `newWeights: switch`."""
-    too_stale: Literal["wait", "drop", "downweight"] = "wait"
+    needs `newWeights: switch`. `keep` is experimental: nothing has been measured on GPUs."""
+    too_stale: Annotated[Literal["wait", "drop", "downweight"], EXPERIMENTAL] = "wait"
     """What happens where a group takes so long that it would exceed `maxStaleness`. With `wait` the learner
     waits for it before it takes a step that would leave it too stale. With `drop` the learner goes on. The group is
     dropped, and its prompt is generated anew with newer weights. With `downweight` the learner goes on, and learns from
     the group later, with its advantages multiplied by (1 + `maxStaleness`) / (1 + its staleness). With
-    `algorithm.dynamicSamplingRounds` groups keep to their step, and none exceeds `maxStaleness`."""
+    `algorithm.dynamicSamplingRounds` groups keep to their step, and none exceeds `maxStaleness`. `drop` and
+    `downweight` are experimental: neither has shown a gain over `wait`."""

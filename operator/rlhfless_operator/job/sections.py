@@ -1,11 +1,12 @@
 """The sections of a job document and their fields."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.settings import (
+    EXPERIMENTAL,
     AlgorithmSettings,
     BatchSettings,
     DataSettings,
@@ -46,13 +47,14 @@ class GenerationSpec(Settings):
     """Compute a prefix that prompts of several instances share only once, and send its keys and values. `auto` does so
     in steps that it makes shorter, by what earlier steps measured. `always` does so even if that takes longer. Only
     vLLM shares prefixes."""
-    drafting: Literal["auto", "never"] = "never"
+    drafting: Annotated[Literal["auto", "never"], EXPERIMENTAL] = "never"
     """`auto` drafts several tokens at a time from earlier responses, and keeps those that would have been sampled
-    anyway. `never` samples one token at a time. The samples are the same. When `auto` is faster has not been measured
-    yet."""
-    weight_relays: Literal["never", "auto"] = "never"
+    anyway. `never` samples one token at a time. The samples are the same. `auto` is experimental: when it is faster
+    has not been measured yet."""
+    weight_relays: Annotated[Literal["never", "auto"], EXPERIMENTAL] = "never"
     """Fetch new weights from another instance instead of the store where artifacts are in an object store: in a chain
-    of the instances that the last step left, and in a line of new ones. docs/weights.md says when that helps."""
+    of the instances that the last step left, and in a line of new ones. docs/weights.md says when that helps. It is
+    experimental: how much time it saves on a cluster has not been measured."""
     flush: Duration = 5.0
     """Longest time that generated tokens stay in an instance's memory only, and so the most work that a lost instance
     costs."""
@@ -80,11 +82,11 @@ class LearningSpec(LearningSettings):
     """Longest time that instances of a step hold their GPUs while other instances of it are missing. After that, the
     step runs with those that have started."""
 
-    overlap: Literal["never", "auto"] = "never"
+    overlap: Annotated[Literal["never", "auto"], EXPERIMENTAL] = "never"
     """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` allows
     it if a step is one optimizer update and no advantage needs the whole batch. It can't be combined with dynamic
     sampling. It learns from groups in the order of their arrival and records this order, because the last bits of the
-    weights depend on it; a repeated step follows the record."""
+    weights depend on it; a repeated step follows the record. It is experimental: nothing has been measured on GPUs."""
     keep_alive: KeepAlive = None
     """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
     waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
@@ -183,8 +185,9 @@ class JobFields(Settings):
     """Passes over the training prompts; set either this or `steps`."""
     seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
-    asynchronous: AsyncSpec | None = Field(default=None, alias="async")
-    """Generate ahead of the learner; by default each step waits for the one before."""
+    asynchronous: Annotated[AsyncSpec | None, EXPERIMENTAL] = Field(default=None, alias="async")
+    """Generate ahead of the learner; by default each step waits for the one before. It is experimental: nothing has
+    been measured on GPUs."""
     generation: GenerationSpec = GenerationSpec()
     """The instances that generate."""
     preparation: PreparationSpec = PreparationSpec()

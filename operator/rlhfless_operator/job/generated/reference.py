@@ -47,6 +47,9 @@ number with a unit, such as `512Mi` or `16Gi`. **Prices** are decimal numbers in
 **Quantities** are Kubernetes' own: a whole number, or text such as `"500m"` or `"16Gi"`. Paths are relative to the job
 file, except for `artifacts.uri`. A model may also be a name on the Hugging Face hub: it is a path if it begins with
 `.`, `/` or `~`, or exists.
+
+An option that is **experimental** is off by default, and has not shown a gain on its target yet: GPUs, or a real
+cluster. `rlhfless validate` names those that a document turns on.
 """
 _METRICS_INTRODUCTION = """\
 ## Metrics
