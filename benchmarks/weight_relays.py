@@ -194,7 +194,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     from rlhfless_functions import artifacts
-    from rlhfless_operator.planner.relays import chain_seconds, store_seconds
 
     size, rate = given.megabytes * 10**6, given.rate * 1e6
     bucket, address = start_s3_server()
@@ -207,8 +206,8 @@ def main() -> None:
     record = {"version_bytes": size, "link_bytes_per_second": rate, "instances": given.instances}
     record |= {"one_transfer_seconds": one}
     # The last of 4 MiB comes before any of it is passed on.
-    expected = chain_seconds(size, rate, [rate] * (given.instances - 1), 4 * 2**20)
-    forecasts = {"chain": expected, "line": expected, "store": store_seconds(size, rate, given.instances)}
+    expected = (size + (given.instances - 1) * min(size, 4 * 2**20)) / rate
+    forecasts = {"chain": expected, "line": expected, "store": given.instances * size / rate}
     for way in forecasts:
         found = measure(before, uri, given.instances, rate, way)
         found |= {"last_transfers": round(found["last_seconds"] / one, 3)}

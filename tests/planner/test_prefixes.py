@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_operator.planner.prefixes import Fetch, expected_gain, name_blocks, plan_prefixes, prefill_tokens
+from rlhfless_operator.planner.prefixes import Fetch, expected_gain, plan_prefixes, prefill_tokens
+from tests.planner.prompt_blocks import name_blocks
 
 token_lists = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=6)
 

@@ -39,7 +39,6 @@ from rlhfless_functions.api.messages import (
     UnsupportedProtocolError,
     WeightsFetched,
     WeightsReference,
-    check_protocol,
 )
 from rlhfless_functions.api.pieces import JournalledPiece, Piece, piece_uri
 from rlhfless_functions.api.requests import (
@@ -68,7 +67,6 @@ from rlhfless_functions.api.results import (
     LearnResult,
     MaterializeResult,
     PrepareResult,
-    Result,
     SampledTokens,
 )
 
@@ -111,7 +109,6 @@ __all__ = [
     "Progress",
     "Published",
     "Purpose",
-    "Result",
     "RunRequest",
     "SampleTask",
     "SampledTokens",
@@ -127,7 +124,6 @@ __all__ = [
     "Waiting",
     "WeightsFetched",
     "WeightsReference",
-    "check_protocol",
     "dump_event",
     "parse_event",
     "parse_request",

@@ -167,6 +167,3 @@ class ExportResult(Message):
     """The exported folder."""
 
     uri: str
-
-
-Result = MaterializeResult | GenerationResult | PrepareResult | LearnResult | ExportResult

@@ -26,7 +26,7 @@ from rlhfless_functions.artifacts.files import (
     write_json,
 )
 from rlhfless_functions.artifacts.line import Line
-from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, ManifestEntry, is_published, manifest
+from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import publish
 from rlhfless_functions.artifacts.retrieval import arrive, local_folder
@@ -44,7 +44,6 @@ __all__ = [
     "Fetched",
     "Line",
     "Manifest",
-    "ManifestEntry",
     "Sources",
     "arrive",
     "combine",

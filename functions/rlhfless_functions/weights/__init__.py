@@ -11,9 +11,9 @@ from rlhfless_functions.weights.sharded import (
     publish_critic_together,
     publish_weights_together,
 )
-from rlhfless_functions.weights.source import load_config, weights_folder
+from rlhfless_functions.weights.source import load_config
 from rlhfless_functions.weights.support import longest_sequence
-from rlhfless_functions.weights.tokenizers import check_vocabulary, load_tokenizer
+from rlhfless_functions.weights.tokenizers import load_tokenizer
 
 __all__ = [
     "ArrivingPolicy",
@@ -22,7 +22,6 @@ __all__ = [
     "PrefetchedWeights",
     "attach_adapter",
     "check_sharded_publishing",
-    "check_vocabulary",
     "load_arriving",
     "load_config",
     "load_critic",
@@ -42,5 +41,4 @@ __all__ = [
     "swappable_bytes",
     "take_over",
     "torch_dtype",
-    "weights_folder",
 ]

@@ -3,7 +3,7 @@
     async with ApiClient(configuration) as api:
         client = KnativeClient(api, field_manager="my-tool")
         service = await client.services.apply(manifest)
-        async for event in client.revisions.watch("default", label_selector=f"{SERVICE_LABEL}={service.metadata.name}"):
+        async for event in client.revisions.watch("default", label_selector="serving.knative.dev/service=name"):
             ...
 
 For other kinds, define a `Kind`: `client.resource(Kind("", "v1", "pods", Pod))`. This package does not depend on
@@ -21,8 +21,6 @@ from rlhfless_operator.knative.errors import (
     UnavailableError,
 )
 from rlhfless_operator.knative.models import (
-    CONFIGURATION_LABEL,
-    SERVICE_LABEL,
     Condition,
     Configuration,
     KubernetesModel,
@@ -37,8 +35,6 @@ from rlhfless_operator.knative.transport import Transport
 from rlhfless_operator.knative.watching import Listing, WatchEvent
 
 __all__ = [
-    "CONFIGURATION_LABEL",
-    "SERVICE_LABEL",
     "ApiError",
     "Condition",
     "Configuration",

@@ -6,11 +6,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-SERVICE_LABEL = "serving.knative.dev/service"
-"""Label of all objects of a Service; its value is the Service's name."""
-CONFIGURATION_LABEL = "serving.knative.dev/configuration"
-"""Label of a Revision; its value is the Configuration's name."""
-
 
 class KubernetesModel(BaseModel):
     """A part of an object: frozen, in camelCase when serialized. Unknown fields are kept."""

@@ -5,8 +5,6 @@ its end. Equal names are equal prefixes: the trie is the set of names, and the t
 planner sees names and counts, never tokens.
 """
 
-import hashlib
-from array import array
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,22 +46,6 @@ class PrefixPlan:
     """What each actor is sent; actors that are sent nothing are left out."""
     saved_seconds: float
     """Instance-seconds less than without any sending."""
-
-
-def name_blocks(tokens: Sequence[int], block_tokens: int) -> PromptBlocks:
-    """Cut a prompt into blocks of `block_tokens` and name them.
-
-    The last token always has to be computed, for its logits. So a prompt that ends with a block keeps it as rest.
-    """
-    if block_tokens < 1:
-        raise ValueError(f"block_tokens is {block_tokens}: a block has at least 1 token")
-    whole = max(0, (len(tokens) - 1) // block_tokens)
-    digest = hashlib.blake2b(digest_size=8)
-    names = []
-    for k in range(whole):
-        digest.update(array("q", tokens[k * block_tokens : (k + 1) * block_tokens]).tobytes())
-        names.append(int.from_bytes(digest.digest()))
-    return PromptBlocks(tuple(names), len(tokens) - whole * block_tokens)
 
 
 def prefill_tokens(prompts: Sequence[PromptBlocks], block_tokens: int) -> int:

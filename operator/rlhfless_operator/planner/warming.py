@@ -2,23 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 WINDOW = 32
 """Newest durations that count."""
 _SLACK = 1.25
 """How much longer an instance is kept than the gap that is to be bridged, as no gap is quite like another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """When to ask for the instances of the next stage, in seconds after the running stage began."""
-
-    after_seconds: float
-    expected_idle_seconds: float
-    """Mean time that an instance then waits for work."""
-    expected_late_seconds: float
-    """Mean time that the work then waits for instances."""
 
 
 def wake_time(
@@ -27,9 +15,8 @@ def wake_time(
     *,
     instances: int,
     late_price: float,
-    buffer_seconds: float = 0.0,
-) -> Wake:
-    """When to wake `instances` instances while a stage runs whose earlier durations are known.
+) -> float:
+    """Return when to wake `instances` instances, in seconds after a stage began whose earlier durations are known.
 
     An instance that is ready too early idles, and one that is too late holds everything up: ready at R, the cost is
     instances · (D − R) or late_price · (R − D). Its mean over the durations D is least where the share of durations
@@ -40,10 +27,9 @@ def wake_time(
         durations: seconds of the running stage in earlier steps, oldest first; the newest `WINDOW` count.
         startup_seconds: from asking to ready.
         late_price: instance-seconds that a second of delay is worth.
-        buffer_seconds: to be ready that much earlier than the quantile.
 
     Returns:
-        Wake at once while nothing is known.
+        0, at once, while nothing is known.
     """
     if startup_seconds < 0 or late_price < 0 or instances < 1:
         raise ValueError(
@@ -52,16 +38,10 @@ def wake_time(
         )
     recent = sorted(durations[-WINDOW:])
     if not recent:
-        return Wake(0.0, 0.0, 0.0)
+        return 0.0
     share = instances / (instances + late_price)
-    ready = recent[max(0, math.ceil(share * len(recent)) - 1)] - buffer_seconds
-    after = max(0.0, ready - startup_seconds)
-    ready = after + startup_seconds
-    return Wake(
-        after,
-        sum(max(0.0, each - ready) for each in recent) / len(recent),
-        sum(max(0.0, ready - each) for each in recent) / len(recent),
-    )
+    ready = recent[max(0, math.ceil(share * len(recent)) - 1)]
+    return max(0.0, ready - startup_seconds)
 
 
 def keep_alive(gaps: Sequence[float], switch_seconds: float, *, longest: float = math.inf) -> float:

@@ -162,19 +162,6 @@ class ClusterSettings(Settings):
                 lines.append(f"{place}: {message}")
             raise ClusterSettingsError("; ".join(lines)) from error
 
-    def to_environment(self) -> dict[str, str]:
-        """The environment variables of these settings, without defaults."""
-        changed = self.model_dump(mode="json", by_alias=False, exclude_defaults=True)
-        as_json = self.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(_JSON))
-        written: dict[str, str] = {}
-        for name, value in changed.items():
-            if name in _JSON:
-                text = json.dumps(as_json[str(type(self).model_fields[name].alias)])
-            else:
-                text = ",".join(value) if isinstance(value, list) else str(value)
-            written[variable_of(name)] = text
-        return written
-
 
 def variable_of(name: str) -> str:
     """The environment variable of a setting."""

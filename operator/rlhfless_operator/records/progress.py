@@ -1,12 +1,9 @@
 """The current progress of a run, gathered from events."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import Event, Samples, Started
-
-StageName = str
 
 
 @dataclass
@@ -18,7 +15,6 @@ class LiveProgress:
     on_stage: Callable[[], None] = lambda: None
     """Called when a stage of a step begins or ends."""
     stage_name: str = "starting"
-    stage_since: float = field(default_factory=time.monotonic)
     step: int = 0
     actors: int = 0
     finished: int = 0
@@ -41,7 +37,7 @@ class LiveProgress:
 
     def stage(self, name: str, *, step: int | None = None, actors: int | None = None) -> None:
         """A stage begins, of a step or of the job."""
-        self.stage_name, self.stage_since = name, time.monotonic()
+        self.stage_name = name
         if actors is not None:
             self.actors = actors
         if step is not None:

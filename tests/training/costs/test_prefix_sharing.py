@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rlhfless_functions.api import SampleTask, SharedPrefix
 from rlhfless_functions.data.prefix_tree import PrefixTree, prefix_tree
-from rlhfless_operator.planner.prefixes import name_blocks
 from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing, TokenSeconds
+from tests.planner.prompt_blocks import name_blocks
 
 BLOCK = 4
 

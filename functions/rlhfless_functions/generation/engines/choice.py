@@ -22,15 +22,6 @@ class EngineChoice:
         return f"{self.name} ({self.reason})"
 
 
-def installed_engines() -> list[EngineName]:
-    """The engines whose packages are installed."""
-    try:
-        vllm_package()
-    except PackageNotFoundError:
-        return ["transformers"]
-    return ["transformers", "vllm"]
-
-
 def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoice:
     """The engine that the job names. `auto` means vLLM if it is installed and supports the device and the model, and
     transformers otherwise.

@@ -123,7 +123,7 @@ class Capacity:
             return
         self._stop_waking(held)
         held.expected_from = self._clock()
-        wake = wake_time(
+        wake_after = wake_time(
             self.history.recent(f"lead/{stage}"),
             self.history.mean(f"startup/{stage}"),
             instances=count,
@@ -131,7 +131,7 @@ class Capacity:
         )
 
         async def wake_up() -> None:
-            await asyncio.sleep(wake.after_seconds)
+            await asyncio.sleep(wake_after)
             held.warmed = count
             held.preload = preload
             await self._apply(stage)

@@ -1,7 +1,12 @@
-"""The chain in which a job's generation instances pass new weights on; see `planner.relays`."""
+"""The chain in which a job's generation instances pass new weights on.
+
+Its head reads the store, and each other instance fetches from the one before it, which passes on what it has while it
+fetches the rest. Every link carries the version once, and the last instance has it hardly later than the first.
+Laminar (arXiv 2510.12633) has relays that pass weights on; lambda-Scale (arXiv 2502.09922) streams models between
+instances as they load.
+"""
 
 from rlhfless_functions.api import Event, Started
-from rlhfless_operator.planner.relays import chain
 from rlhfless_operator.platforms.base import StateChange
 
 _VERSIONS = 24
@@ -42,7 +47,7 @@ class Relays:
         if not self._chains.get(version):
             last = max((each for each in self._heard.values() if each < version), default=-1)
             self._heard = {address: each for address, each in self._heard.items() if each >= last}
-            self._chains[version] = chain(list(self._heard))
+            self._chains[version] = list(self._heard)
             # Rollouts of an asynchronous job ask for some versions in turns, and none asks for these any more.
             for old in sorted(self._chains)[:-_VERSIONS]:
                 del self._chains[old]

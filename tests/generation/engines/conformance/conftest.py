@@ -3,20 +3,21 @@
 The engines are those that are installed: vLLM has an environment of its own, and `make test-vllm` runs the suite there.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlhfless_functions.generation.engines.base import Engine
-from rlhfless_functions.generation.engines.choice import EngineChoice, installed_engines, make_engine
+from rlhfless_functions.generation.engines.choice import EngineChoice, make_engine
 from rlhfless_functions.settings import EngineName, EngineSettings
 from tests.generation.engines.shares import NewEngine, save_model, settings_of, version
 
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="package", params=installed_engines())
+@pytest.fixture(scope="package", params=["transformers", "vllm"] if find_spec("vllm") else ["transformers"])
 def name(request: pytest.FixtureRequest) -> EngineName:
     return request.param
 
