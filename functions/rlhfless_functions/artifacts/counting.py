@@ -28,23 +28,8 @@ def fetched() -> Fetched:
     return _fetched
 
 
-def count(
-    size: int = 0,
-    *,
-    deltas: int = 0,
-    refused_deltas: int = 0,
-    relayed_bytes: int = 0,
-    refused_sources: int = 0,
-) -> None:
-    """Add to the sums; the arguments are the fields of `Fetched`, `size` is its bytes."""
+def count(**more: int) -> None:
+    """Add to the sums; the arguments are the fields of `Fetched`."""
     global _fetched
     with _counting:
-        before = _fetched
-        _fetched = replace(
-            before,
-            bytes=before.bytes + size,
-            deltas=before.deltas + deltas,
-            refused_deltas=before.refused_deltas + refused_deltas,
-            relayed_bytes=before.relayed_bytes + relayed_bytes,
-            refused_sources=before.refused_sources + refused_sources,
-        )
+        _fetched = replace(_fetched, **{name: getattr(_fetched, name) + number for name, number in more.items()})

@@ -26,9 +26,7 @@ WORKERS = 4
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _WORTH_THREADS = 16 * 2**20
-_ALGORITHM = "xxh3-128"
-_ALGORITHMS: dict[str, Callable[[], Any]] = {_ALGORITHM: xxhash.xxh3_128, "sha256": hashlib.sha256}
-"""Published folders have had SHA-256 before."""
+_FORMAT = 2
 
 _Found = TypeVar("_Found")
 
@@ -47,11 +45,11 @@ class ManifestEntry:
     @staticmethod
     def of(path: Path) -> "ManifestEntry":
         """Size and checksum of a local file."""
-        return ManifestEntry(path.stat().st_size, _checksum(path, _ALGORITHM))
+        return ManifestEntry(path.stat().st_size, _checksum(path))
 
     def describes(self, path: Path) -> bool:
         """Whether a local file has this checksum."""
-        return _checksum(path, self.checksum.partition(":")[0]) == self.checksum
+        return _checksum(path) == self.checksum
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Manifest:
 
     def dump(self) -> bytes:
         """Its JSON form."""
-        content: dict[str, Any] = {"format": 2, "files": _dumped(self.files)}
+        content: dict[str, Any] = {"format": _FORMAT, "files": _dumped(self.files)}
         if self.delta is not None:
             content["delta"] = {"base": self.delta.base, "files": _dumped(self.delta.files)}
         return json.dumps(content, indent=1).encode()
@@ -88,6 +86,8 @@ class Manifest:
         """
         try:
             content = json.loads(data)
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']}, and {_FORMAT} is known here")
             delta = content.get("delta")
             return Manifest(_parsed(content["files"]), None if delta is None else _delta(**delta))
         except (KeyError, TypeError, AttributeError) as error:
@@ -147,9 +147,9 @@ def _in_threads(function: Callable[[Path], _Found], paths: Sequence[Path]) -> li
         return list(pool.map(function, paths))
 
 
-def _checksum(path: Path, algorithm: str) -> str:
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return f"{algorithm}:{hashlib.file_digest(file, _ALGORITHMS[algorithm]).hexdigest()}"
+        return f"xxh3-128:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
 
 
 def _dumped(files: Mapping[str, ManifestEntry]) -> dict[str, dict[str, Any]]:
@@ -160,18 +160,10 @@ def _dumped(files: Mapping[str, ManifestEntry]) -> dict[str, dict[str, Any]]:
 
 
 def _parsed(files: Mapping[str, Any]) -> dict[str, ManifestEntry]:
-    return {name: _entry(**entry) for name, entry in files.items()}
+    return {name: ManifestEntry(**entry) for name, entry in files.items()}
 
 
 def _delta(base: str, files: Mapping[str, Any]) -> Delta:
     if not _DIGEST.fullmatch(base):
         raise ValueError(f"{base!r} is no digest")
     return Delta(base, _parsed(files))
-
-
-def _entry(size: int, checksum: str = "", stored: str | None = None, sha256: str = "") -> ManifestEntry:
-    checksum = f"sha256:{sha256}" if sha256 else checksum
-    algorithm = checksum.partition(":")[0]
-    if algorithm not in _ALGORITHMS:
-        raise ValueError(f"{algorithm or 'nothing'} is no kind of checksum that this release knows")
-    return ManifestEntry(size, checksum, stored)

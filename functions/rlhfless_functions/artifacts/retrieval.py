@@ -232,7 +232,7 @@ def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
         old, copy = base / name, folder / name
         try:
             if name in deltas:
-                count(deltas[name].size)
+                count(bytes=deltas[name].size)
                 _apply(old, uri, deltas[name], copy)
                 if not entry.describes(copy):
                     raise ValueError(f"it does not make the file that was published of {old}")
@@ -314,7 +314,7 @@ def _fetch_files(
             raise
         if found is not None and not found[name].describes(copy):
             raise _corrupt(uri, source)
-        count(copy.stat().st_size)
+        count(bytes=copy.stat().st_size)
 
     def fetch_all(group: list[str]) -> None:
         for name in group:

@@ -10,11 +10,11 @@ import torch
 from peft import PeftModel
 
 from rlhfless_functions.api import UnpublishedVersion
-from rlhfless_functions.learning.publishing import published_bytes
+from rlhfless_functions.learning.publishing import publish_version, published_bytes
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.host_memory import free_host_bytes
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights import publish_adapter, publish_critic, publish_weights, torch_dtype
+from rlhfless_functions.weights import torch_dtype
 from rlhfless_functions.weights.critic import critic_state
 from rlhfless_functions.weights.saving import converted, host_copy
 
@@ -44,16 +44,8 @@ class HeldVersion:
             TaskError: `artifact_unwritable`; the version is not published.
         """
         began = time.monotonic()
-        version, state, dtype = self.version, self.state, torch_dtype(self.model)
-        if isinstance(state.policy, PeftModel):
-            publish_adapter(version.weights, state.policy, state=self.policy)
-        else:
-            publish_weights(
-                version.weights, state.policy, state.tokenizer, dtype, since=version.since, state=self.policy
-            )
-        if state.critic is not None and version.critic is not None:
-            publish_critic(version.critic, state.critic, dtype, state=self.critic)
-        metrics = published_bytes(version, self.model, state)
+        publish_version(self.version, self.model, self.state, self.policy, self.critic)
+        metrics = published_bytes(self.version, self.model, self.state)
         return {**metrics, "seconds/publish": time.monotonic() - began}
 
 

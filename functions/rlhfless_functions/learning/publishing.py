@@ -37,21 +37,33 @@ def publish(request: LearnRequest, state: TrainingState) -> None:
         save_checkpoint(request.save_checkpoint, state)
 
 
-def publish_version(version: UnpublishedVersion, model: ModelSettings, state: TrainingState) -> None:
-    """Publish a version from the state that made it. Every rank calls this."""
+def publish_version(
+    version: UnpublishedVersion,
+    model: ModelSettings,
+    state: TrainingState,
+    policy: dict[str, torch.Tensor] | None = None,
+    critic: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Publish a version from the state that made it. Every rank calls this.
+
+    Args:
+        policy: tensors of the policy, or of its adapter, where a single rank has a copy of them; those of now if left
+            out.
+        critic: the critic's in the same way.
+    """
     dtype, ranks = torch_dtype(model), state.ranks
     if isinstance(state.policy, PeftModel):
         if ranks.size == 1:
-            publish_adapter(version.weights, state.policy)
+            publish_adapter(version.weights, state.policy, state=policy)
         else:
             publish_adapter_together(version.weights, state.policy, ranks)
     elif ranks.size == 1:
-        publish_weights(version.weights, state.policy, state.tokenizer, dtype, since=version.since)
+        publish_weights(version.weights, state.policy, state.tokenizer, dtype, since=version.since, state=policy)
     else:
         publish_weights_together(version.weights, state.policy, state.tokenizer, dtype, ranks, since=version.since)
     if state.critic is not None and version.critic is not None:
         if ranks.size == 1:
-            publish_critic(version.critic, state.critic, dtype)
+            publish_critic(version.critic, state.critic, dtype, state=critic)
         else:
             publish_critic_together(version.critic, state.critic, dtype, ranks)
 

@@ -167,13 +167,6 @@ def test_saving_does_not_burden_an_actor_that_may_hold_a_runaway():
     assert machine(Saving(slow, longest=2000, **options), shares, outlook).decide(1) == []
 
 
-def test_saving_ships_keys_and_values_where_that_is_cheaper():
-    slow = LinearLatency(0.010, 0, 0, 0.05)
-    options = {"slots": 8, "restarts_receiver": False}
-    assert machine(Saving(slow, **options), {"a": 1, "b": 1}).decide(1) == []
-    assert machine(Saving(slow, transfer_token_seconds=1e-6, **options), {"a": 1, "b": 1}).decide(1)
-
-
 def test_a_sample_is_moved_so_often_and_no_more():
     migration = machine(Saving(LATENCY, slots=64, period=0), {"a": 1, "b": 2}, max_moves=1)
     carry_out(migration, migration.decide(1))

@@ -216,7 +216,7 @@ def test_a_resumed_sample_pays_for_its_own_tokens_and_shares_its_prompt():
         ({"cost_weight": 1.5}, "cost_weight is 1.5.*nearest is 1"),
         ({"cost_weight": -1}, "nearest is 0"),
         ({"startup_seconds": -1}, "start_seconds is -1"),
-        ({"policy": "best"}, "choose one of single, even, cost"),
+        ({"policy": "best"}, "choose one of even, cost"),
     ],
 )
 def test_bad_demands_are_named(change, message):

@@ -47,13 +47,8 @@ def _is_gemma(config: Mapping[str, Any]) -> bool:
     return str(config.get("model_type", "")).startswith("gemma")
 
 
-def find_profile(
-    model: ModelShape, gpu: str, gpus: int, *, startup_seconds: float, measured_as: str | None = None
-) -> InstanceProfile:
-    """An instance of a GPU by name; measured latencies where there are some.
-
-    Args:
-        measured_as: name of a measured model that this one is, such as `Qwen2.5-3B`.
+def find_profile(model: ModelShape, gpu: str, gpus: int, *, startup_seconds: float) -> InstanceProfile:
+    """Return an instance of a GPU by name, with measured latencies if there are some.
 
     Raises:
         ValueError: for an unknown GPU, or a model that does not fit.
@@ -62,7 +57,7 @@ def find_profile(
         raise ValueError(f"gpu is {gpu!r}: choose one of {', '.join(GPUS)}")
     if gpus < 1:
         raise ValueError(f"gpus is {gpus}: an instance has at least 1")
-    table = MEASURED.get((gpu, measured_as or model.name, gpus))
+    table = MEASURED.get((gpu, model.name, gpus))
     return profile(model, GPUS[gpu], gpus, startup_seconds=startup_seconds, table=table)
 
 

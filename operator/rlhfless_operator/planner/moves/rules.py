@@ -104,7 +104,7 @@ class Saving:
     """Ours: an actor is emptied when the instance-seconds that this saves exceed what it costs.
 
     Two actors with r and s ≤ r steps to go decode apart in step·(r + s) + work, together in step·r + work: emptying
-    one saves step·s. It costs the prefill of the moved contexts (or their transfer), a pause, and, where the receiver
+    one saves step·s. It costs the prefill of the moved contexts, a pause, and, where the receiver
     must be cut too, the prefill of its contexts; and the receiver ends later, which is charged where it then ends
     after everybody else. Where it may hold a runaway that has not shown itself, it may well be the last.
     """
@@ -120,8 +120,6 @@ class Saving:
     """Lost by every chosen cut: closing a stream, a request, admission."""
     restarts_receiver: bool = True
     """Whether the receiver is cut as well, since an instance takes one request at a time."""
-    transfer_token_seconds: float = math.inf
-    """Seconds to ship a token's keys and values; prefill is done instead where that is faster."""
     hysteresis: float = 1.0
     """The saving must exceed the cost by this ratio of the cost."""
     period: float = 1.0
@@ -165,7 +163,7 @@ class Saving:
     def _cost(self, fleet: "_Fleet", source: int, receivers: Flags) -> Floats:
         """[actors] Seconds that each loses as the receiver; what it loses once it has lost already."""
         own = self.pause_seconds + (self.latency.prefill_token_seconds * fleet.context if self.restarts_receiver else 0)
-        moved = min(self.latency.prefill_token_seconds, self.transfer_token_seconds) * fleet.context[source]
+        moved = self.latency.prefill_token_seconds * fleet.context[source]
         cost: Floats = moved + np.where(receivers, 0.0, own)
         return cost
 
