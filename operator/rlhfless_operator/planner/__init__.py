@@ -8,5 +8,5 @@
 - `groups/`: which groups a step learns from.
 - `pools/`: how jobs share GPUs.
 - `prefixes`, `prefix_choice`: which beginnings of prompts are computed once.
-- `relays`, `warming`: who passes weights on, and when instances start ahead of their work.
+- `warming`: when instances start ahead of their work.
 """

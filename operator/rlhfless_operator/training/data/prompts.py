@@ -23,7 +23,7 @@ class Prompts:
         self._folder = folder
         self._tokens: dict[Purpose, list[int]] = {}
         self._prefix_trees: dict[Purpose, Mapping[str, Any] | None] = {}
-        self._counts: dict[Purpose, DataCounts | None] = {}
+        self._counts: dict[Purpose, DataCounts] = {}
         self.count = 0
         """Usable prompts of the training data; 0 until it is opened."""
         self.total_steps = 0
