@@ -39,8 +39,8 @@ run: $(STAMP) ## set up, then train JOB (default: the quickstart, by GRPO) on th
 
 TEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-test: $(STAMP) ## set up, then run the tests but for the slow ones
-	$(TEST)
+test: $(STAMP) ## set up, then run the tests but for the slow ones; ROOM=planner runs those of tests/planner alone
+	$(TEST) $(addprefix tests/,$(ROOM))
 
 test-all: $(STAMP) ## set up, then run all tests but the matrix; property tests with new examples
 	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix"
