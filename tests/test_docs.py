@@ -9,7 +9,7 @@ import pytest
 from rlhfless_operator.controller.conditions import Reason
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("charts/*/*.md")]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("charts/*/*.md")]
 NOTHING_WRONG = {
     Reason.VALID,
     Reason.SERVICES_CREATED,
