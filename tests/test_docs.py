@@ -1,5 +1,6 @@
 """The pages: their links lead somewhere, and what they list is all that there is."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -54,3 +55,49 @@ def test_the_drawn_pictures_are_those_of_the_results() -> None:
     pictures = runpy.run_path(str(REPOSITORY / "docs" / "pictures.py"))["PICTURES"]
     for name, draw in pictures.items():
         assert draw() == (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(), f"python docs/pictures.py {name}"
+
+
+PACKAGES = (REPOSITORY / "operator" / "rlhfless_operator", REPOSITORY / "functions" / "rlhfless_functions")
+
+
+def the_map() -> str:
+    """The section of docs/changing-the-code.md that says where things are."""
+    text = (REPOSITORY / "docs" / "changing-the-code.md").read_text()
+    return text.partition("## The map")[2].partition("\n## ")[0]
+
+
+def rows_of_the_map() -> list[tuple[str, str, str]]:
+    cells = [line.strip("|").split("|") for line in the_map().splitlines() if line.startswith("|")]
+    rows = [(question.strip(), begin.strip(), then.strip()) for question, begin, then in cells]
+    return [row for row in rows if set(row[1]) != {"-"} and row[1] != "Begin"]
+
+
+def names_in(file: Path) -> set[str]:
+    """Functions, classes and values of a Python file, methods as `Class.method`."""
+    names = set()
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, definitions):
+            names.add(node.name)
+        if isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, definitions)}
+    return names
+
+
+@pytest.mark.parametrize(("question", "begin", "then"), rows_of_the_map())
+def test_the_map_answers_with_files_and_functions_that_exist(question: str, begin: str, then: str) -> None:
+    assert begin and then
+    for place in re.findall(r"`([^`]+)`", begin + then):
+        path, _, name = place.partition(":")
+        found = [root / path for root in (REPOSITORY, *PACKAGES) if (root / path).exists()]
+        assert len(found) == 1, f"{place} is there {len(found)} times"
+        assert not name or name in names_in(found[0]), place
+
+
+def test_the_map_answers_ten_questions_and_names_every_room() -> None:
+    assert len(rows_of_the_map()) >= 10
+    listed = set(re.findall(r"\b(\w+)/", the_map().partition("```")[2]))
+    rooms = {file.parent.name for package in PACKAGES for file in package.glob("*/__init__.py")}
+    assert rooms <= listed, rooms - listed
