@@ -26,6 +26,7 @@ from rlhfless_operator.job.spec import API_VERSION, RLHFJob
 from rlhfless_operator.records.status import StepStatus
 from tests.clusters.control_plane import ApiServer, asset
 from tests.controller.operator_harness import job_server
+from tests.jobs import document
 from tests.prerequisites import needs_api_server
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*/*.yaml"))
@@ -47,23 +48,9 @@ def create(server: ApiServer, job: Any, *, dry_run: bool = True) -> tuple[int, A
     return server.request("POST", JOBS + query, job)
 
 
-def smallest() -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RLHFJob",
-        "metadata": {"name": "job"},
-        "spec": {
-            "model": {"source": "./model"},
-            "rewards": [{"name": "right", "math": {}}],
-            "data": {"source": "data.jsonl"},
-            "steps": 10,
-        },
-    }
-
-
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The smallest job with one value set."""
-    job = smallest()
+    job = document()
     place: Any = job
     *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
     for parent in parents:
@@ -73,7 +60,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 EVALUATION = {"data": {"source": "held-out.jsonl"}}
-SPEC = smallest()["spec"]
+SPEC = document()["spec"]
 KL_IN_THE_REWARD = {"name": "rloo", "kl": {"coefficient": 0.1, "placement": "reward"}}
 GOOD = [
     ("spec.seed", 2**53 - 1),
@@ -267,9 +254,9 @@ def test_the_server_and_the_command_line_refuse_the_same_jobs(server: ApiServer,
 
 
 def test_the_server_fills_in_the_defaults_of_the_model(server: ApiServer) -> None:
-    _, stored = create(server, smallest())
-    filled = RLHFJob.model_validate({**smallest(), "spec": stored["spec"]}, by_name=False)
-    assert filled == RLHFJob.model_validate(smallest())
+    _, stored = create(server, document())
+    filled = RLHFJob.model_validate({**document(), "spec": stored["spec"]}, by_name=False)
+    assert filled == RLHFJob.model_validate(document())
 
 
 def test_an_explicit_null_that_means_something_is_kept(server: ApiServer) -> None:
@@ -289,7 +276,7 @@ def test_the_examples_can_be_applied(server: ApiServer) -> None:
 @pytest.fixture
 def stored(server: ApiServer, request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """A job on the server."""
-    status, job = create(server, smallest(), dry_run=False)
+    status, job = create(server, document(), dry_run=False)
     assert status == 201, job
     yield job
     server.request("DELETE", f"{JOBS}/job")

@@ -8,7 +8,7 @@ import pytest
 from rlhfless_operator.job.instance_prices import SPOT_LABELS
 from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from rlhfless_operator.job.spec import RLHFJob
-from tests.job.test_spec import job
+from tests.jobs import job
 
 H100 = {"nodeSelector": {"nvidia.com/gpu.product": "H100"}}
 L40S = {"nodeSelector": {"nvidia.com/gpu.product": "L40S"}}

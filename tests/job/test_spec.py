@@ -11,27 +11,7 @@ from pydantic import ValidationError
 from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.sections import LearningSpec
 from rlhfless_operator.job.spec import RLHFJob
-
-
-def document(**spec: Any) -> dict[str, Any]:
-    """The smallest job, with parts of its spec replaced; None takes a part away."""
-    parts = {
-        "model": {"source": "org/model"},
-        "rewards": [{"name": "right", "math": {}}],
-        "data": {"source": "data.jsonl"},
-        "steps": 10,
-        **spec,
-    }
-    return {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": "job"},
-        "spec": {name: part for name, part in parts.items() if part is not None},
-    }
-
-
-def job(**spec: Any) -> RLHFJob:
-    return RLHFJob.model_validate(document(**spec))
+from tests.jobs import document, job
 
 
 def test_a_model_data_a_reward_and_a_length_are_enough() -> None:

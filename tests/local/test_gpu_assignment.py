@@ -9,23 +9,18 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.requests.builder import RequestBuilder
+from tests import jobs
 
 
 def job(**spec: Any) -> RLHFJob:
-    document = {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": "job"},
-        "spec": {
-            "model": {"source": "/m"},
-            "data": {"source": "/d.jsonl"},
+    """A job without a model of its own for preparation."""
+    return jobs.job(
+        **{
             "rewards": [{"name": "short", "length": {"bufferTokens": 3}}],
             "algorithm": {"name": "grpo", "kl": {"coefficient": 0}},
-            "steps": 1,
             **spec,
-        },
-    }
-    return RLHFJob.model_validate(document)
+        }
+    )
 
 
 def assignment(made: RLHFJob, *gpus: str) -> GpuAssignment:

@@ -19,6 +19,7 @@ from rlhfless_operator.records.record import SampleRecord
 from rlhfless_operator.report import compare, model_card, write_comparison, write_report
 from rlhfless_operator.report.learning import smoothed
 from rlhfless_operator.report.samples import MOST_STEPS, samples_section, shared_lines, training_section
+from tests.jobs import document
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -51,19 +52,12 @@ class Outline(HTMLParser):
 
 
 def job(name: str = "tiny", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"source": "/home/someone/secret/model"},
-            "data": {"source": "/home/someone/secret/prompts.jsonl"},
-            "rewards": [{"name": "exact", "exactMatch": {}}],
-            "algorithm": {"name": "ppo"},
-            "steps": 4,
-            **spec,
-        },
+    secret = {
+        "model": {"source": "/home/someone/secret/model"},
+        "data": {"source": "/home/someone/secret/prompts.jsonl"},
     }
+    exact = [{"name": "exact", "exactMatch": {}}]
+    return document(name, **{**secret, "rewards": exact, "algorithm": {"name": "ppo"}, "steps": 4, **spec})
 
 
 def metrics_line(step: int) -> dict[str, Any]:

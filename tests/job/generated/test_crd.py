@@ -15,6 +15,7 @@ from rlhfless_operator.job.reading.fields import walk
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from tests.jobs import document
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FILE = REPOSITORY / "crds" / "rlhfjobs.rlhfless.io.yaml"
@@ -98,12 +99,7 @@ def test_null_is_kept_only_where_it_differs_from_leaving_the_field_out() -> None
 
 
 def test_the_defaults_are_the_models() -> None:
-    smallest: dict[str, Any] = {
-        "model": {"source": "m"},
-        "rewards": [{"name": "r", "math": {}}],
-        "data": {"source": "d"},
-        "steps": 1,
-    }
+    smallest = document()["spec"]
     filled = fill_in(SPEC, smallest)
     assert RLHFJobSpec.model_validate(filled, by_name=False) == RLHFJobSpec.model_validate(smallest)
     assert filled["learning"]["keepAlive"] == "auto"

@@ -6,18 +6,7 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.job.reading.job_files import check_files
-from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
-
-
-def job(**spec: Any) -> RLHFJob:
-    parts = {
-        "model": {"source": "org/model"},
-        "rewards": [{"name": "right", "math": {}}],
-        "data": {"source": "data.jsonl"},
-        "steps": 1,
-    }
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "spec": {**parts, **spec}}
-    return RLHFJob.model_validate(document)
+from tests.jobs import job
 
 
 @pytest.fixture

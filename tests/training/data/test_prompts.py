@@ -5,22 +5,17 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.data.prompts import Prompts
+from tests.jobs import job
 
 
 def prompts_of(folder: Path, count: int, index: dict[str, object] | None = None, **spec: object) -> Prompts:
-    job = RLHFJobSpec.model_validate(
-        {
-            "model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"},
-            "batch": {"promptsPerStep": 4}, **spec,
-        }
-    )  # fmt: skip
+    made = job(**{"batch": {"promptsPerStep": 4}, "steps": None, **spec}).spec
     where = JobFolder(str(folder))
     content = {"lengths": list(range(count)), "counts": {"rows": count}, "prefixes": None, **(index or {})}
     artifacts.write_json(artifacts.join(where.data("training"), "index.json"), content)
-    return Prompts(job, where)
+    return Prompts(made, where)
 
 
 def test_before_the_data_is_opened_nothing_is_known(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rlhfless_operator.training.journal.budget import (
     step_forecast,
     used,
 )
-from tests.job.test_spec import job
+from tests.jobs import job
 
 RATES = {"generation": Decimal(2), "preparation": Decimal(1), "learning": Decimal(10)}
 """Of an instance-second."""

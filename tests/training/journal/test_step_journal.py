@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import BatchReference, LearnResult, SampleTask, WeightsReference
-from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.journal.lease import Lease, LeaseLostError
 from rlhfless_operator.training.journal.step_journal import StepJournal, read_status
+from tests.jobs import job
 
-SPEC = RLHFJobSpec.model_validate(
-    {"model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"}, "steps": 3}
-)
+SPEC = job(steps=3).spec
 
 
 def journal_of(folder: Path, status: RLHFJobStatus | None = None) -> StepJournal:

@@ -30,6 +30,7 @@ from rlhfless_operator.training.journal.tracking import (
     open_tracking,
     scalars,
 )
+from tests import jobs
 from tests.training.whole_jobs import folder_of, run_job
 
 MakeJob = Callable[..., Path]
@@ -48,20 +49,7 @@ def record(step: int, reward: float = 0.5) -> StepRecord:
 
 
 def job_with(tracking: dict[str, Any], uri: str = "runs") -> RLHFJob:
-    document = {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": "tracked"},
-        "spec": {
-            "model": {"source": "model"},
-            "rewards": [{"name": "reward", "math": {}}],
-            "data": {"source": "data.jsonl"},
-            "steps": 3,
-            "artifacts": {"uri": uri},
-            "tracking": tracking,
-        },
-    }
-    return RLHFJob.model_validate(document)
+    return jobs.job("tracked", steps=3, artifacts={"uri": uri}, tracking=tracking)
 
 
 def test_names_are_the_usual_ones() -> None:
@@ -389,7 +377,7 @@ def test_mlflow_goes_on_with_its_run(stand_ins: Path, tmp_path: Path) -> None:
     assert [step for name, _, _, step in run["metrics"] if name == "train/reward"] == [0, 1, 2, 3]
     assert ["train/reward", 0.5, 1_003_000, 3] in run["metrics"]
     assert {"train/reward", "train/kl.reference"} <= {name for name, *_ in run["metrics"]}
-    assert ["spec.rewards.0.name", "reward"] in run["params"]
+    assert ["spec.rewards.0.name", "right"] in run["params"]
     assert len({name for name, _ in run["params"]}) == len(run["params"]), "a parameter can be set once"
 
 

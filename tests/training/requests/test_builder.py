@@ -1,5 +1,7 @@
 """The requests of a job."""
 
+from typing import Any
+
 import pytest
 
 from rlhfless_functions.api import (
@@ -19,12 +21,11 @@ from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.instances.draft_history import DraftHistory
 from rlhfless_operator.training.requests.builder import RequestBuilder
+from tests import jobs
 
 
-def job(**spec: object) -> RLHFJob:
-    base = {"model": {"source": "m"}, "rewards": [{"name": "r", "math": {}}], "data": {"source": "d"}, "steps": 1}
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "job"}}
-    return RLHFJob.model_validate({**document, "spec": {**base, **spec}})
+def job(**spec: Any) -> RLHFJob:
+    return jobs.job(**{"model": {"source": "m"}, **spec})
 
 
 def test_engines_are_told_that_they_sleep_between_their_tasks() -> None:

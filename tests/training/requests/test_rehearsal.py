@@ -22,6 +22,7 @@ from rlhfless_operator.training.journal.async_journal import read_taken
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.requests.tasks import StageFailedError
+from tests.jobs import document
 from tests.training.whole_jobs import MakeJob, run_job
 
 EPOCHS, PROMPTS, SAMPLES = 2, 16, 4
@@ -42,28 +43,20 @@ def rehearsal_job(tmp_path: Path, trace: Trace) -> MakeJob:
     def make(spec: dict[str, Any] | None = None, **overrides: Any) -> Path:
         write_trace(tmp_path / "trace.parquet", trace)
         (tmp_path / "train.jsonl").write_text('{"prompt": "not read"}\n')
-        document = {
-            "apiVersion": "rlhfless.io/v1alpha1",
-            "kind": "RLHFJob",
-            "metadata": {"name": "rehearsal"},
-            "spec": {
-                "model": {"source": "Qwen/Qwen2.5-3B"},
-                "data": {"source": "train.jsonl"},
-                "rewards": [{"name": "correct", "math": {}}],
-                "sampling": {"maxPromptTokens": 1024, "maxResponseTokens": 300},
-                "batch": {"promptsPerStep": PROMPTS // 2, "samplesPerPrompt": SAMPLES},
-                "steps": 2 * EPOCHS,
-                "generation": {"instances": {"min": 8, "max": 8}},
-                "planning": {"policy": "even"},
-                "artifacts": {"uri": str(tmp_path / "runs")},
-                "rehearsal": {
-                    "trace": "trace.parquet", "gpu": "L40S", "startup": "5s", "timeScale": 0.01, **overrides,
-                },
-                **(spec or {}),
-            },
-        }  # fmt: skip
+        parts: dict[str, Any] = {
+            "model": {"source": "Qwen/Qwen2.5-3B"},
+            "data": {"source": "train.jsonl"},
+            "sampling": {"maxPromptTokens": 1024, "maxResponseTokens": 300},
+            "batch": {"promptsPerStep": PROMPTS // 2, "samplesPerPrompt": SAMPLES},
+            "steps": 2 * EPOCHS,
+            "generation": {"instances": {"min": 8, "max": 8}},
+            "planning": {"policy": "even"},
+            "artifacts": {"uri": str(tmp_path / "runs")},
+            "rehearsal": {"trace": "trace.parquet", "gpu": "L40S", "startup": "5s", "timeScale": 0.01, **overrides},
+            **(spec or {}),
+        }
         file = tmp_path / "job.yaml"
-        file.write_text(yaml.safe_dump(document))
+        file.write_text(yaml.safe_dump(document("rehearsal", **parts)))
         return file
 
     return make
