@@ -1,7 +1,6 @@
 """Fixtures that several modules share: stores with a real S3 server, a tiny model folder, and small jobs around it."""
 
 import functools
-import json
 import os
 import string
 import subprocess
@@ -9,14 +8,13 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import yaml
 from hypothesis import HealthCheck, settings
 
 from tests import prerequisites
+from tests.jobs import write_tiny_job
 from tests.processes import living
 from tests.warm_start.starting import PYTHON, start_server
 
@@ -184,61 +182,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TINY_REWARD = '''
-import os
-
-def reward(prompts, completions, ground_truth, **columns):
-    """The share of a completion's characters that are digits, a little more for the right one."""
-    return [
-        (sum(c.isdigit() for c in completion) + completion.count(str(answer))) / max(1, len(completion))
-        for completion, answer in zip(completions, ground_truth)
-    ]
-'''
-
-
 @pytest.fixture
 def tiny_job(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a job file around the tiny model: a few short steps on 12 prompts. Overrides go into `spec`, deeply."""
+    """Makes a job file around the tiny model; see `write_tiny_job`."""
     return functools.partial(write_tiny_job, tmp_path, tiny_model)
-
-
-def write_tiny_job(place: Path, tiny_model: Path, /, name: str = "tiny", **overrides: Any) -> Path:
-    """Write a job's file, and what it names, below a folder; see `tiny_job`."""
-    folder = place / name
-    folder.mkdir(exist_ok=True)
-    (folder / "reward.py").write_text(TINY_REWARD)
-    prompts = [{"prompt": f"{first}+{second}=", "ground_truth": first} for first in range(4) for second in range(3)]
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
-    spec: dict[str, Any] = {
-        "model": {"source": str(tiny_model), "dtype": "float32"},
-        "data": {"source": "train.jsonl"},
-        "rewards": [{"name": "digits", "python": {"file": "reward.py"}}],
-        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
-        "sampling": {"maxPromptTokens": 16, "maxResponseTokens": 24},
-        "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 8},
-        "optimizer": {"learningRate": 1.0e-3},
-        "steps": 3,
-        "planning": {"policy": "even"},
-        "generation": {"instances": {"min": 1, "max": 2}},
-        "artifacts": {"uri": str(place / "runs")},
-        "prices": {"instanceHour": "1.00"},
-    }
-    _merge(spec, overrides)
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
-    file = folder / "job.yaml"
-    file.write_text(yaml.safe_dump(document))
-    return file
 
 
 @pytest.fixture(scope="module")
 def shared_tiny_job(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes jobs like `tiny_job`, which are there for all tests of a module."""
     return functools.partial(write_tiny_job, tmp_path_factory.mktemp("jobs"), tiny_model)
-
-
-def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> None:
-    for key, value in overrides.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
-        else:
-            base[key] = value

@@ -33,6 +33,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
 from tests.clusters.control_plane import free_port
+from tests.jobs import write_tiny_job
 from tests.prerequisites import needs_helm, needs_prometheus
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rlhfless"
@@ -163,7 +164,14 @@ def prometheus(folder: Path, target: int) -> Iterator[str]:
 def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, warm_start: None) -> Iterator[Prometheus]:
     """A tiny job was trained, and a Prometheus watched."""
     folder = tmp_path_factory.mktemp("dashboards")
-    file = write_job(folder, tiny_model)
+    file = write_tiny_job(
+        *(folder, tiny_model),
+        evaluation={"data": {"source": "train.jsonl"}},
+        planning={"policy": "cost"},
+        prices={"instanceHour": "10.00"},
+        budget={"gpuHours": 100.0},
+        steps=5,
+    )
     port = free_port()
     with prometheus(folder, port) as url:
         watcher = Prometheus(url, time.time(), 0.0)
@@ -183,33 +191,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, warm_sta
 
         end = asyncio.run(train(file, OperatorMetrics(), port, until_scraped))
         yield Prometheus(url, watcher.begin, end)
-
-
-def write_job(folder: Path, model: Path) -> Path:
-    prompts = [
-        {"prompt": f"{first}+{second}=", "ground_truth": str(first)} for first in range(4) for second in range(3)
-    ]
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
-    (folder / "reward.py").write_text(
-        "def reward(completions, **columns):\n    return [sum(c.isdigit() for c in one) for one in completions]\n"
-    )
-    spec = {
-        "model": {"source": str(model), "dtype": "float32"},
-        "data": {"source": "train.jsonl"},
-        "rewards": [{"name": "digits", "python": {"file": "reward.py"}}],
-        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
-        "sampling": {"maxPromptTokens": 16, "maxResponseTokens": 24},
-        "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 8},
-        "generation": {"instances": {"min": 1, "max": 2}},
-        "evaluation": {"data": {"source": "train.jsonl"}},
-        "artifacts": {"uri": str(folder / "runs")},
-        "prices": {"instanceHour": "10.00"},
-        "budget": {"gpuHours": 100.0},
-        "steps": 5,
-    }
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "tiny"}, "spec": spec}
-    (folder / "job.yaml").write_text(yaml.safe_dump(document))
-    return folder / "job.yaml"
 
 
 def as_grafana_sends_it(expression: str, seconds: float) -> str:

@@ -7,8 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhfless_functions.api import Event, ExportRequest, Stage, Started, TaskKey, WeightsReference
-from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.api import Event, ExportRequest, Stage, Started
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.knative import KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import StateChange
@@ -18,6 +17,7 @@ from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted,
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PODS, Pod, PodWatch
 from rlhfless_operator.platforms.turns.slot_pool import SlotShare
+from tests.jobs import export_request
 
 DEADLINE_SECONDS = 150.0
 """For anything to come about, on a machine that is busy with something else."""
@@ -86,15 +86,7 @@ class JobUnderTest:
 
 
 def request(part: str, stage: Stage = "generation") -> ExportRequest:
-    return ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
-        result="/dev/null/result.json",
-        heartbeat_seconds=0.5,
-        model=ModelSettings(source="m"),
-        weights=WeightsReference(version=0, uri="w"),
-        destination="/dev/null",
-        model_card="",
-    )
+    return export_request(part, stage=stage, result="/dev/null/result.json", heartbeat_seconds=0.5)
 
 
 @asynccontextmanager

@@ -6,16 +6,13 @@ from collections.abc import AsyncGenerator
 from rlhfless_functions.api import (
     Done,
     Event,
-    ExportRequest,
     RunRequest,
     Stage,
     Started,
-    TaskKey,
-    WeightsReference,
 )
-from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatform
+from tests.jobs import export_request
 
 ONE_EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
 
@@ -63,20 +60,9 @@ def join(
     ), platform
 
 
-def a_task(stage: Stage, part: str) -> ExportRequest:
-    return ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
-        result="r",
-        model=ModelSettings(source="m"),
-        weights=WeightsReference(version=0, uri="m"),
-        destination="d",
-        model_card="",
-    )
-
-
 def begin(platform: SharedPlatform, stage: Stage, part: str) -> "asyncio.Task[list[str]]":
     async def run() -> list[str]:
-        return [event.event async for event in platform.run(a_task(stage, part))]
+        return [event.event async for event in platform.run(export_request(part, stage=stage))]
 
     return asyncio.create_task(run())
 

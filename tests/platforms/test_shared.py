@@ -7,7 +7,8 @@ import pytest
 from rlhfless_functions.api import Gang, LearnRequest
 from rlhfless_operator.planner.pools.sharing import Pool
 from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
-from tests.platforms.pooled_jobs import Clock, a_task, begin, join, settle
+from tests.jobs import export_request
+from tests.platforms.pooled_jobs import Clock, begin, join, settle
 
 
 async def test_no_more_tasks_run_than_the_pool_has_gpus_for():
@@ -155,7 +156,7 @@ def a_gang(platform: SharedPlatform, name: str, there: int = 4, size: int = 4) -
 
     async def run(number: int) -> None:
         gang = Gang(size=size, number=number, meeting=name, within_seconds=1)
-        request = a_task("learning", f"{name}-{number}")
+        request = export_request(f"{name}-{number}")
         async for _ in platform.run(LearnRequest.model_construct(key=request.key, gang=gang)):
             pass
 

@@ -8,11 +8,11 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Heartbeat, Started, TaskKey, WeightsReference
+from rlhfless_functions.api import Done, Event, Failed, Heartbeat, Started
 from rlhfless_functions.api import dump_event as line
-from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 from rlhfless_operator.platforms.stream import open_session, run_task
+from tests.jobs import export_request
 
 Script = Callable[[web.StreamResponse], Awaitable[None]]
 STARTED = line(Started(instance="pod-1"))
@@ -43,17 +43,9 @@ async def answering(script: Script, status: int = 200) -> AsyncIterator[str]:
 async def events_of(
     url: str, stall_seconds: float = 30.0, start_seconds: float | None = None, host: str | None = None
 ) -> list[Event]:
-    request = ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage="learning", part="p", attempt=0),
-        result="r",
-        model=ModelSettings(source="m"),
-        weights=WeightsReference(version=0, uri="w"),
-        destination="d",
-        model_card="",
-    )
     async with open_session() as session:
         events = run_task(
-            session, url, "token", request, stall_seconds=stall_seconds, start_seconds=start_seconds, host=host
+            session, url, "token", export_request(), stall_seconds=stall_seconds, start_seconds=start_seconds, host=host
         )
         async with aclosing(events):
             return [event async for event in events]

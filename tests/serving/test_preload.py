@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlhfless_functions.api import ExportRequest, TaskKey, WeightsReference
+from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.serving.preload import PreloadPointer, read_pointer, write_pointer
 from rlhfless_functions.settings import ModelSettings
+from tests.jobs import export_request
 
 
 def pointer(folder: str) -> PreloadPointer:
@@ -77,14 +78,8 @@ async def pod(uri: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def events_of(session: aiohttp.ClientSession, source: str, folder: Path) -> list[dict[str, Any]]:
-    request = ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage="learning", part="export", attempt=0),
-        result=str(folder / "result.json"),
-        model=ModelSettings(source=source, dtype="float32"),
-        weights=WeightsReference(version=0, uri=source),
-        destination=str(folder / "exported"),
-        model_card="",
-    )
+    outcome = {"result": str(folder / "result.json"), "destination": str(folder / "exported")}
+    request = export_request(source=source, **outcome)
     headers = {"authorization": "Bearer t"}
     async with session.post("/v1/run", data=request.model_dump_json(), headers=headers) as answer:
         return [json.loads(line) async for line in answer.content]

@@ -23,7 +23,6 @@ from rlhfless_functions.api import (
     Progress,
     Stage,
     Started,
-    TaskKey,
     WeightsReference,
     parse_event,
     parse_request,
@@ -32,6 +31,7 @@ from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.serving.server import InstanceServer, create_app
 from rlhfless_functions.settings import ModelSettings
+from tests.jobs import export_request
 
 TOKEN = "the-jobs-own-token"
 
@@ -75,14 +75,9 @@ class Scripted:
 
 
 def request_for(tmp_path: Path, *, stage: Stage = "learning", part: str = "export", **changes: Any) -> bytes:
-    request = ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
-        result=str(tmp_path / f"{part}.json"),
-        heartbeat_seconds=0.05,
-        model=ModelSettings(source="m"),
-        weights=WeightsReference(version=1, uri="w"),
-        destination="d",
-        model_card="",
+    weights = WeightsReference(version=1, uri="w")
+    request = export_request(
+        part, stage=stage, result=str(tmp_path / f"{part}.json"), heartbeat_seconds=0.05, weights=weights
     )
     return request.model_copy(update=changes).model_dump_json().encode()
 

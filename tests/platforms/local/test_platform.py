@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Stage, Started, TaskKey, WeightsReference
+from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Started, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
 from rlhfless_operator.platforms.local import platform as local
 from rlhfless_operator.platforms.local.fork_server import ForkServer
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.platforms.stream import run_task
+from tests.jobs import export_request
 from tests.processes import children_with, named
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -48,15 +49,8 @@ def in_state(changes: list[StateChange], state: str) -> set[str]:
 
 
 def an_export(source: str, part: str = "export", result: str = "") -> ExportRequest:
-    stage: Stage = "learning"
-    return ExportRequest(
-        key=TaskKey(job_uid="u", step=1, stage=stage, part=part, attempt=0),
-        result=result or f"{source}-result.json",
-        model=ModelSettings(source=source, dtype="float32"),
-        weights=WeightsReference(version=0, uri=source),
-        destination=f"{source}-exported",
-        model_card="",
-    )
+    outcome = {"result": result or f"{source}-result.json", "destination": f"{source}-exported"}
+    return export_request(part, source=source, **outcome)
 
 
 async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_model: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlhfless_functions.api import Done, ExportRequest, MaterializeRequest, RunRequest, Stage, TaskKey, WeightsReference
+from rlhfless_functions.api import Done, ExportRequest, MaterializeRequest, RunRequest, Stage, TaskKey
 from rlhfless_functions.settings import DataSettings, ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.local.platform import LocalPlatform
+from tests.jobs import export_request
 from tests.processes import named
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -85,14 +86,9 @@ def preparing(folder: Path, model: Path, number: int) -> MaterializeRequest:
 
 def learning(folder: Path, model: Path, number: int) -> ExportRequest:
     """A task of the learner's."""
-    return ExportRequest(
-        key=TaskKey(job_uid="u", step=number, stage="learning", part="export", attempt=0),
-        result=str(folder / f"exported-{number}.json"),
-        model=ModelSettings(source=str(model), dtype="float32"),
-        weights=WeightsReference(version=0, uri=str(model)),
-        destination=str(folder / f"exported-{number}"),
-        model_card="",
-    )
+    outcome = {"result": str(folder / f"exported-{number}.json"), "destination": str(folder / f"exported-{number}")}
+    key = TaskKey(job_uid="u", step=number, stage="learning", part="export", attempt=0)
+    return export_request(key=key, source=str(model), **outcome)
 
 
 async def test_stages_take_turns_on_one_gpu_and_their_processes_stay(tmp_path: Path, tiny_model: Path) -> None:
