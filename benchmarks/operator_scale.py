@@ -33,8 +33,8 @@ from tests.controller.operator_harness import (  # noqa: E402
     job_server,
     jobs_path,
     operator_process,
-    small_job,
 )
+from tests.jobs import small_job  # noqa: E402
 from tests.prerequisites import HAS_API_SERVER  # noqa: E402
 
 _COUNTED = {"rlhfjobs", "events", "leases"}

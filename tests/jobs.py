@@ -30,6 +30,17 @@ def job(name: str = "job", /, **spec: Any) -> RLHFJob:
     return RLHFJob.model_validate(document(name, **spec))
 
 
+def small_job(name: str = "job", /, **spec: Any) -> dict[str, Any]:
+    """Return the document of a job of a few short steps, an instance-second of which costs 1."""
+    parts = {
+        "model": {"source": "./model"},
+        "batch": {"promptsPerStep": 4, "samplesPerPrompt": 2},
+        "prices": {"instanceHour": "3600"},
+        "steps": 3,
+    }
+    return document(name, **{**parts, **spec})
+
+
 TINY_REWARD = '''
 import os
 

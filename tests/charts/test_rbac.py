@@ -37,7 +37,8 @@ from tests.charts.rendering import CHART, rendered
 from tests.clusters.emulated_functions import Held
 from tests.clusters.kueue_stand_in import Kueue, queued
 from tests.clusters.slot_webhook import giving_slots
-from tests.controller.operator_harness import QUICK, RunningOperator, condition, small_job, wait_for
+from tests.controller.operator_harness import QUICK, RunningOperator, condition, wait_for
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server, needs_helm
 
 FINALIZERS = Permission("rlhfless.io", "rlhfjobs/finalizers", "update")

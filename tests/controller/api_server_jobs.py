@@ -13,7 +13,8 @@ import pytest
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation, Held
 from tests.clusters.memory_api import memory_api
-from tests.controller.operator_harness import Jobs, fresh_namespace, job_server, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, fresh_namespace, job_server, running_operator, wait_for
+from tests.jobs import small_job
 from tests.prerequisites import HAS_API_SERVER
 
 

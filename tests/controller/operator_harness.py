@@ -1,7 +1,6 @@
 """An operator under test: in a thread with an event loop of its own, against a real API server."""
 
 import asyncio
-import copy
 import functools
 import logging
 import subprocess
@@ -33,24 +32,6 @@ QUICK = Pacing(tick=1.0, lease=0.2, queue=0.2, first_restart=0.05, longest_resta
 
 def jobs_path(namespace: str = "default", name: str = "") -> str:
     return f"/apis/{API_VERSION}/namespaces/{namespace}/rlhfjobs" + (f"/{name}" if name else "")
-
-
-def small_job(name: str = "job", **spec: Any) -> dict[str, Any]:
-    """A job of a few short steps."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "RLHFJob",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"source": "./model"},
-            "rewards": [{"name": "right", "math": {}}],
-            "data": {"source": "data.jsonl"},
-            "batch": {"promptsPerStep": 4, "samplesPerPrompt": 2},
-            "prices": {"instanceHour": "3600"},
-            "steps": 3,
-            **copy.deepcopy(spec),
-        },
-    }
 
 
 def emulated(emulation: Emulation) -> OpenPlatforms:

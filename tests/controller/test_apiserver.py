@@ -13,7 +13,8 @@ from tests.clusters.emulated_functions import Emulation, Held
 from tests.controller.api_server_jobs import job_held_in
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import server as server
-from tests.controller.operator_harness import Jobs, condition, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, condition, running_operator, wait_for
+from tests.jobs import small_job
 
 
 def test_a_job_that_is_applied_succeeds(jobs: Jobs, tmp_path: Path) -> None:

@@ -25,15 +25,9 @@ from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation, Held
-from tests.controller.operator_harness import (
-    fresh_namespace,
-    job_server,
-    jobs_path,
-    running_operator,
-    small_job,
-    wait_for,
-)
+from tests.controller.operator_harness import fresh_namespace, job_server, jobs_path, running_operator, wait_for
 from tests.controller.test_training import LocalFunctions
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 from tests.training.asynchronous.test_loop import AHEAD, check_journal, check_prompts, entries, replayed
 from tests.training.killing import start

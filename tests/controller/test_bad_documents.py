@@ -20,9 +20,9 @@ from tests.controller.operator_harness import (
     job_server,
     jobs_path,
     running_operator,
-    small_job,
 )
 from tests.job.mutations import mutated
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 
 WANTED = 220

@@ -10,7 +10,8 @@ from tests.clusters.emulated_functions import Emulation, Held
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import recorded_steps
 from tests.controller.api_server_jobs import server as server
-from tests.controller.operator_harness import Jobs, condition, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, condition, running_operator, wait_for
+from tests.jobs import small_job
 from tests.training.steady_ledger import steady_costs as steady_costs  # A fixture.
 
 SECONDS = 0.1

@@ -10,7 +10,7 @@ from rlhfless_operator.controller.contention import PoolMembers, WantingPlatform
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 

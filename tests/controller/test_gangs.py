@@ -12,7 +12,8 @@ from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from tests.clusters.emulated_functions import Emulation
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import server as server
-from tests.controller.operator_harness import Jobs, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, running_operator, wait_for
+from tests.jobs import small_job
 
 GPUS, GANG = 6, 4
 

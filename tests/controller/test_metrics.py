@@ -21,7 +21,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.training.driver import drive
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 NAMES = {
     "gpu_seconds_total": {"stage", "state"},

@@ -14,7 +14,8 @@ from rlhfless_operator.training.journal.lease import Lease
 from tests.controller.api_server_jobs import job_held_in, recorded_steps
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import server as server
-from tests.controller.operator_harness import Jobs, condition, operator_process, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, condition, operator_process, running_operator, wait_for
+from tests.jobs import small_job
 
 
 def test_an_operator_that_stops_says_so_and_the_next_goes_on(jobs: Jobs, tmp_path: Path) -> None:

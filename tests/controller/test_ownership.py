@@ -8,7 +8,7 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.records.folder import JobFolder
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 
 def resource(uid: str, *, adopt: bool = False) -> JobResource:

@@ -16,7 +16,8 @@ from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.clusters.kueue_stand_in import WORKLOADS, Kueue, queued
 from tests.controller.api_server_jobs import jobs as jobs  # A fixture.
-from tests.controller.operator_harness import Jobs, condition, job_server, running_operator, small_job, wait_for
+from tests.controller.operator_harness import Jobs, condition, job_server, running_operator, wait_for
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 
 with_a_server = needs_api_server("no Workload is queued on a real API server")

@@ -25,7 +25,7 @@ from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.requests.tasks import StageFailedError
 from rlhfless_operator.training.stages.unscorable import UnscorableError
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 
 def resource(*, generation: int = 1, deleted: bool = False, adopt: bool = False, **spec: Any) -> JobResource:

@@ -10,7 +10,8 @@ from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from tests.controller.api_server_jobs import jobs as jobs  # A fixture.
 from tests.controller.api_server_jobs import server as server  # A fixture.
-from tests.controller.operator_harness import Jobs, condition, running_operator, small_job
+from tests.controller.operator_harness import Jobs, condition, running_operator
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 
 ONE_GPU = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "1"}))

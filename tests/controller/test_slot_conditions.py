@@ -24,9 +24,9 @@ from tests.controller.operator_harness import (
     condition,
     fresh_namespace,
     job_server,
-    small_job,
     wait_for,
 )
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 
 pytestmark = needs_api_server("no claims are made")

@@ -17,7 +17,8 @@ from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation
 from tests.clusters.knative_thread import knative_beside
 from tests.clusters.slot_webhook import giving_slots
-from tests.controller.operator_harness import QUICK, Jobs, RunningOperator, fresh_namespace, job_server, small_job
+from tests.controller.operator_harness import QUICK, Jobs, RunningOperator, fresh_namespace, job_server
+from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
 
 pytestmark = needs_api_server("no claims are made")

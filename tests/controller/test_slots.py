@@ -11,7 +11,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.pods.manifests import SlotsWanted
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 GPU: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 FOUR: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}

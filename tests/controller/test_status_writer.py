@@ -11,7 +11,7 @@ from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, Resou
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_writer import StatusWriter, SupersededError
 from rlhfless_operator.job.resource_status import DriverStatus, ResourceStatus, read_resource_status
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 
 class Server:

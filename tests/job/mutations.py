@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhfless_operator.job.reading.fields import walk
 from rlhfless_operator.job.spec import RLHFJobSpec
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 _FIELDS = [path for path, _ in walk(RLHFJobSpec)]
 

@@ -14,7 +14,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.journal.step_journal import read_status
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
-from tests.controller.operator_harness import small_job
+from tests.jobs import small_job
 
 
 class LingeringPlatform(EmulatedPlatform):
