@@ -99,11 +99,6 @@ def test_every_actor_gets_or_computes_all_that_it_needs(shares, transfer, fixed,
     assert sum(plan.prefill_tokens.values()) >= everything
 
 
-def test_a_block_without_tokens_is_named():
-    with pytest.raises(ValueError, match="block_tokens is 0"):
-        name_blocks([1], 0)
-
-
 def gain_of(plan, *, send=0.1, transfer=0.1, fixed=0.0):
     return expected_gain(
         plan, prefill_token_seconds=1.0, send_token_seconds=send, transfer_token_seconds=transfer,
