@@ -76,7 +76,7 @@ figures: $(STAMP) ## print the figures of the code: rooms, imports, lines, the l
 	$(BIN)/python -m tests.figures
 
 bench: $(STAMP) ## measure a quickstart step against TRL's, on this machine
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/peers/step_time.py
 
 docs: $(STAMP) ## write docs/reference.md, the CRD and what the chart has of both anew
 	$(BIN)/rlhfless reference > docs/reference.md

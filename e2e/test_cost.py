@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.machine import describe_machine
 
+from benchmarks.shared.machine import describe_machine
 from harness.quickstart import Applied
 from harness.storage import Storage
 from rlhfless_functions.api import STAGES
@@ -42,7 +42,9 @@ def ledgers(applied: Applied, storage: Storage, laptop: Path) -> dict[str, Seque
     result = {name: figures(spans) for name, spans in found.items()}
     print(json.dumps(result))
     if file := os.environ.get("RLHFLESS_E2E_COST_FILE"):
-        command = "RLHFLESS_E2E_COST_FILE=benchmarks/results/quickstart_cost.json make e2e E2E=e2e/test_cost.py"
+        command = (
+            "RLHFLESS_E2E_COST_FILE=benchmarks/quickstart/results/quickstart_cost.json make e2e E2E=e2e/test_cost.py"
+        )
         measured_on = {**describe_machine(("torch", "transformers")), "kubernetes": cluster_version()}
         Path(file).write_text(json.dumps({"command": command, **measured_on, **result}, indent=2) + "\n")
     return found

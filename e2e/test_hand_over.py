@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.hand_overs import hand_overs, summary
-from benchmarks.machine import describe_machine
-from benchmarks.model_126_mb import QWEN3_126_MB
 
+from benchmarks.cluster.hand_overs import hand_overs, summary
+from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.model_126_mb import QWEN3_126_MB
 from harness.jobs import ONE_GPU, QUICKSTART, Jobs, quickstart
 from harness.kubectl import Kubectl, KubectlError, is_ready
 from harness.storage import Storage
@@ -28,7 +28,7 @@ STEPS = 40
 BATCH = {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": 16, "microbatchTokens": 4096}
 """Little work: what counts is between the stages."""
 RESPONSE_TOKENS = 16
-COMMAND = "RLHFLESS_E2E_HAND_OVER_FILE=benchmarks/results/hand_over.json make e2e E2E=e2e/test_hand_over.py"
+COMMAND = "RLHFLESS_E2E_HAND_OVER_FILE=benchmarks/cluster/results/hand_over.json make e2e E2E=e2e/test_hand_over.py"
 
 
 @pytest.fixture

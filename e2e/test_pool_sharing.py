@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.machine import describe_machine
 
+from benchmarks.shared.machine import describe_machine
 from harness.chart import Chart
 from harness.cpu_seconds import CpuSeconds
 from harness.jobs import Jobs, quickstart, steps_of, weights_of

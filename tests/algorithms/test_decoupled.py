@@ -2,7 +2,7 @@
 
 The expected losses are AReaL's `ppo_actor_loss_fn` with its `apply_rejection_sampling` (areal/utils/functional/
 functional.py, commit 2274616), and NeMo-RL's seq-mask-tis, written down once more token by token. AReaL's own code is
-compared with by `benchmarks/correctness.py --areal`.
+compared with by `benchmarks/peers/correctness.py --areal`.
 """
 
 from math import exp, log

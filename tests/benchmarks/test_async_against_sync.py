@@ -1,14 +1,11 @@
 """The comparison of whole jobs: what it makes of their steps."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from async_against_sync import summarize
+from benchmarks.asynchronous.against_synchronous import summarize
 
 
 def step(**metrics: float) -> Any:

@@ -1,12 +1,8 @@
 """The forecast of rehearsed jobs: which of them it has, and what it makes of their settings."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from async_forecast import COMPARED, compare
+from benchmarks.simulator.asynchronous_forecast import COMPARED, compare
 
 SETTINGS = {"gpus": 4, "learner_gpus": 2, "prompts": 2, "steps": 12, "time_scale": 1.0, "keep_alive": "10m"}
 

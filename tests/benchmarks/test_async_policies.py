@@ -2,17 +2,14 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import async_policies
-from async_policies import VERL_PUBLISHED, at_utilisation, beside_areal, beside_verl, study
-from policy_tables import asynchronous_tables, published_table
-
+from benchmarks.planning import asynchronous_policies as async_policies
+from benchmarks.planning.asynchronous_policies import VERL_PUBLISHED, at_utilisation, beside_areal, beside_verl, study
+from benchmarks.planning.policy_tables import asynchronous_tables, published_table
 from rlhfless_operator.simulator.asynchronous.compare import compare
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS
 from tests.simulator.small_scenario import SMALL

@@ -1,14 +1,9 @@
 """What is worked out from measured passes, and the table of policies with drafts and without."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from drafting_passes import BATCHES, DRAFTS, Drafted, gains, ratio
-from drafting_policies import ACCEPTANCES, compare, table
-
+from benchmarks.drafting.passes import BATCHES, DRAFTS, Drafted, gains, ratio
+from benchmarks.drafting.policies import ACCEPTANCES, compare, table
 from rlhfless_operator.planner.latency.drafting import Drafts
 from tests.simulator.small_scenario import SMALL
 

@@ -10,13 +10,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from accelerator import data_sheet_flops
-from attempts import attempt, failures
-from flops import Parameters, Passed, count_parameters, passed, training_flops
-from gpu_job import job_document
-from shapes import SHAPES, WORK, make_model
-
+from benchmarks.gpu.accelerator import data_sheet_flops
+from benchmarks.gpu.attempts import attempt, failures
+from benchmarks.gpu.flops import Parameters, Passed, count_parameters, passed, training_flops
+from benchmarks.gpu.job import job_document
+from benchmarks.gpu.shapes import SHAPES, WORK, make_model
 from rlhfless_operator.job.spec import RLHFJob
 
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu.py"

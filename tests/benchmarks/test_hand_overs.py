@@ -1,13 +1,10 @@
 """A change of hands is from the end of one stage's task to the other's first tokens or work, in parts that add up."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from hand_overs import hand_overs, percentile, summary
+from benchmarks.cluster.hand_overs import hand_overs, percentile, summary
 
 
 def line(second: float, instance: str, message: str, **fields: Any) -> dict[str, Any]:

@@ -1,14 +1,9 @@
 """The search for the setting in which the published figures come out."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import paper_figures
-from paper_figures import Setting, beside, distance, figures, search, table, with_ours
-
+from benchmarks.planning import paper_figures
+from benchmarks.planning.paper_figures import Setting, beside, distance, figures, search, table, with_ours
 from rlhfless_operator.simulator.scenarios import SCENARIOS
 from tests.simulator.small_scenario import SMALL
 

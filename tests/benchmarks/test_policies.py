@@ -3,18 +3,31 @@
 import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import policy_study
-from policy_limits import scenario_limits
-from policy_study import COMPARED, Part, parts, study
-from policy_tables import limit_table, option_table, scenario_tables, sensitivity_tables, write_tables
-from policy_variants import TUNED_RATIOS, ablate, compare, effects, sweep, sweep_ratio, told, tune, with_ratio
-
+from benchmarks.planning import policy_study
+from benchmarks.planning.policy_limits import scenario_limits
+from benchmarks.planning.policy_study import COMPARED, Part, parts, study
+from benchmarks.planning.policy_tables import (
+    limit_table,
+    option_table,
+    scenario_tables,
+    sensitivity_tables,
+    write_tables,
+)
+from benchmarks.planning.policy_variants import (
+    TUNED_RATIOS,
+    ablate,
+    compare,
+    effects,
+    sweep,
+    sweep_ratio,
+    told,
+    tune,
+    with_ratio,
+)
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
 from rlhfless_operator.simulator.simulate import simulate

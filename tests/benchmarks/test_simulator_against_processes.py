@@ -1,15 +1,11 @@
 """The simulator and real processes on emulated GPUs carry out the same plans alike."""
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
+from benchmarks.simulator.against_processes import ObservedStep, Side, compare
 from rlhfless_operator.simulator.traces import LengthStatistics
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from simulator_against_processes import ObservedStep, Side, compare
 
 
 def step_of(policy: str) -> tuple[ObservedStep, Side, Side]:

@@ -1,8 +1,8 @@
 """What the benchmark of jobs that take turns makes of the states of pods."""
 
 import pytest
-from benchmarks.slot_timeline import Timeline
 
+from benchmarks.cluster.slot_timeline import Timeline
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 
 

@@ -165,7 +165,7 @@ def is_packed(
     """Whether to give a model packed rows. `auto` means yes if there is a kernel for sequences of any lengths.
 
     Without such a kernel, packing pays for some batches and costs for others: passes of samples of similar lengths have
-    little padding, and long rows do not fit into a CPU's cache (`benchmarks/results/learner_settings.json`).
+    little padding, and long rows do not fit into a CPU's cache (`benchmarks/learner/results/learner_settings.json`).
 
     Args:
         setting: `learning.pack`.

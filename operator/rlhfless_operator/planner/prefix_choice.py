@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 CONNECTOR_SHARE = 0.03
-"""Of the time of generation: what vLLM's connector takes, even if nothing is shared. `benchmarks/prefix_sharing.py`
-measures it."""
+"""Of the time of generation: what vLLM's connector takes, even if nothing is shared. Measured by
+`benchmarks/generation/prefix_sharing.py`."""
 
 
 def is_worth_sharing(now: bool | None, gains: Sequence[float], *, steps_left: int, change_seconds: float) -> bool:

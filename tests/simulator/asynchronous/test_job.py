@@ -3,18 +3,14 @@
 import asyncio
 import dataclasses
 import random
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from overlapped_rollouts import EmulatedClock, Job
-
+from benchmarks.asynchronous.overlapped_rollouts import EmulatedClock, Job
 from rlhfless_operator.planner.groups.group_buffer import TooStale
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Work

@@ -9,7 +9,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
 _FORGET = 0.95
 MOST_SEQUENCES = {"cpu": 7}
 """Most sequences of a pass that may draft, by device. In a batch that drains only tokens of the longest responses save
-passes. Those of others save a row, and a drafted row costs as much on a CPU. Measured by benchmarks/drafting_steps.py.
+passes. Those of others save a row, and a drafted row costs as much on a CPU. Measured by benchmarks/drafting/steps.py.
 """
 
 

@@ -1,4 +1,4 @@
-"""Measured latencies. Made by benchmarks/latency_tables.py; do not edit.
+"""Measured latencies. Made by benchmarks/planning/latency_tables.py; do not edit.
 
 Source: aiconfigurator 0.4.0 (Copyright NVIDIA CORPORATION & AFFILIATES, Apache-2.0), its kernel
 measurements of TensorRT-LLM in float16, composed into decode steps. Engines add scheduling and sampling to them.

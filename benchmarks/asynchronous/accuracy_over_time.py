@@ -1,0 +1,65 @@
+"""Held-out accuracy of the quickstart after every few steps: synchronous, and asynchronous with two staleness bounds.
+
+    python benchmarks/asynchronous/accuracy_over_time.py --json FILE [--seeds 0 1 2]
+        [--arms static async-1 async-2] [--every 4] [--threads 1]
+
+Arms that are not run again stay in the JSON as they were measured.
+`python docs/pictures.py asynchronous` draws the mean over the seeds against time. A step takes as long there as in
+`async_against_sync_groups.json`, on emulated GPUs with the lengths of that benchmark: two cores have no time to win, as
+generation and learning share them.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quickstart.seeds import PACKAGES, train
+from benchmarks.shared.machine import describe_machine
+
+ARMS = {
+    "static": [],
+    "async-1": ["spec.async.maxStaleness=1"],
+    "async-2": ["spec.async.maxStaleness=2"],
+}
+"""The changes to the quickstart's document, by the names that `async_against_sync.py` has for the same jobs."""
+
+
+def main() -> None:
+    """Train, and write what came out after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--every", type=int, default=4, help="steps between evaluations")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    kept = json.loads(given.json.read_text()) if given.json.exists() else {"jobs": {}, "runs": []}
+    jobs: dict[str, dict[str, float]] = kept["jobs"]
+    runs: list[dict[str, Any]] = [run for run in kept["runs"] if run["arm"] not in given.arms]
+    for arm in given.arms:
+        found: list[dict[str, float]] = []
+        for seed in given.seeds:
+            with tempfile.TemporaryDirectory() as artifacts:
+                options = argparse.Namespace(
+                    settings=[*ARMS[arm], f"spec.evaluation.everySteps={given.every}"],
+                    artifacts=Path(artifacts),
+                    engine="auto",
+                    steps=None,
+                    keep_alive=None,
+                    kills=0,
+                    threads=given.threads,
+                )
+                run = train("grpo", seed, options)
+            found.append({str(step): accuracy for step, accuracy in run["accuracy"].items()})
+            runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[-1]})
+            print(f"{arm}, seed {seed}: {run['accuracy_after']:.3f}, staleness {run['staleness']:.2f}", flush=True)
+        jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found) for step in found[0]}
+        measured = {**describe_machine(PACKAGES), "every": given.every, "threads": given.threads}
+        given.json.write_text(json.dumps({**measured, "jobs": jobs, "runs": runs}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
