@@ -1,4 +1,4 @@
-"""The SVG pictures of docs/images: `python docs/pictures.py` draws them from the files in benchmarks/results.
+"""The SVG pictures of docs/images: `python docs/pictures.py` draws them from the results in benchmarks/.
 
 `python docs/pictures.py step money` draws only these. They are dark for a reader whose system is.
 """
@@ -15,7 +15,7 @@ from rlhfless_operator.records.record import SpanRecord
 from rlhfless_operator.report.gantt import lanes, window
 
 _DOCS = Path(__file__).resolve().parent
-_RESULTS = _DOCS.parent / "benchmarks" / "results"
+_BENCHMARKS = _DOCS.parent / "benchmarks"
 _WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 900, 130, 30, 24, 46
 _CENTS_AN_HOUR = 10
 """Price of an instance in examples/quickstart/grpo.yaml."""
@@ -98,7 +98,7 @@ def timeline(title: str, rows: Sequence[tuple[str, Sequence[dict[str, Any]]]], k
 
 def step() -> str:
     """The first two steps of the rehearsed job."""
-    spans = [SpanRecord(**span) for span in _read("rehearsal.json")["spans"] if span["state"] != "asleep"]
+    spans = [SpanRecord(**span) for span in _read("simulator", "rehearsal")["spans"] if span["state"] != "asleep"]
     ends = sorted(span.end for span in spans if (span.stage, span.state) == ("learning", "busy"))
     rows = []
     for lane in window(lanes(spans), min(span.start for span in spans if span.state == "busy"), ends[1]):
@@ -117,7 +117,7 @@ def _state(span: SpanRecord) -> dict[str, Any]:
 
 def slots() -> str:
     """Two jobs on the same slots."""
-    found = _read("slot_spans.json")
+    found = _read("cluster", "slot_spans")
     busy = [span for span in found["spans"] if span["state"] == "busy"]
     learnt = sorted(span["end"] for span in busy if (span["job"], span["stage"]) == ("job-0", "learning"))
     begin, end = min(span["start"] for span in busy), learnt[1]
@@ -140,7 +140,7 @@ def slots() -> str:
 
 def money() -> str:
     """What the quickstart cost on one machine and on a cluster, by stage and by what its instances did."""
-    found = _read("quickstart_cost.json")
+    found = _read("quickstart", "quickstart_cost")
     bars = [
         (f"{place}, {stage}", {state: seconds * _CENTS_AN_HOUR / 3600 for state, seconds in states.items()})
         for place, name in (("one machine", "laptop"), ("cluster", "cluster"))
@@ -164,8 +164,8 @@ def money() -> str:
 
 def asynchronous() -> str:
     """Accuracy against time, of jobs that differ in `async` alone."""
-    seconds = _read("async_against_sync_groups.json")["runs"]
-    runs = _read("accuracy_over_time.json")["jobs"]
+    seconds = _read("asynchronous", "async_against_sync_groups")["runs"]
+    runs = _read("asynchronous", "accuracy_over_time")["jobs"]
     arms = (("static", "synchronous", "learning"), ("async-1", "maxStaleness: 1", "generation"))
     arms += (("async-2", "maxStaleness: 2", "preparation"),)
     curves = {
@@ -189,8 +189,8 @@ def asynchronous() -> str:
     return svg("Held-out accuracy against time", bottom + 64, body + legend(keys, bottom + 50))
 
 
-def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((_RESULTS / name).read_text())
+def _read(room: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((_BENCHMARKS / room / "results" / f"{name}.json").read_text())
     return found
 
 

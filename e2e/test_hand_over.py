@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.cluster.hand_overs import hand_overs, summary
 from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
+from benchmarks.shared.random_models import QWEN3_126_MB
 from harness.jobs import ONE_GPU, QUICKSTART, Jobs, quickstart
 from harness.kubectl import Kubectl, KubectlError, is_ready
 from harness.storage import Storage

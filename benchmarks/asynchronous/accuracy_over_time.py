@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quickstart.seeds import PACKAGES, train
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import described_run, write_record
 
 ARMS = {
     "static": [],
@@ -57,8 +57,8 @@ def main() -> None:
             runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[-1]})
             print(f"{arm}, seed {seed}: {run['accuracy_after']:.3f}, staleness {run['staleness']:.2f}", flush=True)
         jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found) for step in found[0]}
-        measured = {**describe_machine(PACKAGES), "every": given.every, "threads": given.threads}
-        given.json.write_text(json.dumps({**measured, "jobs": jobs, "runs": runs}, indent=2) + "\n")
+        measured = {**described_run(PACKAGES), "every": given.every, "threads": given.threads}
+        write_record({**measured, "jobs": jobs, "runs": runs}, given.json)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.records.record import StepRecord
-from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
+from rlhfless_operator.simulator.traces import generate, write_trace
 
-LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
-SAMPLES = 8
 ENDS = 2
 """Steps that are left out at each end: instances start in the first, and beside the last less is generated."""
 COLOCATED = ("colocated", "cost")
@@ -70,25 +70,17 @@ def job_of(arm: str, folder: Path, arguments: argparse.Namespace) -> RLHFJob:
     """A rehearsal of an arm, whose steps all have the same prompts."""
     actors, learner_gpus = split_of(arm, arguments)
     least = 1 if arm == "cost" else actors
-    spec = {
-        "model": {"source": "Qwen2.5-3B"},
-        "data": {"source": str(folder)},
-        "rewards": [{"name": "math", "math": {}}],
-        "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": LENGTHS.longest},
-        "batch": {"promptsPerStep": arguments.prompts * arguments.gpus, "samplesPerPrompt": SAMPLES},
-        "algorithm": {"kl": {"coefficient": 0.0}},
-        "steps": arguments.steps,
-        "generation": {"instances": {"min": least, "max": actors}, "keepAlive": arguments.keep_alive},
-        "learning": {"overlap": "never", "processes": learner_gpus, "keepAlive": arguments.keep_alive},
-        "artifacts": {"uri": str(folder)},
-        "rehearsal": {
-            "trace": str(folder / "trace.parquet"), "gpu": "L40S", "startup": "2s", "weightLoad": "3s",
-            "timeScale": arguments.time_scale,
-        },
+    return job_on_l40s(
+        arm,
+        folder,
+        prompts=arguments.prompts * arguments.gpus,
+        steps=arguments.steps,
+        time_scale=arguments.time_scale,
+        algorithm={"kl": {"coefficient": 0.0}},
+        generation={"instances": {"min": least, "max": actors}, "keepAlive": arguments.keep_alive},
+        learning={"overlap": "never", "processes": learner_gpus, "keepAlive": arguments.keep_alive},
         **ARMS[arm],
-    }  # fmt: skip
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": arm}, "spec": spec}
-    return RLHFJob.model_validate(document)
+    )
 
 
 def rehearse(arm: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -158,10 +150,10 @@ def main() -> None:
         if arm not in runs:
             with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
                 prompts = arguments.prompts * arguments.gpus
-                trace = generate(LENGTHS, epochs=arguments.steps, prompts=prompts, samples=SAMPLES, seed=0)
+                trace = generate(GSM8K_LENGTHS, epochs=arguments.steps, prompts=prompts, samples=8, seed=0)
                 write_trace(Path(name) / "trace.parquet", trace)
                 runs[arm] = rehearse(arm, Path(name), arguments) | {"machine": describe_machine(["rlhfless"])}
-            arguments.json.write_text(json.dumps({"settings": given, "runs": runs}, indent=2) + "\n")
+            write_record({"settings": given, "runs": runs}, arguments.json)
         shown = {name: value for name, value in runs[arm].items() if name != "machine"}
         print(", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()), flush=True)
 

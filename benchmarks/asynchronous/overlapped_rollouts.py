@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import selectors
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS
 from rlhfless_functions.api import Done, Event, PrepareResult
 from rlhfless_operator.planner.groups.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup
 from rlhfless_operator.planner.groups.staleness import last_step_begun, staleness, steps_ahead
@@ -31,13 +31,11 @@ from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds
-from rlhfless_operator.simulator.traces import LengthStatistics, generate
+from rlhfless_operator.simulator.traces import generate
 from rlhfless_operator.training.actors.generated import CompleteGroup
-from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue, Part
-from rlhfless_operator.training.stages.preparation import prepare
+from rlhfless_operator.training.stages.preparation import PreparationOutcome, prepare
 
-LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
 PROMPTS, SAMPLES = 64, 8
 
 
@@ -220,7 +218,7 @@ class Job:
 def rollouts(actors: int, steps: int, latency: LinearLatency, seed: int) -> list[list[ShareEnds]]:
     """[steps][actors] When the responses of each share end, longest first as requests are sent."""
     profile = InstanceProfile(latency, 1, 2**53, 0.0, 0.0)
-    trace = generate(LENGTHS, epochs=1, prompts=PROMPTS * steps, samples=SAMPLES, seed=seed)
+    trace = generate(GSM8K_LENGTHS, epochs=1, prompts=PROMPTS * steps, samples=SAMPLES, seed=seed)
     found = []
     for step in trace.steps(PROMPTS, np.random.default_rng(seed)):
         groups = [
@@ -272,8 +270,7 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if arguments.json:
-        kept = {"command": " ".join(["python", *sys.argv]), **describe_machine(["numpy"]), "rows": rows}
-        arguments.json.write_text(json.dumps(kept, indent=2) + "\n")
+        write_record({**described_run(["numpy"]), "rows": rows}, arguments.json)
 
 
 if __name__ == "__main__":

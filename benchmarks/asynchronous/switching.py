@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.asynchronous.overlapped_rollouts import LENGTHS, PROMPTS, SAMPLES, EmulatedClock, Unlimited
-from benchmarks.shared.machine import describe_machine
+from benchmarks.asynchronous.overlapped_rollouts import PROMPTS, SAMPLES, EmulatedClock, Unlimited
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS
 from rlhfless_operator.planner.groups.staleness import last_step_begun, staleness, steps_ahead
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.latency.measured import MEASURED
@@ -35,8 +35,8 @@ from rlhfless_operator.training.instances.instance_queue import InstanceQueue, P
 PAUSE_SECONDS = 0.5 + 15.2 / 4
 POLICIES = {"finish": 0.0, "switch": COST_SHARE, "switch at a quarter": 0.25, "always switch": math.inf}
 WORKLOADS = {
-    "2,048 tokens": LENGTHS,
-    "16,384 tokens": replace(LENGTHS, median=8 * LENGTHS.median, longest=8 * LENGTHS.longest),
+    "2,048 tokens": GSM8K_LENGTHS,
+    "16,384 tokens": replace(GSM8K_LENGTHS, median=8 * GSM8K_LENGTHS.median, longest=8 * GSM8K_LENGTHS.longest),
 }
 
 
@@ -214,8 +214,7 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     if arguments.json:
-        kept = {"command": " ".join(["python", *sys.argv]), **describe_machine(["numpy"]), "rows": rows}
-        arguments.json.write_text(json.dumps(kept, indent=2) + "\n")
+        write_record({**described_run(["numpy"]), "rows": rows}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.shared.records import described_run, write_record
 from tests.clusters.control_plane import ApiServer
 from tests.controller.operator_harness import (
     fresh_namespace,
@@ -136,10 +137,9 @@ def main() -> None:
     parser.add_argument("--task-seconds", type=float, default=5.0)
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     given = parser.parse_args()
-    result = {"command": " ".join(sys.argv), **measure(given.jobs, given.steps, given.task_seconds)}
+    result = {**described_run(["kopf", "kubernetes"]), **measure(given.jobs, given.steps, given.task_seconds)}
     print(json.dumps(result, indent=2))
-    if given.output:
-        given.output.write_text(json.dumps(result, indent=2) + "\n")
+    write_record(result, given.output)
 
 
 if __name__ == "__main__":

@@ -18,195 +18,44 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cluster.emulated_cluster import Setting, emulated_cluster, job_of, wait_for_ends
 from benchmarks.cluster.slot_timeline import Timeline
-from benchmarks.shared.machine import describe_machine
-from rlhfless_operator.controller.context import MakePlatform, Tell
-from rlhfless_operator.controller.functions import knative_platforms
-from rlhfless_operator.controller.main import OpenPlatforms, Operator
-from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms.base import StateChange, StateListener
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.pods.manifests import SLOTS
-from rlhfless_operator.simulator.scenarios import find_scenario
-from rlhfless_operator.simulator.traces import write_trace
+from benchmarks.shared.records import described_run, write_record
 from tests.clusters.control_plane import ApiServer
-from tests.clusters.knative_definitions import api_client, install
-from tests.clusters.knative_emulation import KnativeEmulation
-from tests.clusters.rehearsing_functions import rehearsing_functions
-from tests.clusters.slot_webhook import giving_slots
-from tests.controller.operator_harness import Jobs, fresh_namespace, job_server
+from tests.controller.operator_harness import job_server
 from tests.prerequisites import HAS_API_SERVER
 
-_POLL_SECONDS = 0.1
 _HOW = ("alone", "in turns", "apart")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all runs have in common."""
-
-    scenario: str
-    slots: int
-    learner_gpus: int
-    """GPUs of a learner, and of a group of slots."""
-    steps: int
-    startup: float
-    """Emulated seconds in which a pod starts."""
-    time_scale: float
-    prompts: int | None = None
-    """Prompts of a step; the scenario's if left out."""
-
-    def part(self, jobs: int) -> "Setting":
-        """One job's, where each of so many has slots of its own."""
-        slots = self.slots // jobs
-        return replace(self, slots=slots, learner_gpus=min(self.learner_gpus, slots))
-
-    def pool(self) -> PoolSettings:
-        """The slots."""
-        return PoolSettings(gpus=self.slots, device_class="gpu.rehearsal", gpus_per_group=self.learner_gpus)
-
-
-def job_of(number: int, setting: Setting, folder: Path, pool: str, name: str) -> dict[str, Any]:
-    """A rehearsal of GRPO. Preparation asks a reference model, for the penalty on the distance to it."""
-    scenario = find_scenario(setting.scenario)
-    prompts = setting.prompts or scenario.prompts_per_step
-    scenario = replace(scenario, prompts_per_step=prompts)
-    trace = folder / f"trace-{number}.parquet"
-    if not trace.exists():
-        epochs = -(-setting.steps // scenario.steps_per_epoch)
-        write_trace(trace, replace(scenario, epochs=epochs).draw_trace(seed=number))
-    return {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"source": scenario.model.name},
-            "data": {"source": str(folder)},
-            "rewards": [{"name": "right", "math": {}}],
-            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.001}},
-            "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": scenario.lengths.longest},
-            "batch": {"promptsPerStep": prompts, "samplesPerPrompt": scenario.samples_per_prompt},
-            "steps": setting.steps,
-            "pool": pool,
-            "generation": {"pods": _gpus(scenario.gpus_per_instance)},
-            "preparation": {"pods": _gpus(scenario.gpus_per_instance)},
-            "learning": {"pods": _gpus(setting.learner_gpus), "processes": setting.learner_gpus},
-            "rehearsal": {
-                "trace": str(trace),
-                "gpu": scenario.gpu.name,
-                "gpus": scenario.gpus_per_instance,
-                "startup": f"{setting.startup:g}s",
-                "weightLoad": f"{scenario.weight_load_seconds:g}s",
-                "update": f"{scenario.update_seconds:g}s",
-                "timeScale": setting.time_scale,
-            },
-        },
-    }
-
-
-def _gpus(count: int) -> dict[str, Any]:
-    return {"resources": {"limits": {"nvidia.com/gpu": str(count)}}}
-
-
-def observed(timeline: Timeline) -> OpenPlatforms:
-    """The operator's own platforms; the timeline is told of every change of a pod's state."""
-
-    @asynccontextmanager
-    async def open_platforms(api: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-        async with knative_platforms(api, settings) as make_platform:
-
-            def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Any:
-                def both(change: StateChange) -> None:
-                    timeline.observe(resource.name, change)
-                    on_state(change)
-
-                return make_platform(resource, job, root, both, tell)
-
-            yield make
-
-    return open_platforms
-
-
-@asynccontextmanager
-async def cluster_with_operator(
-    server: ApiServer, folder: Path, pools: dict[str, PoolSettings], timeline: Timeline
-) -> AsyncIterator[Jobs]:
-    """A namespace whose jobs an operator runs, on pods that rehearse."""
-    async with api_client(server) as api, rehearsing_functions(folder / "functions.log") as launch:
-        client = KnativeClient(api, field_manager="knative")
-        await install(client)
-        give = giving_slots(client)
-
-        async def admit(pod: dict[str, Any], namespace: str) -> dict[str, Any]:
-            admitted = await give(pod, namespace)
-            timeline.placed(pod["metadata"]["name"], admitted["metadata"]["annotations"][SLOTS].split(","))
-            return admitted
-
-        async with KnativeEmulation(client, launch=launch, admit=admit) as knative:
-            settings = ClusterSettings(
-                functions_image="none",
-                artifacts=str(folder / uuid.uuid4().hex[:6]),
-                ingress=knative.url,
-                pools=pools,
-                metrics_port=0,
-                liveness_port=0,
-            )
-            stop = asyncio.Event()
-            operating = asyncio.create_task(Operator(settings, observed(timeline)).run(stop))
-            try:
-                with fresh_namespace(server) as jobs:
-                    yield jobs
-            finally:
-                stop.set()
-                await operating
-
-
-async def run_jobs(
-    server: ApiServer, folder: Path, setting: Setting, count: int, how: str, spans: Path | None = None
-) -> dict[str, Any]:
+async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int, how: str) -> dict[str, Any]:
     """Run so many jobs at once to their ends; all seconds are emulated ones.
 
     Args:
         how: on the same slots (`in turns`), each on its part of them (`apart`), or each on as many slots of its own as
             there are (`alone`): emulated GPUs cost nothing.
-        spans: file for what each pod did on its slots when, for a picture.
     """
     part = setting.part(count) if how == "apart" else setting
     names = [f"job-{number}" for number in range(count)]
     pools = {name: part.pool() for name in names} if how != "in turns" else {"default": setting.pool()}
-    timeline, ends = Timeline(), dict[str, float]()
-    async with cluster_with_operator(server, folder, pools, timeline) as jobs:
+    timeline = Timeline()
+    async with emulated_cluster(server, folder, pools, timeline) as jobs:
         begun = time.monotonic()
         for number, name in enumerate(names):
             pool = "default" if how == "in turns" else name
             await asyncio.to_thread(jobs.apply, job_of(number, part, folder, pool, name))
-        while len(ends) < count:
-            for name in [name for name in names if name not in ends]:
-                status = await asyncio.to_thread(jobs.status, name)
-                if status.get("phase") == "Failed":
-                    raise SystemExit(f"{name} failed: {status}")
-                if status.get("phase") == "Succeeded":
-                    ends[name] = time.monotonic()
-            await asyncio.sleep(_POLL_SECONDS)
+        ends = await wait_for_ends(jobs, names)
     scale = setting.time_scale
-    if spans is not None:
-        spans.write_text(json.dumps(timeline.document(begun, scale), indent=1) + "\n")
     seconds = {name: (end - begun) / scale for name, end in ends.items()}
     if how == "alone":
         shares = {name: timeline.shares(setting.slots, begun, end, job=name) for name, end in ends.items()}
@@ -279,7 +128,6 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, default=0.2, help="seconds here for each emulated second")
     parser.add_argument("--only", choices=_HOW, nargs="+", default=_HOW, help="leaves the others out")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
-    parser.add_argument("--spans", type=Path, default=None, help="file for what each pod of the last run did when")
     parser.add_argument("--spans", type=Path, default=None, help="file for what each pod did when, in the last run")
     given = parser.parse_args()
     if not HAS_API_SERVER:
@@ -289,16 +137,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="slots-") as name, job_server(Path(name)) as server:
         os.environ["KUBECONFIG"] = str(server.kubeconfig)
         for what, count, how in _runs(given.jobs, given.only):
-            runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how, given.spans))
+            runs[what] = asyncio.run(run_jobs(server, Path(name), setting, count, how))
             spans = runs[what].pop("spans", [])
             print(what, json.dumps(runs[what]), file=sys.stderr, flush=True)
             rows = summary(runs, given.jobs) if "alone" in runs else []
-            document = {"command": shlex.join(["python", *sys.argv]), "setting": vars(setting)}
-            document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
-            if given.spans is not None:
-                given.spans.write_text(json.dumps({**document, "run": what, "spans": spans}, indent=1) + "\n")
-            if given.json is not None:
-                given.json.write_text(json.dumps({**document, "summary": rows, "runs": runs}, indent=2) + "\n")
+            document = described_run(["rlhfless", "kubernetes", "kopf"]) | {"setting": vars(setting)}
+            write_record({**document, "run": what, "spans": spans}, given.spans)
+            write_record({**document, "summary": rows, "runs": runs}, given.json)
     if rows:
         Console().print(table_of(rows))
 

@@ -21,103 +21,23 @@ import os
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cluster.emulated_cluster import Setting, emulated_cluster, job_of, wait_for_ends
 from benchmarks.cluster.slot_timeline import Timeline
-from benchmarks.cluster.slots import Setting, job_of, observed
-from benchmarks.shared.machine import describe_machine
-from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
-from rlhfless_operator.platforms.pods.manifests import SLOTS
+from benchmarks.shared.records import described_run, write_record
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from tests.clusters.control_plane import ApiServer
-from tests.clusters.knative_definitions import api_client, install
-from tests.clusters.knative_emulation import KnativeEmulation
-from tests.clusters.rehearsing_functions import rehearsing_functions
-from tests.clusters.slot_webhook import giving_slots
-from tests.controller.operator_harness import Jobs, fresh_namespace, job_server
+from tests.controller.operator_harness import job_server
 from tests.prerequisites import HAS_API_SERVER
 
-_POLL_SECONDS = 0.1
 _HOW = ("alone", "one after the other", "together", "in turns")
 _STATES = ("starting", "busy", "idle", "switching", "draining")
-_SLOTTED = 1000
-"""Pods that a cluster has room for where they take turns: a pod that sleeps has no GPU."""
-
-
-class _Settings(ClusterSettings):
-    """Settings of a cluster whose pods go in emulated time."""
-
-    drain: float
-
-    @property
-    def draining_seconds(self) -> float:
-        """In seconds here."""
-        return self.drain
-
-
-@asynccontextmanager
-async def _cluster(
-    server: ApiServer, folder: Path, setting: Setting, drain: float, pool: PoolSettings, timeline: Timeline
-) -> AsyncIterator[Jobs]:
-    """A namespace whose jobs an operator runs, on pods that rehearse and have GPUs to themselves, or take turns."""
-    async with api_client(server) as api, rehearsing_functions(folder / "functions.log") as launch:
-        client = KnativeClient(api, field_manager="knative")
-        await install(client)
-        give = giving_slots(client)
-
-        async def admit(pod: dict[str, Any], namespace: str) -> dict[str, Any]:
-            if pool.device_class is None:
-                timeline.placed(pod["metadata"]["name"], [pod["metadata"]["name"]])
-                return pod
-            admitted = await give(pod, namespace)
-            timeline.placed(pod["metadata"]["name"], admitted["metadata"]["annotations"][SLOTS].split(","))
-            return admitted
-
-        room = pool.gpus if pool.device_class is None else _SLOTTED
-        emulation = KnativeEmulation(
-            *(client, launch), admit=admit, room=room, terminating_seconds=0.0, lingering_seconds=drain
-        )
-        async with emulation as knative:
-            settings = _Settings(
-                functions_image="none",
-                artifacts=str(folder / uuid.uuid4().hex[:6]),
-                ingress=knative.url,
-                pools={"default": pool},
-                metrics_port=0,
-                liveness_port=0,
-                drain=drain,
-            )
-            stop = asyncio.Event()
-            operating = asyncio.create_task(Operator(settings, observed(timeline)).run(stop))
-            try:
-                with fresh_namespace(server) as jobs:
-                    yield jobs
-            finally:
-                stop.set()
-                await operating
-
-
-async def _ended(jobs: Jobs, names: Sequence[str]) -> dict[str, float]:
-    """When each job has succeeded."""
-    ends: dict[str, float] = {}
-    while len(ends) < len(names):
-        for name in [name for name in names if name not in ends]:
-            status = await asyncio.to_thread(jobs.status, name)
-            if status.get("phase") == "Failed":
-                raise SystemExit(f"{name} failed: {status}")
-            if status.get("phase") == "Succeeded":
-                ends[name] = time.monotonic()
-        await asyncio.sleep(_POLL_SECONDS)
-    return ends
 
 
 async def run_jobs(
@@ -134,7 +54,7 @@ async def run_jobs(
     timeline, scale = Timeline(), setting.time_scale
     batches = [[name] for name in names] if how == "one after the other" else [names]
     ends: dict[str, float] = {}
-    async with _cluster(server, folder, setting, drain * scale, pool, timeline) as jobs:
+    async with emulated_cluster(server, folder, {"default": pool}, timeline, drain=drain * scale) as jobs:
         begun = time.monotonic()
         for batch in batches:
             for name in batch:
@@ -142,7 +62,7 @@ async def run_jobs(
                 document = job_of(number, setting, folder, "default", name)
                 document["spec"]["generation"]["instances"] = {"min": 1, "max": 2}
                 await asyncio.to_thread(jobs.apply, document)
-            ends |= await _ended(jobs, batch)
+            ends |= await wait_for_ends(jobs, batch)
     seconds: Counter[str] = Counter()
     for span in timeline.spans:
         seconds[span.state] += (span.end - span.start) / scale
@@ -194,13 +114,9 @@ def main() -> None:
                 print(how, json.dumps(runs[how]), file=sys.stderr, flush=True)
             elif how in before:
                 runs[how] = before[how]
-            if given.json is not None:
-                document = {
-                    "command": " ".join(["python", *sys.argv]),
-                    "setting": vars(setting) | {"drain": given.drain},
-                }
-                document |= describe_machine(["rlhfless", "kubernetes", "kopf"])
-                given.json.write_text(json.dumps({**document, "runs": runs}, indent=2) + "\n")
+            document = described_run(["rlhfless", "kubernetes", "kopf"])
+            document["setting"] = vars(setting) | {"drain": given.drain}
+            write_record({**document, "runs": runs}, given.json)
     Console().print(table_of(runs))
 
 

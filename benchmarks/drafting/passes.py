@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import BENCHMARKS, QUICKSTART
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafts, PassTiming
 from rlhfless_functions.generation.drafting.index import Integers
@@ -195,12 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "measure":
         rows = measure(arguments.model, arguments.passes)
-        found = {
-            "command": " ".join(["python", *sys.argv]),
-            **describe_machine(["torch", "transformers"]),
-            "passes": rows,
-        }
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_record({**described_run(["torch", "transformers"]), "passes": rows}, arguments.json)
     else:
         rows = json.loads(arguments.passes.read_text())["passes"]
         for step in json.loads(arguments.steps.read_text())["steps"]:

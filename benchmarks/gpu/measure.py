@@ -47,8 +47,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.gpu.attempts import failures
 from benchmarks.gpu.shapes import SHAPES, WORK, save_model
 from benchmarks.gpu.table import table
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import REPOSITORY
+from benchmarks.shared.records import described_run, write_record
 
 LIMITS = {"model": 90.0, "learner": 90.0, "step": 180.0, "trl": 180.0, "weights": 120.0, "sleep": 120.0}
 """Seconds of each part of a shape."""
@@ -200,8 +200,7 @@ def empty_result(shapes: list[str], threads: int) -> dict[str, Any]:
         threads: of the CPU.
     """
     return {
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
-        **describe_machine(PACKAGES),
+        **described_run(PACKAGES),
         "threads": threads,
         "shapes": {name: {"shape": asdict(SHAPES[name]), "work": asdict(WORK[name]), "parts": {}} for name in shapes},
     }
@@ -259,8 +258,7 @@ def main() -> None:
         result = earlier_result(arguments.json, result)
 
     def keep(result: dict[str, Any]) -> None:
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_record(result, arguments.json)
 
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         measure(result, arguments.parts, Path(scratch), arguments.limit, keep)

@@ -8,24 +8,22 @@ the log-probabilities that preparation computes with published weights.
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
 
 from benchmarks.learner.batches import draw_samples, learn_request, prepared_samples
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.random_models import save_small_tokenizer
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_functions.api import PrepareRequest
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import TrainingBatch
@@ -46,8 +44,7 @@ SHAPES: dict[str, tuple[type[PreTrainedConfig], dict[str, int]]] = {
 
 def save_model(kind: type[PreTrainedConfig], sizes: dict[str, int], dtype: str, folder: Path) -> None:
     """A random model, with a tokenizer that is never asked."""
-    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    save_small_tokenizer(folder)
     torch.manual_seed(0)
     heads = sizes["hidden_size"] // 64
     config = kind(
@@ -130,9 +127,8 @@ def main() -> None:
                 cells = [shape, algorithm, f"{summary['ratio_min']:.7f}", f"{summary['ratio_max']:.7f}"]
                 cells += [f"{clipped:.3f}", ", ".join(f"{norm:.3f}" for norm in norms)]
                 print(f"| {' | '.join(cells)} |", flush=True)
-    if arguments.json:
-        result = {**describe_machine(("torch", "transformers")), "dtype": arguments.dtype, "rows": rows}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    result = {**described_run(("torch", "transformers")), "dtype": arguments.dtype, "rows": rows}
+    write_record(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.learner.batches import learn_request, longest_sequence, prepared_samples
 from benchmarks.peers.learner import LEARNING_RATE, SIZES, Size, samples_of, save_model
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import described_run, write_record
 
 ALL = {
     **SIZES,
@@ -94,12 +94,10 @@ def main() -> None:
     result = {
         "sizes": {name: measure(ALL[name], arguments.updates) for name in arguments.sizes.split(",")},
         "threads": arguments.threads,
-        **describe_machine(("torch", "transformers")),
+        **described_run(("torch", "transformers")),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    write_record(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from typing import Any
 
 import psutil
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learner.batches import (
     SAMPLES_PER_PROMPT,
@@ -34,7 +33,8 @@ from benchmarks.learner.batches import (
     longest_sequence,
     prepared_samples,
 )
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.random_models import save_small_tokenizer
+from benchmarks.shared.records import described_run, write_record
 
 UPDATES = 4
 """Of each process, the first of which does not count."""
@@ -71,8 +71,7 @@ def samples_of(size: Size) -> list[Sample]:
 
 def save_model(size: Size, folder: Path) -> None:
     """A random model, with a tokenizer that is never asked."""
-    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    save_small_tokenizer(folder)
     torch.manual_seed(0)
     heads = max(2, size.hidden // 64)
     config = Qwen3Config(
@@ -287,12 +286,10 @@ def main() -> None:
     result = {
         "sizes": {name: compare(name, arguments.rounds, arguments.threads) for name in arguments.sizes.split(",")},
         "threads": arguments.threads,
-        **describe_machine(("torch", "transformers", "trl")),
+        **described_run(("torch", "transformers", "trl")),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.json is not None:
-        arguments.json.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    write_record(result, arguments.json)
 
 
 if __name__ == "__main__":

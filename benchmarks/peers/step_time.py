@@ -17,16 +17,15 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.peak_memory import PeakMemory
 from benchmarks.shared.places import BENCHMARKS, QUICKSTART
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.job.reading.validation import load_job
 
 
 def run_rlhfless(steps: int, threads: int, folder: Path) -> dict[str, Any]:
     """Run the quickstart's GRPO job for a few steps and read its records."""
-    quickstart = QUICKSTART
-    resolved = load_job(quickstart / "grpo.yaml").resolve_paths(quickstart)
+    resolved = load_job(QUICKSTART / "grpo.yaml").resolve_paths(QUICKSTART)
     job = resolved.model_dump(mode="json", by_alias=True, exclude_none=True)
     job["spec"]["steps"] = steps
     del job["spec"]["evaluation"]
@@ -81,12 +80,10 @@ def main() -> None:
         "rlhfless": ours,
         "trl": theirs,
         "threads": arguments.threads,
-        **describe_machine(("torch", "transformers", "trl")),
+        **described_run(("torch", "transformers", "trl")),
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.output is not None:
-        arguments.output.write_text(text + "\n")
+    print(json.dumps(result, indent=2))
+    write_record(result, arguments.output)
 
 
 if __name__ == "__main__":

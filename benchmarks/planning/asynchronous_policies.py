@@ -10,7 +10,6 @@ Interrupted, it goes on from its file. `--again` runs some systems anew, and kee
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,8 +20,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.planning.policy_tables import write_tables
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import BENCHMARKS, REPOSITORY
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.planner.latency.roofline import H100, QWEN_7B, Gpu, ModelShape
 from rlhfless_operator.simulator.asynchronous.bound import whole_cluster_seconds
 from rlhfless_operator.simulator.asynchronous.compare import (
@@ -181,15 +180,13 @@ def study(
     """Run what is not in the file yet and what is to be run again, and write the file after each scenario."""
     done: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     done = {
-        "command": " ".join(["python", "benchmarks/planning/asynchronous_policies.py", *sys.argv[1:]]),
-        **describe_machine(["numpy"]),
+        **described_run(["numpy"]),
         "asynchronous": done.get("asynchronous", {}),
         "published": done.get("published", {}),
     }
 
     def keep() -> None:
-        if path is not None:
-            path.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n")
+        write_record(done, path)
 
     for name in names:
         if name not in done["asynchronous"]:

@@ -6,13 +6,13 @@ A rival counts where its means over two traces are lower by more than 2 % in sec
 """
 
 import argparse
-import json
 import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.traces import LengthStatistics
@@ -75,9 +75,8 @@ def main() -> None:
             ratios = ", ".join(f"{name} {time:.2f} / {cost:.2f}" for name, (time, cost) in found.items())
             print(f"{number}: {ratios}; {given}", flush=True)
     print({name: count[name] for name in RIVALS}, "of", arguments.scenarios)
-    if arguments.json is not None:
-        about = {"scenarios": arguments.scenarios, "seed": arguments.seed, "traces": arguments.traces}
-        arguments.json.write_text(json.dumps({**about, "better": dict(count), "rows": rows}, indent=1) + "\n")
+    about = {"scenarios": arguments.scenarios, "seed": arguments.seed, "traces": arguments.traces}
+    write_record({**described_run(["numpy"]), **about, "better": dict(count), "rows": rows}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,13 @@ rlhfless is imported. Version 0.4.0 carries kernel measurements (TensorRT-LLM 1.
 the sum of a layer's kernels times the layers, as the package's own SDK composes it.
 """
 
-from importlib.metadata import version
+from __future__ import annotations
 
-from aiconfigurator.sdk import common, config, models, perf_database
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aiconfigurator.sdk import models, perf_database
 
 SYSTEMS = {
     "L40S": ("l40s", "1.0.0"),
@@ -18,8 +22,8 @@ SYSTEMS = {
     "H100": ("h100_sxm", "1.0.0rc3"),
     "H200": ("h200_sxm", "1.0.0rc3"),
 }
-# The package has no Qwen2.5-3B: layers, heads, KV heads, head size, hidden and intermediate size, vocabulary, context.
-common.SupportedModels["QWEN2.5_3B"] = ["LLAMA", 36, 16, 2, 128, 2048, 11008, 151936, 32768, 0, 0, 0, None]
+QWEN_3B = ["LLAMA", 36, 16, 2, 128, 2048, 11008, 151936, 32768, 0, 0, 0, None]
+"""Layers, heads, KV heads, head size, hidden and intermediate size, vocabulary and context: the package lacks it."""
 MODELS = {
     "Qwen2.5-3B": ("QWEN2.5_3B", {"L40S": 1, "A100": 1, "H100": 1, "H200": 1}),
     "Qwen2.5-7B": ("QWEN2.5_7B", {"L40S": 1, "A100": 1, "H100": 1, "H200": 1}),
@@ -62,6 +66,9 @@ def prefill_token_seconds(model: models.BaseModel, database: perf_database.PerfD
 
 def main() -> None:
     """Print the module."""
+    from aiconfigurator.sdk import common, config, models, perf_database
+
+    common.SupportedModels["QWEN2.5_3B"] = QWEN_3B
     print(f'''"""Measured latencies. Made by benchmarks/planning/latency_tables.py; do not edit.
 
 Source: aiconfigurator {version("aiconfigurator")} (Copyright NVIDIA CORPORATION & AFFILIATES, Apache-2.0), its kernel

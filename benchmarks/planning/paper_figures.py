@@ -11,14 +11,13 @@ some of the batches at a time, it goes on from its file.
 import argparse
 import itertools
 import json
-import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.places import BENCHMARKS
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.simulator.policies import POLICIES, PolicySettings
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate_variants
@@ -144,8 +143,7 @@ def main() -> None:
     nearest_shared = [with_ours(known, row, seeds) for row in shared[:NEAREST]]
     print(table(nearest), table(nearest_shared), sep="\n\n")
     result = {
-        "command": " ".join(["python", "benchmarks/planning/paper_figures.py", *sys.argv[1:]]),
-        "python": platform.python_version(),
+        **described_run(["numpy"]),
         "published": {"speed": PUBLISHED_SPEED, "saving": PUBLISHED_SAVING},
         "seeds": list(seeds),
         "settings": len(rows),
@@ -153,7 +151,7 @@ def main() -> None:
         "nearest_where_static_actors_have_all_gpus": nearest_shared,
         "figures": known,
     }
-    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_record(result, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.planning.policy_limits import scenario_limits
 from benchmarks.planning.policy_variants import ablate, compare, effects, sweep, sweep_ratio, told
+from benchmarks.shared.records import write_record
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 
 Result = dict[str, Any]
@@ -133,7 +134,6 @@ def study(
         section = done.setdefault(part.section, {})
         if part.name not in section:
             section[part.name] = part.run()
-            if path is not None:
-                path.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n")
+            write_record(done, path)
         on_part(part, section[part.name])
     return done

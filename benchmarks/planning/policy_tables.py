@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.pages import replace_between
 from rlhfless_operator.simulator.asynchronous.compare import HEADINGS, cells
 
 Result = Mapping[str, Any]
-
-_MARKS = "<!-- {name} -->\n", "<!-- end of {name} -->"
 
 
 def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> None:
@@ -18,7 +17,6 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
     Raises:
         ValueError: if the page has no such marks.
     """
-    text = page.read_text()
     makers = {
         "scenarios": scenario_tables,
         "options": option_table,
@@ -30,12 +28,7 @@ def write_tables(results: Mapping[str, Mapping[str, Result]], page: Path) -> Non
         "published": published_table,
     }
     for name, section in results.items():
-        begin, end = (mark.format(name=name) for mark in _MARKS)
-        if begin not in text or end not in text:
-            raise ValueError(f"{page} has no marks {begin.strip()} and {end}: put them where the tables belong")
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{makers[name](section)}\n{end}{rest.partition(end)[2]}"
-    page.write_text(text)
+        replace_between(page, name, makers[name](section))
 
 
 def scenario_tables(section: Mapping[str, Result]) -> str:

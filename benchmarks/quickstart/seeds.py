@@ -26,8 +26,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.places import QUICKSTART, REPOSITORY
+from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.job.reading.validation import load_job
 
 PACKAGES = ("torch", "transformers", "vllm", "numpy")
@@ -111,9 +111,7 @@ def main() -> None:
             cells += [f"{result['seconds']:.0f}", f"{result['gpu_seconds']:.0f}", f"{result['gap']:.6f}"]
             cells += [f"{result['rounds']:.2f}", str(sum(result["killed"].values())), result["weights_sha256"][:12]]
             print(f"| {' | '.join(cells)} |", flush=True)
-    if arguments.json is not None:
-        measured = {**describe_machine(PACKAGES), "threads": arguments.threads, "runs": runs}
-        arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
+    write_record({**described_run(PACKAGES), "threads": arguments.threads, "runs": runs}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ to the last sample that is announced, and its GPU-seconds, from the ledger.
 import argparse
 import asyncio
 import copy
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -26,6 +23,8 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_functions.api import Event, Samples, SampleTask
 from rlhfless_functions.generation.publishing import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
@@ -87,27 +86,20 @@ def job_of(
     name: str, folder: Path, trace: Trace, actors: int, planning: dict[str, Any], time_scale: float, startup: float
 ) -> RLHFJob:
     """A rehearsal of a few steps, each over all prompts of the trace."""
-    spec = {
-        "model": {"source": "Qwen2.5-3B"},
-        "data": {"source": str(folder)},
-        "rewards": [{"name": "math", "math": {}}],
-        "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": int(trace.response_tokens.max())},
-        "batch": {"promptsPerStep": trace.prompts, "samplesPerPrompt": trace.samples},
-        "steps": trace.epochs,
-        "generation": {
-            "instances": {"min": actors if planning["policy"] == "even" else 1, "max": actors},
-            # The simulated stage has no step after it, for which instances could be kept.
-            "keepAlive": "0s",
-        },
-        "planning": planning,
-        "artifacts": {"uri": str(folder)},
-        "rehearsal": {
-            "trace": str(folder / "trace.parquet"), "gpu": "L40S", "startup": f"{startup:g}s", "weightLoad": "3s",
-            "timeScale": time_scale,
-        },
-    }  # fmt: skip
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
-    return RLHFJob.model_validate(document)
+    # The simulated stage has no step after it, for which instances could be kept.
+    instances = {"min": actors if planning["policy"] == "even" else 1, "max": actors}
+    return job_on_l40s(
+        name,
+        folder,
+        prompts=trace.prompts,
+        steps=trace.epochs,
+        time_scale=time_scale,
+        samples=trace.samples,
+        longest=int(trace.response_tokens.max()),
+        startup_seconds=startup,
+        generation={"instances": instances, "keepAlive": "0s"},
+        planning=planning,
+    )
 
 
 async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> list[ObservedStep]:
@@ -295,7 +287,7 @@ def main() -> None:
             sides = compare(
                 actors,
                 policy,
-                statistics_of_lengths=LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01),
+                statistics_of_lengths=GSM8K_LENGTHS,
                 prompts=arguments.prompts * actors,
                 samples=8,
                 epochs=arguments.epochs,
@@ -304,8 +296,7 @@ def main() -> None:
             )
             rows += [row_of(actors, policy, step, *each) for step, (_, *each) in enumerate(sides, start=1)]
             console.print(table_of(rows[-len(sides) :]))
-            if arguments.json is not None:
-                arguments.json.write_text(json.dumps(_result(arguments, rows), indent=2) + "\n")
+            write_record(_result(arguments, rows), arguments.json)
     console.print(table_of(rows))
     console.print(_result(arguments, rows)["summary"])
 
@@ -315,8 +306,7 @@ def _result(arguments: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> di
         return max(abs(row[name]) for row in rows)
 
     return {
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
+        **described_run(["rlhfless"]),
         "time_scale": arguments.time_scale,
         "startup_seconds": arguments.startup,
         "summary": {

@@ -11,7 +11,6 @@ actors (`repack`) are left out.
 import argparse
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -22,8 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.asynchronous.against_synchronous import COLOCATED, ENDS, LENGTHS, SAMPLES, job_of, split_of
-from benchmarks.shared.machine import describe_machine
+from benchmarks.asynchronous.against_synchronous import COLOCATED, ENDS, job_of, split_of
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.history import History
@@ -150,7 +150,7 @@ def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         with tempfile.TemporaryDirectory(prefix="forecast-") as name:
             prompts = arguments.prompts * arguments.gpus
-            trace = generate(LENGTHS, epochs=arguments.steps, prompts=prompts, samples=SAMPLES, seed=0)
+            trace = generate(GSM8K_LENGTHS, epochs=arguments.steps, prompts=prompts, samples=8, seed=0)
             write_trace(Path(name) / "trace.parquet", trace)
             job = job_of(arm, Path(name), arguments)
             emulation = emulation_of(job)
@@ -184,8 +184,7 @@ def main() -> None:
         table.add_row(row["arm"], str(row["learner_gpus"]), *cells)
     Console(width=200).print(table)
     if arguments.json:
-        kept = {"command": " ".join(["python", *sys.argv]), **describe_machine(["numpy"]), "rows": rows}
-        arguments.json.write_text(json.dumps(kept, indent=2) + "\n")
+        write_record({**described_run(["numpy"]), "rows": rows}, arguments.json)
 
 
 if __name__ == "__main__":

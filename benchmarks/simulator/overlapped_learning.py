@@ -10,18 +10,16 @@ learner has as many GPUs as there are actors. Printed are the means of the steps
 import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.local_run import RunOptions, run_locally
-from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
-
-LENGTHS = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
+from rlhfless_operator.simulator.traces import generate, write_trace
 
 
 def job_of(
@@ -42,24 +40,16 @@ def job_of(
         kl: coefficient; above 0 preparation asks the reference policy, and else it has next to nothing to do.
         keep_alive: of generation instances.
     """
-    spec = {
-        "model": {"source": "Qwen2.5-3B"},
-        "data": {"source": str(folder)},
-        "rewards": [{"name": "math", "math": {}}],
-        "sampling": {"maxPromptTokens": 4096, "maxResponseTokens": LENGTHS.longest},
-        "batch": {"promptsPerStep": prompts, "samplesPerPrompt": 8},
-        "algorithm": {"kl": {"coefficient": kl}},
-        "steps": steps,
-        "generation": {"instances": {"min": 1, "max": actors}, "keepAlive": keep_alive},
-        "learning": {"overlap": overlap, "processes": actors},
-        "artifacts": {"uri": str(folder)},
-        "rehearsal": {
-            "trace": str(folder / "trace.parquet"), "gpu": "L40S", "startup": "2s", "weightLoad": "3s",
-            "timeScale": time_scale,
-        },
-    }  # fmt: skip
-    document = {"apiVersion": "rlhfless.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": name}, "spec": spec}
-    return RLHFJob.model_validate(document)
+    return job_on_l40s(
+        name,
+        folder,
+        prompts=prompts,
+        steps=steps,
+        time_scale=time_scale,
+        algorithm={"kl": {"coefficient": kl}},
+        generation={"instances": {"min": 1, "max": actors}, "keepAlive": keep_alive},
+        learning={"overlap": overlap, "processes": actors},
+    )
 
 
 def rehearse(folder: Path, overlap: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -106,15 +96,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
             folder = Path(name)
             trace = generate(
-                LENGTHS, epochs=arguments.steps, prompts=arguments.prompts * arguments.actors, samples=8, seed=0
+                GSM8K_LENGTHS, epochs=arguments.steps, prompts=arguments.prompts * arguments.actors, samples=8, seed=0
             )
             write_trace(folder / "trace.parquet", trace)
             rows.append(rehearse(folder, overlap, arguments))
         print(", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()))
-    if arguments.json is not None:
-        about = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-        about |= {"time_scale": arguments.time_scale, "steps_of_a_run": arguments.steps}
-        arguments.json.write_text(json.dumps({**about, "runs": rows}, indent=2) + "\n")
+    about = {"time_scale": arguments.time_scale, "steps_of_a_run": arguments.steps}
+    write_record({**described_run(["rlhfless"]), **about, "runs": rows}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import job_of_scenario, write_trace_of
 from rlhfless_operator.simulator.scenarios import find_scenario
-from rlhfless_operator.simulator.traces import write_trace
 
 _SCENARIO = "paper-3b-gsm8k-grpo"
 _STEPS = 4
@@ -28,44 +27,26 @@ _TIME_SCALE = 0.25
 
 
 def job(trace: Path, runs: Path) -> dict[str, Any]:
-    """The job's document."""
+    """Return the job's document."""
     scenario = find_scenario(_SCENARIO)
-    gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    return {
-        "apiVersion": "rlhfless.io/v1alpha1",
-        "kind": "RLHFJob",
-        "metadata": {"name": "rehearsal"},
-        "spec": {
-            "model": {"source": scenario.model.name},
-            "data": {"source": str(trace)},
-            "artifacts": {"uri": str(runs)},
-            "rewards": [{"name": "right", "math": {}}],
-            "algorithm": {"name": "grpo", "kl": {"coefficient": 0.001}},
-            "sampling": {"maxPromptTokens": 1024, "maxResponseTokens": scenario.lengths.longest},
-            "batch": {"promptsPerStep": scenario.prompts_per_step, "samplesPerPrompt": scenario.samples_per_prompt},
-            "steps": _STEPS,
-            "generation": {"instances": {"max": _ACTORS}, "pods": gpus},
-            "preparation": {"pods": gpus},
-            "learning": {
-                "processes": _LEARNER_GPUS,
-                "pods": {"resources": {"limits": {"nvidia.com/gpu": str(_LEARNER_GPUS)}}},
-            },
-            "rehearsal": {
-                "trace": str(trace),
-                "gpu": scenario.gpu.name,
-                "startup": f"{scenario.startup_seconds:g}s",
-                "weightLoad": f"{scenario.weight_load_seconds:g}s",
-                "update": f"{scenario.update_seconds:g}s",
-                "timeScale": _TIME_SCALE,
-            },
-        },
-    }
+    document = job_of_scenario(
+        scenario,
+        "rehearsal",
+        trace,
+        steps=_STEPS,
+        learner_gpus=_LEARNER_GPUS,
+        startup_seconds=scenario.startup_seconds,
+        time_scale=_TIME_SCALE,
+    )
+    document["spec"]["artifacts"] = {"uri": str(runs)}
+    document["spec"]["generation"]["instances"] = {"max": _ACTORS}
+    return document
 
 
 def rehearse(folder: Path) -> dict[str, Any]:
     """Run the job in a folder; its steps, and the spans of its instances."""
-    scenario, trace = find_scenario(_SCENARIO), folder / "trace.parquet"
-    write_trace(trace, replace(scenario, epochs=-(-_STEPS // scenario.steps_per_epoch)).draw_trace(seed=0))
+    trace = folder / "trace.parquet"
+    write_trace_of(find_scenario(_SCENARIO), _STEPS, trace, seed=0)
     file, runs = folder / "job.json", folder / "runs"
     file.write_text(json.dumps(job(trace, runs)))
     rlhfless = "from rlhfless_operator.cli import main; main()"
@@ -101,14 +82,9 @@ def main() -> None:
         result = rehearse(Path(name))
     for step in result["steps"]:
         print(f"step {step['step']}: {step['seconds']:.1f} s, {step['actors']} actors")
-    if given.json is not None:
-        setting = {"scenario": _SCENARIO, "steps": _STEPS, "actors": _ACTORS, "learner_gpus": _LEARNER_GPUS}
-        document = {
-            "command": "python benchmarks/simulator/rehearsal.py --json benchmarks/simulator/results/rehearsal.json"
-        }
-        document |= {"setting": setting | {"time_scale": _TIME_SCALE}}
-        document |= describe_machine(["rlhfless"])
-        given.json.write_text(json.dumps({**document, **result}, indent=1) + "\n")
+    setting = {"scenario": _SCENARIO, "steps": _STEPS, "actors": _ACTORS, "learner_gpus": _LEARNER_GPUS}
+    record = described_run(["rlhfless"]) | {"setting": setting | {"time_scale": _TIME_SCALE}}
+    write_record({**record, **result}, given.json)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ GPU-seconds: of generation from being asked for to the end, of preparation and l
 import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS
 from benchmarks.simulator import against_processes as processes
-from benchmarks.simulator.overlapped_learning import LENGTHS, job_of
+from benchmarks.simulator.overlapped_learning import job_of
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.step.overlap import queue
@@ -55,7 +55,7 @@ def simulated(
 
 def compare(actors: int, prompts: int, steps: int, time_scale: float) -> list[dict[str, Any]]:
     """A row for each step of a run."""
-    trace = generate(LENGTHS, epochs=steps, prompts=prompts * actors, samples=8, seed=0)
+    trace = generate(GSM8K_LENGTHS, epochs=steps, prompts=prompts * actors, samples=8, seed=0)
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         folder = Path(name)
         write_trace(folder / "trace.parquet", trace)
@@ -115,13 +115,9 @@ def main() -> None:
     for actors in arguments.actors:
         rows += compare(actors, arguments.prompts, arguments.steps, arguments.time_scale)
         show(rows[-arguments.steps :])
-    if arguments.json is not None:
-        about: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-        about["time_scale"] = arguments.time_scale
-        about["mean_beyond_preparation"] = statistics.fmean(
-            each["beyond_preparation"] for each in rows if each["follows"]
-        )
-        arguments.json.write_text(json.dumps({**about, "steps": rows}, indent=2) + "\n")
+    mean = statistics.fmean(each["beyond_preparation"] for each in rows if each["follows"])
+    about = {"time_scale": arguments.time_scale, "mean_beyond_preparation": mean}
+    write_record({**described_run(["rlhfless"]), **about, "steps": rows}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
+from benchmarks.shared.random_models import QWEN3_126_MB, random_qwen3
+from benchmarks.shared.records import described_run, write_record
 
 RATES = (1e-6, 2e-4)
 DTYPES = ("bfloat16", "float32")
@@ -28,13 +28,11 @@ SAMPLES, TOKENS = 2, 64
 def model(dtype: str, rate: float, steps: int) -> Iterator[dict[str, Any]]:
     """The delta of each version of the model of 126 MB after the first."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from rlhfless_functions.artifacts.deltas import apply_delta, write_delta
     from rlhfless_functions.weights.saving import write_model
 
-    torch.manual_seed(0)
-    policy = Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).float()
+    policy = random_qwen3().float()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     with tempfile.TemporaryDirectory() as place:
         before: Path | None = None
@@ -71,17 +69,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {
-        "machine": describe_machine(("torch", "transformers", "pyarrow", "numpy")),
-        "versions": [],
-    }
+    results: dict[str, Any] = {**described_run(("torch", "transformers", "pyarrow", "numpy")), "versions": []}
     for dtype in DTYPES:
         for rate in RATES:
             versions = list(model(dtype, rate, options.steps))
             print(dtype, rate, json.dumps(versions), flush=True)
             results["versions"].append({"dtype": dtype, "learning_rate": rate, "versions": versions})
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_record(results, options.json)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
 from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import random_qwen3
+from benchmarks.shared.records import described_run, write_record
 from benchmarks.shared.s3_server import start_s3_server
 
 RATES, DTYPES = (1e-6, 2e-4), ("bfloat16", "float32")
@@ -68,13 +68,9 @@ def quickstart(folder: Path, steps: int) -> dict[str, Any]:
 
 def larger(folder: Path, steps: int, dtype: str, rate: float) -> dict[str, Any]:
     """A job that trains the model of 126 MB."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     document = quickstart(folder, steps)
     (folder / "reward.py").write_text(REWARD)
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(folder / "model")
+    random_qwen3().save_pretrained(folder / "model")
     spec = document["spec"]
     spec["model"]["dtype"] = dtype
     spec["batch"] |= {"promptsPerStep": 4, "minibatchSamples": 4}
@@ -92,18 +88,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     bucket, _ = start_s3_server()
-    arguments = f"--quickstart-steps {given.quickstart_steps} --model-steps {given.model_steps}"
     results: dict[str, Any] = {
-        "command": f"python benchmarks/weights/deltas_jobs.py {arguments}",
-        "machine": describe_machine(("torch", "transformers", "pyarrow", "moto", "s3fs")),
+        **described_run(("torch", "transformers", "pyarrow", "moto", "s3fs")),
         "model_of_126_mb": [],
     }
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["RLHFLESS_CACHE"] = f"{scratch}/cache"
-
-        def keep() -> None:
-            if given.json:
-                given.json.write_text(json.dumps(results, indent=1) + "\n")
 
         for dtype in DTYPES:
             for rate in RATES:
@@ -112,12 +102,12 @@ def main() -> None:
                 steps = run(folder, document, f"{bucket}/{dtype}-{rate}")
                 print(dtype, rate, json.dumps(steps), flush=True)
                 results["model_of_126_mb"].append({"dtype": dtype, "learning_rate": rate, "steps": steps})
-                keep()
+                write_record(results, given.json)
         folder = Path(scratch, "quickstart")
         document = quickstart(folder, given.quickstart_steps)
         results["quickstart"] = run(folder, document, f"{bucket}/quickstart")
         print("quickstart", json.dumps(results["quickstart"]), flush=True)
-        keep()
+        write_record(results, given.json)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
 from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import random_qwen3
+from benchmarks.shared.records import described_run, write_record
 
 SMALL: dict[str, Any] = {
     "steps": 1,
@@ -61,13 +61,9 @@ print(anonymous() - before)
 
 def make_models(folder: Path) -> dict[str, Path]:
     """The quickstart's model, and a larger one with its tokenizer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     large = folder / "model-126"
     shutil.copytree(QUICKSTART / "model", large)
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(large)
+    random_qwen3().save_pretrained(large)
     return {"quickstart": QUICKSTART / "model", "126 MB": large}
 
 
@@ -165,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     results: dict[str, Any] = {
-        **describe_machine(("torch", "transformers", "peft")),
+        **described_run(("torch", "transformers", "peft")),
         "rank": arguments.rank,
         "models": {},
     }
@@ -187,8 +183,7 @@ def main() -> None:
             )
             if difference["reference"] != 0:
                 sys.exit(f"{name}: the reference is not the model that was given")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_record(results, arguments.json)
 
 
 if __name__ == "__main__":

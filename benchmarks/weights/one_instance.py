@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.machine import describe_machine
+from benchmarks.shared.records import described_run, write_record
 
 TOKEN = "a-benchmarks-token"
 
@@ -61,10 +61,8 @@ def in_milliseconds(seconds: Sequence[float]) -> dict[str, float | list[float]]:
     }
 
 
-def tell(script: str, found: dict[str, Any], file: Path | None) -> None:
+def tell(found: dict[str, Any], file: Path | None) -> None:
     """Print a record with the command and the machine, and write it to a file if there is one."""
-    command = " ".join(["python", f"benchmarks/{script}", *sys.argv[1:]])
-    record = {"command": command, **found, **describe_machine(["torch", "transformers"])}
+    record = {**found, **described_run(["torch", "transformers"])}
     print(json.dumps(record, indent=1))
-    if file is not None:
-        file.write_text(json.dumps(record, indent=1) + "\n")
+    write_record(record, file)

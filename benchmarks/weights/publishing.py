@@ -20,11 +20,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
-from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.links import Link
+from benchmarks.shared.random_models import publish_model, random_qwen3
 from benchmarks.shared.s3_server import start_s3_server
 from benchmarks.weights.one_instance import TOKEN, in_milliseconds, running_instance, tell, until_free
-from benchmarks.weights.relays import Link
 
 PROMPT, RESPONSE = 40, 60
 INSTANCE = """
@@ -52,18 +51,6 @@ timed(learner, "publish", lambda given: given[1].version)
 timed(publisher, "hold", lambda given: given[2].version)
 run_instance(InstanceOptions.model_validate_json(sys.argv[1]), lambda port: print(port, flush=True))
 """
-
-
-def make_model(folder: Path) -> None:
-    """A model of 126 MB."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    from rlhfless_functions.weights import publish_weights
-
-    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART / "model")
-    torch.manual_seed(0)
-    publish_weights(str(folder), Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)), tokenizer)
 
 
 def write_batch(part: str, samples: int) -> None:
@@ -210,7 +197,7 @@ def main() -> None:
             root, address = start_s3_server()
             os.environ["AWS_ENDPOINT_URL"] = Link(address, given.rate * 1e6, uploads=True).address
         os.environ["RLHFLESS_CACHE"] = str(folder / "cache")
-        make_model(folder / "model")
+        publish_model(folder / "model", random_qwen3())
         write_batch(f"{root}/batch.parquet", given.samples)
         version_bytes = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
         log = folder / "spans"
@@ -218,7 +205,7 @@ def main() -> None:
             published = asyncio.run(learn(url, folder / "model", root, given.steps, given.samples))
         found = summary(log, published, given.steps)
     link = {"link_bytes_per_second": given.rate * 1e6} if given.store == "s3" else {}
-    tell("publishing.py", {"version_bytes": version_bytes, **link, **found}, given.json)
+    tell({"version_bytes": version_bytes, **link, **found}, given.json)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
-from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import publish_model, random_qwen3
 from benchmarks.shared.s3_server import start_s3_server
 from benchmarks.weights.one_instance import TOKEN, in_milliseconds, running_instance, tell, until_free
 
@@ -67,17 +66,12 @@ run_instance(InstanceOptions.model_validate_json(sys.argv[1]), lambda port: prin
 def make_versions(folder: Path, count: int) -> list[Path]:
     """A model of 126 MB and as many later versions."""
     import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from rlhfless_functions.weights import publish_weights
-
-    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART / "model")
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB))
+    model = random_qwen3()
     made = []
     for number in range(count + 1):
         made.append(folder / f"made-{number}")
-        publish_weights(str(made[-1]), model, tokenizer)
+        publish_model(made[-1], model)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.view(-1)[::7] *= 1.001
@@ -326,7 +320,7 @@ def main() -> None:
         },
         "decoding": decode_pace(spans),
     }
-    tell("weight_swap.py", record, given.json)
+    tell(record, given.json)
 
 
 if __name__ == "__main__":

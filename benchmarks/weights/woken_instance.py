@@ -23,11 +23,11 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
-from benchmarks.shared.machine import describe_machine
-from benchmarks.shared.model_126_mb import QWEN3_126_MB
-from benchmarks.weights.relays import Link
+from benchmarks.shared.links import Link
+from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.random_models import random_qwen3
+from benchmarks.shared.records import described_run, write_record
 
 PROMPTS = 8
 INSTANCE = """
@@ -126,16 +126,6 @@ def serve_files(place: Path) -> http.server.ThreadingHTTPServer:
     return server
 
 
-def tokenizer() -> Any:
-    """One of single characters."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"<pad>": 0, "<eos>": 1, **{chr(48 + number): 2 + number for number in range(60)}}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
@@ -146,19 +136,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     engine = "vllm and its import" if given.import_vllm else given.engine
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer
 
     from rlhfless_functions import artifacts
 
     with tempfile.TemporaryDirectory() as place:
-        torch.manual_seed(0)
         server = serve_files(Path(place))
         link = Link(("127.0.0.1", server.server_address[1]), given.rate * 1e6)
         places = {"disk": f"{place}/step-1", "store": f"{link.address}/step-1"}
         with artifacts.publish(places["disk"]) as folder:
-            Qwen3ForCausalLM(Qwen3Config(**QWEN3_126_MB)).save_pretrained(folder)
-            tokenizer().save_pretrained(folder)
+            random_qwen3().save_pretrained(folder)
+            AutoTokenizer.from_pretrained(QUICKSTART / "model").save_pretrained(folder)
         record: dict[str, object] = {
             "engine": engine,
             "link_bytes_per_second": given.rate * 1e6,
@@ -181,12 +169,7 @@ def main() -> None:
             ratios = sorted(round(early[2] / late[2], 3) for early, late in pairs)
             record[name] = result | {"ratio": statistics.median(ratios), "ratios": ratios}
             print(name, record[name], flush=True)
-    options = f"--rate {given.rate:g} --tokens {given.tokens} --repeats {given.repeats}"
-    chosen = f"--engine {given.engine} {'--import-vllm ' if given.import_vllm else ''}"
-    record |= {"command": f"python benchmarks/weights/woken_instance.py {chosen}{options}"}
-    record |= {"machine": describe_machine(["torch", "transformers", "fsspec", "aiohttp"])}
-    if given.json is not None:
-        given.json.write_text(f"{json.dumps(record, indent=1)}\n")
+    write_record({**record, **described_run(["torch", "transformers", "fsspec", "aiohttp"])}, given.json)
     server.shutdown()
 
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.job import job_document
 from benchmarks.gpu.shapes import SHAPES, WORK, make_model
 from rlhfless_operator.job.spec import RLHFJob
 
-COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu" / "measure.py"
 
 
 def model(*, tied: bool) -> Qwen2ForCausalLM:
@@ -115,7 +115,7 @@ def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "MFU" in ran.stdout and "taken over by transformers" in ran.stdout
     result = json.loads(kept.read_text())
-    assert result["versions"]["torch"] and result["machine"] and "gpu.py" in result["command"]
+    assert result["versions"]["torch"] and result["machine"] and "measure.py" in result["command"]
     parts = result["shapes"]["tiny-lora"]["parts"]
     learner, weights = parts["learner"], parts["weights"]
     assert 0 < learner["mfu"] < 1
