@@ -4,14 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.gpu.accelerator import data_sheet_flops
-from benchmarks.gpu.attempts import attempt, failures
+from benchmarks.gpu.attempts import failures
 from benchmarks.gpu.flops import Parameters, Passed, count_parameters, passed, training_flops
 from benchmarks.gpu.job import job_document
 from benchmarks.gpu.shapes import SHAPES, WORK, make_model
@@ -20,7 +17,9 @@ from rlhfless_operator.job.spec import RLHFJob
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu" / "measure.py"
 
 
-def model(*, tied: bool) -> Qwen2ForCausalLM:
+def model(*, tied: bool) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     config = Qwen2Config(
         vocab_size=10,
         hidden_size=4,
@@ -45,6 +44,8 @@ def test_parameters_are_those_that_tokens_are_multiplied_with(tied: bool) -> Non
 
 
 def test_an_adapter_is_counted_by_itself() -> None:
+    from peft import LoraConfig, get_peft_model
+
     adapted = get_peft_model(model(tied=True), LoraConfig(r=1, target_modules="all-linear", task_type="CAUSAL_LM"))
     # Rank 1 adds inputs + outputs of a matrix.
     of_a_layer = 2 * (4 + 4) + 2 * (4 + 2) + 3 * (4 + 6)
@@ -75,11 +76,15 @@ def test_a_frozen_parameter_takes_four_and_the_adapter_six() -> None:
 
 @pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.494), ("7b", 7.616)])
 def test_the_shapes_are_as_large_as_the_models_that_they_are_named_after(name: str, billions: float) -> None:
+    import torch
+
     made = make_model(SHAPES[name], torch.bfloat16, torch.device("meta"), seed=0)
     assert sum(parameter.numel() for parameter in made.parameters()) / 1e9 == pytest.approx(billions, abs=5e-4)
 
 
 def test_the_peak_is_that_of_the_device_or_unknown() -> None:
+    from benchmarks.gpu.accelerator import data_sheet_flops
+
     assert data_sheet_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert data_sheet_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert data_sheet_flops("NVIDIA L40S") == 362e12
@@ -96,44 +101,26 @@ def test_a_shape_s_job_is_a_job(name: str, tmp_path: Path) -> None:
     assert (spec.model.lora.rank if spec.model.lora else None) == WORK[name].lora_rank
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(COMMAND), "--threads", "1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     kept = tmp_path / "result.json"
-    arguments = ("--shapes", "tiny-lora", "--parts", "learner,weights", "--json", str(kept))
-    late = run(*arguments, "--limit", "0.05")
-    assert late.returncode == 1
-    assert "tiny-lora: model failed: took longer" in late.stderr
-    parts = json.loads(kept.read_text())["shapes"]["tiny-lora"]["parts"]
-    assert all("failed" in parts[part] for part in ("model", "learner", "weights"))
-
-    ran = run(*arguments, "--continue")
+    command = [sys.executable, str(COMMAND), "--threads", "1", "--shapes", "tiny-lora", "--parts", "learner,weights"]
+    command += ["--json", str(kept), "--continue"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "MFU" in ran.stdout and "taken over by transformers" in ran.stdout
     result = json.loads(kept.read_text())
-    assert result["versions"]["torch"] and result["machine"] and "measure.py" in result["command"]
     parts = result["shapes"]["tiny-lora"]["parts"]
     learner, weights = parts["learner"], parts["weights"]
-    assert 0 < learner["mfu"] < 1
     assert learner["mfu"] == pytest.approx(learner["flops_per_second"] / learner["peak_flops"]["matmul"])
+    assert 0 < learner["mfu"] < 1
     assert 0 < learner["tokens_passed"] <= learner["tokens"]
-    assert parts["model"]["bytes"] / 2 < weights["bytes"] < 2 * parts["model"]["bytes"]
     taken = weights["engines"]["transformers"]
     assert taken["gigabytes_per_second"] == pytest.approx(weights["bytes"] / taken["seconds"] / 1e9)
 
-    again = run(*arguments, "--continue")
-    assert again.returncode == 0
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "learner ..." in ran.stderr and "learner ..." not in again.stderr
     assert json.loads(kept.read_text()) == result
-
-    kept.write_text(json.dumps(result | {"machine": "another"}))
-    elsewhere = run(*arguments, "--continue")
-    assert elsewhere.returncode == 1
-    assert "machine was another" in elsewhere.stderr
 
 
 def test_failures_are_found_wherever_they_are() -> None:
@@ -141,15 +128,3 @@ def test_failures_are_found_wherever_they_are() -> None:
         "7b": {"weights": {"bytes": 1, "engines": {"vllm": {"failed": "no memory"}}}, "trl": {"not_measured": "x"}}
     }
     assert list(failures(measured)) == ["7b: weights: engines: vllm failed: no memory"]
-
-
-def test_an_attempt_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert attempt(lambda: {"seconds": 1.0}) == {"seconds": 1.0}
-    assert attempt(lambda: {"seconds": 1 / 0}) == {"failed": "ZeroDivisionError: division by zero"}
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_names_that_are_unknown_are_refused() -> None:
-    ran = run("--shapes", "0.5b,8b")
-    assert ran.returncode == 2
-    assert "'8b' is no shape: name some of tiny, tiny-lora, small, 0.5b, 7b" in ran.stderr

@@ -35,11 +35,6 @@ def test_a_pod_that_goes_on_is_no_change_of_hands() -> None:
     assert hand_overs([GENERATED, again, sampled]) == []
 
 
-def test_only_the_first_work_of_a_task_counts() -> None:
-    other = line(1.8, "p", "model loaded", weights_seconds=0.1)
-    assert len(hand_overs([GENERATED, SLEPT, PREPARES, LOADED, other])) == 1
-
-
 def test_lines_that_mean_something_else_are_passed_over() -> None:
     (found,) = hand_overs([line(0.5, "p", "instance sleeps", seconds=0.1), GENERATED, SLEPT, PREPARES, LOADED])
     assert found.seconds == pytest.approx(0.6)
