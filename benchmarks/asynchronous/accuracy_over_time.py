@@ -3,10 +3,9 @@
     python benchmarks/asynchronous/accuracy_over_time.py --json FILE [--seeds 0 1 2]
         [--arms static async-1 async-2] [--every 4] [--threads 1]
 
-Arms that are not run again stay in the JSON as they were measured.
-`python docs/pictures.py asynchronous` draws the mean over the seeds against time. A step takes as long there as in
-`async_against_sync_groups.json`, on emulated GPUs with the lengths of that benchmark: two cores have no time to win, as
-generation and learning share them.
+Arms that do not run again stay in FILE as they were measured. `python docs/pictures.py asynchronous` draws the mean
+over the seeds against time. A step takes as long there as in `async_against_sync_groups.json`, on emulated GPUs: on two
+cores generation and learning share the cores, and an asynchronous job has no time to win.
 """
 
 import argparse
@@ -24,7 +23,7 @@ ARMS = {
     "async-1": ["spec.async.maxStaleness=1"],
     "async-2": ["spec.async.maxStaleness=2"],
 }
-"""The changes to the quickstart's document, by the names that `async_against_sync.py` has for the same jobs."""
+"""The changes to the quickstart's document, by the names that `against_synchronous.py` has for the same jobs."""
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python benchmarks/asynchronous/against_synchronous.py --json FILE [--gpus 8] [--learner-gpus 2]
         [--steps 6] [--time-scale 1]
 
-The job is the best case of docs/simulation.md: Qwen2.5-3B on L40S, lengths like GSM8K's, prompts × 8 samples. Every
-arm has `--gpus` GPUs. Where they are split, `--learner-gpus` of them learn and the others generate, one GPU an actor:
+The job has Qwen2.5-3B on L40S, lengths like GSM8K's, and prompts × 8 samples. Every arm has `--gpus` GPUs. Where they
+are split, `--learner-gpus` of them learn and the others generate, one GPU an actor:
 
     colocated   synchronous; all GPUs generate, then all learn, and changing over costs nothing
     cost        the same, and the `cost` policy chooses how many of them generate
@@ -15,12 +15,12 @@ arm has `--gpus` GPUs. Where they are split, `--learner-gpus` of them learn and 
                 the same with `migration.policy: repack` (Laminar's) and `none` in the place of `benefit`
 
 Means are of steps in the middle, in emulated seconds. Idle shares are of all GPUs of a stage, for as long as the steps
-took. `owned_gpu_seconds` counts all GPUs for that long; `charged_gpu_seconds` is the ledger's, which charges an
-instance while it is kept. The ledger's is more: it has the instance of preparation, a GPU beyond `--gpus` that has
-next to nothing to do, and where stages share GPUs it has those of both stages. `expected_generation_seconds` is the
-plan's forecast: where `generation_seconds` is much more, the machine was too busy for this time scale.
+took. `owned_gpu_seconds` counts all GPUs for that long. `charged_gpu_seconds` is the ledger's, which charges an
+instance while it is kept: also the one of preparation, a GPU beyond `--gpus`, and both stages' where stages share GPUs.
+`expected_generation_seconds` is the plan's forecast. If `generation_seconds` is much more, the machine was too busy for
+this time scale.
 
-An arm that FILE has already, with the same settings, is not run again.
+An arm that FILE has with the same settings does not run again.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What it brings that a rollout begins on the instances which the one before is done with: by the code that jobs use.
+"""Asynchronous jobs whose rollouts begin on instances that the one before is done with, on an emulated clock.
 
     python benchmarks/asynchronous/overlapped_rollouts.py [--steps 20] [--json FILE]
 
-Generation takes the time of an emulated clock: lengths like GSM8K's, Qwen2.5-7B on H100s, 64 prompts × 8 samples a
-step, prompts divided evenly. Nothing is moved between actors, and preparation takes no time. The learner takes the
-first complete groups, as jobs do. A step takes it a share of the mean time of a rollout that has all instances.
+The queue of instances and the choice of groups are those of every job. Lengths are like GSM8K's, for Qwen2.5-7B on
+H100s and 64 prompts × 8 samples a step, divided evenly. Nothing moves between actors, and preparation takes no time. A
+step takes the learner a share of the mean time of a rollout that has all instances.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What it brings that responses go on with newer weights (`async.newWeights: switch`), on an emulated clock.
+"""Asynchronous jobs whose responses go on with newer weights (`async.newWeights: switch`), on an emulated clock.
 
     python benchmarks/asynchronous/switching.py [--steps 20] [--json FILE]
 
 The clock, the queue and the model are those of `overlapped_rollouts.py`: Qwen2.5-7B on H100s, 64 prompts × 8 samples a
-step, rollouts that overlap. Lengths are like GSM8K's, or eight times as long. An actor is cut by the rule that jobs
-use, which is told how long each response will be, by the same rule with a larger share, or always. A switch costs half
-a second, loading 15 GB at 4 GB/s, and the prefill of the contexts.
+step. Lengths are like GSM8K's, or eight times as long. Three rules cut an actor: the one of jobs, which is told how
+long each response will be, the same with a larger share, and always. A switch costs half a second, loading 15 GB at 4
+GB/s, and the prefill of the contexts.
 """
 
 import argparse

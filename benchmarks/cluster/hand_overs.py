@@ -1,4 +1,4 @@
-"""How long a slot takes to change hands and what that is made of, from the logs of the pods that use it in turns."""
+"""The time in which a slot changes hands and its parts, from the logs of the pods that use it in turns."""
 
 import math
 import statistics

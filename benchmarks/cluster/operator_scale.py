@@ -1,10 +1,10 @@
 """One operator with many jobs: its memory, and its requests to the API server per job and step.
 
-It starts an API server of its own from KUBEBUILDER_ASSETS (etcd and kube-apiserver, the convention of envtest) and an
-operator whose functions are emulated: they do each task at once or after a while, and write what functions would. The
-requests are counted by the API server itself.
-
     KUBEBUILDER_ASSETS=... python benchmarks/cluster/operator_scale.py [--jobs 1000] [--steps 3] [--task-seconds 5]
+
+An API server starts from KUBEBUILDER_ASSETS (etcd and kube-apiserver, the convention of envtest), with an operator
+whose functions are emulated: they do each task at once or after a while, and write what functions would. The API server
+itself counts the requests.
 """
 
 import argparse

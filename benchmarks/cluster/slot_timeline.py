@@ -1,4 +1,4 @@
-"""What was done on each slot when, from the changes of state that pods go through."""
+"""A timeline of the work on each slot, from the changes of state that pods go through."""
 
 import statistics
 from collections import defaultdict

@@ -5,13 +5,13 @@
 
 Whole jobs go through the operator: driver, pool, slots, Knative's Services, webhook, ledger. The API server is real
 (from KUBEBUILDER_ASSETS, the convention of envtest), Knative is emulated, and each pod is a process that rehearses on
-an emulated GPU. The jobs have the lengths of a scenario of the simulator, each drawn anew. They are carried out
+an emulated GPU. The jobs have the lengths of a scenario of the simulator, each drawn anew. They run
 
 - one after the other, each with all slots to itself;
 - in turns: all at once on all slots;
 - apart: all at once, each on an equal part of the slots, which no other job uses.
 
-All seconds in the results are emulated ones. What this machine itself takes is in them, divided by the time scale.
+All seconds in the results are emulated ones. This machine's own time is in them, divided by the time scale.
 """
 
 import argparse

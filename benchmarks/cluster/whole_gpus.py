@@ -2,16 +2,16 @@
 
     KUBEBUILDER_ASSETS=... python benchmarks/cluster/whole_gpus.py [--jobs 3] [--gpus 4] [--steps 8] [--json FILE]
 
-As `slots.py`: whole jobs go through the operator, the API server is real, Knative is emulated, and each pod is a
+As in `slots.py` whole jobs go through the operator, the API server is real, Knative is emulated, and each pod is a
 process that rehearses on an emulated GPU. A GPU is its pod's until the pod is gone: the cluster never has more pods
-than GPUs. The jobs are carried out
+than GPUs. The jobs run
 
 - alone: the first one, with all GPUs to itself;
-- one after the other: each is applied when the one before has succeeded;
+- one after the other: each begins when the one before has succeeded;
 - together: all at once, each pod with a GPU of its own;
 - in turns: all at once, on the same GPUs as slots (claims).
 
-All seconds in the results are emulated ones. What this machine itself takes is in them, divided by the time scale.
+All seconds in the results are emulated ones. This machine's own time is in them, divided by the time scale.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What a decode pass of the transformers engine takes by its sequences and its drafted rows, in CPU seconds.
+"""CPU seconds of a decode pass of the transformers engine, by its sequences and its drafted rows.
 
     python benchmarks/drafting/passes.py measure [--model examples/quickstart/model] [--passes 40] [--json FILE]
     python benchmarks/drafting/passes.py gains [--passes FILE] [--steps FILE]
 
 Every set-up verifies wrong drafts, which leave the batch unchanged. The set-ups take turns on one thread, a pass each,
 and the median of each counts. `gains` computes what drafting can save in a step, from these costs and from the drafts
-and batches that benchmarks/drafting/steps.py measured: the batches at which it is faster, and the row cost at which it
-would take 0.75 of the time.
+and batches that `drafting/steps.py` measured: the batches at which it is faster, and the row cost at which it would
+take 0.75 of the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What drafting brings static actors and ours, in simulation, at acceptances that were measured and at published ones.
+"""Static actors and ours with drafts and without, simulated at acceptances that were measured and published ones.
 
     python benchmarks/drafting/policies.py [--seeds 3] [--json FILE]
 

@@ -1,12 +1,11 @@
-"""Measure how suited models are to early exit, and decode with such drafts: the quickstart's model, and random ones.
+"""Early exit: how suited models are to it, and decoding with such drafts.
 
     rlhfless run examples/quickstart/grpo.yaml
-    python benchmarks/drafting/probe.py runs/quickstart-grpo --json benchmarks/drafting/results/probe.json
+    python benchmarks/drafting/probe.py runs/quickstart-grpo --json FILE
 
-The quickstart's model is probed before training and at the checkpoints that its run has kept, on held-out prompts.
-Random models of each family have two layers. The control is a random model of eight layers of which the last six add
-nothing to what they are given: the best that early-exit drafting can meet. All decode on one thread, one sequence at a
-time; seconds are processor time.
+The quickstart's model is probed before training and at the checkpoints of its run, on held-out prompts. Random models
+of each family have two layers. The control is a random model of eight layers of which the last six add nothing: the
+best case of early exit. All decode on one thread, one sequence at a time; seconds are processor time.
 """
 
 from __future__ import annotations

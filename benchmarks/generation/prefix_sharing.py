@@ -1,21 +1,21 @@
-"""What it saves to compute prompts' shared prefixes once for several actors and to send their keys and values.
+"""Prompts' shared prefixes, computed once for several actors: time and tokens that this saves.
 
     .venv-vllm/bin/python benchmarks/generation/prefix_sharing.py [--actors 2] [--rate 100] [--json FILE]
 
-Each actor is a process with vLLM, as an instance has it; all are given their requests at once. Every actor has prompts
-that begin with each of the shared prefixes. The same shares are run in several ways, in turns:
+Each actor is a process with vLLM, as an instance has it; all get their requests at once. Every actor has prompts that
+begin with each of the shared prefixes. The same shares run in several ways, in turns:
 
 - `within`: prefix caching within each actor, nothing between them.
-- `folder`: each prefix is computed by the actor that the planner names. The others read it from a folder.
+- `folder`: the actor that the planner names computes each prefix. The others read it from a folder.
 - `store`: the same through an S3 server, behind a link that lets `--rate` MB/s through, in both directions together.
 
-This is done with several prefixes, and with one that all prompts begin with. Printed are the prompt tokens that were
-computed, the bytes of keys and values, the seconds until the last actor ended, and the instance-seconds of all actors,
-with what the planner would have forecast from the times that were measured. The responses must be identical. Each run
-has weights of its own, and no cache is left from the one before; medians count.
+This is done with several prefixes, and with one that all prompts begin with. Printed are the computed prompt tokens,
+the bytes of keys and values, the seconds until the last actor ended, and the instance-seconds of all actors, beside the
+planner's forecast from the measured times. The responses must be identical. Each run has weights of its own, and no
+cache is left from the one before; medians count.
 
-At last, actors with and without the connector decode responses that share nothing, in turns: what the connector takes
-of the processor's time.
+In the end actors with and without the connector decode responses that share nothing, in turns: the processor time that
+the connector takes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""What the generation instance adds to vLLM: start-up, throughput, and replacing weights, each beside vLLM alone.
+"""The instance that generates with vLLM, beside vLLM alone: start, throughput, and replacing weights.
 
     .venv-vllm/bin/python benchmarks/generation/vllm_engine.py [--rounds 2] [--only serving|weights] [--json FILE]
 
-`make test-vllm` makes that environment. Each round starts both, in turn the one or the other first, and lets each
-generate the same share three times, in turn too: what else the machine does slows both down alike, and ratios count.
+`make test-vllm` makes that environment. Each round starts both, in turns, and lets each generate the same share three
+times, in turns too: other work on the machine slows both down alike, and ratios count.
 
-- Start-up: from the process's start to an instance that is ready, against a process with vLLM's `LLM` that has sampled
-  a token (an instance has too); on a busy machine the processor's seconds say more than the clock's.
+- Start: from the process's start to an instance that is ready, against a process with vLLM's `LLM` that has sampled a
+  token, as the instance has.
 - Throughput: response tokens a second over HTTP, from the request to its `done`, rollouts written as Parquet, against
   `LLM.generate` with log-probabilities on the same prompts. vLLM alone has no seeds: on a CPU they are an error there.
 - Weights: another version into a live engine, checksums compared, against copying the bytes: `shutil.copyfile` of the
   safetensors file, from and to the system's page cache. Copying its tensors in memory is shown beside it.
 
-The clock's seconds of the weights are those of the fastest of many. The processor's are beside them, of all threads
-together: they say what was done on a busy machine, too.
+The seconds of the weights are those of the fastest of many. Processor seconds of all threads are beside them: on a busy
+machine they say more.
 """
 
 import argparse

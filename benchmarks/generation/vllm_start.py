@@ -1,4 +1,4 @@
-"""What the start of an instance with vLLM consists of, and what a kept cache saves.
+"""The start of an instance with vLLM: its parts, and what a kept cache saves.
 
     .venv-vllm/bin/python benchmarks/generation/vllm_start.py [--model FOLDER] [--rounds 3] [--json FILE]
 
@@ -6,9 +6,9 @@
 compilation (eager), as instances start on a CPU, and compiled, as on a GPU; each first with an empty cache and then
 with the cache that this left, for weights in another folder, as the next step's are.
 
-The seconds are those from the process's start to the first sampled token: imports, weights, compilation (vLLM's first
-runs included), and the rest of the engine. The fastest start of each kind is shown, beside the processor's seconds,
-which say more on a busy machine, and what vLLM itself says took how long: on a GPU the CUDA graphs are there, too.
+Seconds are from the process's start to the first sampled token: imports, weights, compilation (vLLM's first runs
+included), and the rest of the engine. The fastest start of each kind is shown, beside the processor's seconds, which
+say more on a busy machine, and vLLM's own account. On a GPU the CUDA graphs are there, too.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The generation engines that the parts of `gpu.py` measure, and with which settings."""
+"""The generation engines that the parts of `measure.py` use, and their settings."""
 
 from typing import Any
 

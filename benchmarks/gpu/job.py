@@ -1,4 +1,4 @@
-"""The job of our side of `gpu.py`'s steps, and what its other side takes from it."""
+"""The job of our side of `measure.py`'s steps, and the constants that its other side takes from it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Part of `gpu.py`: our learner alone, its tokens a second and the share of the device's arithmetic that it uses."""
+"""Part of `measure.py`: our learner alone, its tokens a second and its share of the device's arithmetic."""
 
 import statistics
 from itertools import groupby

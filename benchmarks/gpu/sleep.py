@@ -1,4 +1,4 @@
-"""Part of `gpu.py`: functions that give their device's memory back between two requests, and take it again."""
+"""Part of `measure.py`: functions that give their device's memory back between two requests, and take it again."""
 
 import gc
 from functools import partial

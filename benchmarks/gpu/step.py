@@ -1,4 +1,4 @@
-"""Parts of `gpu.py`: GRPO steps by `rlhfless run`, and the same by TRL's GRPOTrainer with the same engine."""
+"""Parts of `measure.py`: GRPO steps by `rlhfless run`, and the same by TRL's GRPOTrainer with the same engine."""
 
 import json
 import os

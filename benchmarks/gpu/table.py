@@ -1,4 +1,4 @@
-"""The result of `gpu.py` as text for a terminal."""
+"""The result of `measure.py` as text for a terminal."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

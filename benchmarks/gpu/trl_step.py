@@ -1,4 +1,4 @@
-"""TRL's side of `gpu.py`: its GRPOTrainer with the shape's model, prompts, reward and sizes, in one process.
+"""TRL's side of `measure.py`: its GRPOTrainer with the shape's model, prompts, reward and sizes, in one process.
 
     python benchmarks/gpu/trl_step.py SHAPE ENGINE MODEL PROMPTS REWARD OUTPUT
 

@@ -1,4 +1,4 @@
-"""Part of `gpu.py`: another version of the weights, published as the learner does and taken over by live engines."""
+"""Part of `measure.py`: another version of the weights, published as by the learner and taken over by live engines."""
 
 import shutil
 import statistics
@@ -25,8 +25,9 @@ MOST_ROUNDS, ROUNDS_SECONDS = 5, 8.0
 
 
 def measure(name: str, model: Path, scratch: Path) -> dict[str, Any]:
-    """All weights, also of a shape whose step trains an adapter, of which `lora.py` tells; files go to and come from
-    the page cache.
+    """Measure all weights, also of a shape whose step trains an adapter (`weights/lora.py` measures adapters).
+
+    Files go to the page cache and come from there.
 
     Args:
         name: of the shape.

@@ -1,9 +1,9 @@
-"""Ratios of a step's updates before anything is learnt: how far from 1 they are, and what that costs the gradient.
+"""Ratios of a step's updates before anything is learnt: their distance from 1, and what that costs the gradient.
 
     python benchmarks/learner/first_update.py [--algorithms grpo gspo rloo] [--dtype bfloat16] [--json FILE]
 
 Random models of three shapes learn from random groups of eight, in four updates. A learning rate of 1e-12 keeps the
-policy what it was when the step began. Every ratio should then be 1, and nothing should be clipped. Each sample carries
+policy as it was when the step began. Every ratio should then be 1, and nothing should be clipped. Each sample carries
 the log-probabilities that preparation computes with published weights.
 """
 

@@ -1,11 +1,10 @@
-"""What the learner's settings `pack` and `compile` do to an update on this machine's CPU, as ratios.
-
-One process takes the same updates with each setting in turn, on the batches of `learner.py` and on one of long
-responses. Compared are seconds of the processor, the least of several updates, which other work on the machine disturbs
-least. The first update, which compiles, is told apart. That all settings do the same work is checked: the gradient's
-norm must be the same.
+"""The learner's settings `pack` and `compile`: time of an update on this machine's CPU, as ratios.
 
     python benchmarks/learner/settings.py [--sizes small,medium,large,long] [--updates 5] [--threads 1] [--json FILE]
+
+One process takes the same updates with each setting in turn, on the batches of `peers/learner.py` and on one of long
+responses. The least processor time of several updates counts, as other work on the machine disturbs it least. The first
+update, which compiles, is told apart. The gradient's norm must be the same with all settings.
 """
 
 import argparse
@@ -33,7 +32,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "checkpointed": ({"pack": "never", "gradient_checkpointing": True}, 1),
     "compiled, checkpointed": ({"compile": True, "gradient_checkpointing": True}, 1 / 4),
 }
-"""Fields of `LearningSettings`, and the micro-batches' tokens relative to those of `learner.py`."""
+"""Fields of `LearningSettings`, and the micro-batches' tokens relative to those of `peers/learner.py`."""
 
 
 def measure(size: Size, updates: int) -> dict[str, Any]:

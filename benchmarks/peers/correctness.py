@@ -1,4 +1,4 @@
-"""Print how far our algorithms are from the same in TRL and verl, as the tables of docs/correctness.md.
+"""The differences between our algorithms and the same in TRL, verl and AReaL, as tables of docs/correctness.md.
 
     python benchmarks/peers/correctness.py --verl verl-0.9.1-py3-none-any.whl --areal functional.py
 

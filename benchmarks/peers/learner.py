@@ -1,12 +1,12 @@
 """Our learner against TRL's on the same batch: a GRPO update's tokens per second and peak memory, as ratios.
 
+    python benchmarks/peers/learner.py [--sizes small,medium,large] [--rounds 3] [--threads 2] [--json FILE]
+
 Both take the same optimizer updates on the same random model and the same ragged samples: groups of eight that share
 a prompt, one update over all of them, AdamW, float32, the same samples in a micro-batch at most. TRL's side is its own
 `GRPOTrainer`: its padding (all prompts to the longest on the left, all completions to the longest on the right), its
 loss and its tiled head. Each measurement is a process of its own, the two sides take turns, and the first update of a
-process does not count. That they do the same work is checked: the gradient's norm must be the same.
-
-    python benchmarks/peers/learner.py [--sizes small,medium,large] [--rounds 3] [--threads 2] [--json FILE]
+process does not count. The gradient's norm must be the same on both sides.
 """
 
 import argparse

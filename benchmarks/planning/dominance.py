@@ -1,4 +1,4 @@
-"""Whether a rival is better than ours in both time and cost: random small scenarios, and how often that happens.
+"""Random small scenarios, and how often a rival is better than ours in both time and cost.
 
     python benchmarks/planning/dominance.py [--scenarios 120] [--seed 1] [--json FILE]
 

@@ -1,11 +1,11 @@
-"""Where the published gains of RLHFless over static actors come out, and what ours comes to there.
+"""The settings where the published gains of RLHFless over static actors come out, and ours at the same settings.
 
     python benchmarks/planning/paper_figures.py [--seeds 1] [--prompts 64 128 256 512]
 
 The paper says 1.35 times as fast and 44.8 % cheaper on its best case (Qwen2.5-3B, GSM8K, GRPO, 16 L40S). It does not
-say how large a batch is, how many of the GPUs the static actors have, how well learning uses the hardware, nor how long
-an actor takes to wake. This searches all four, and runs ours at the settings that come nearest. Interrupted, or given
-some of the batches at a time, it goes on from its file.
+say how large a batch is, how many GPUs the static actors have, how well learning uses the hardware, nor how long an
+actor takes to wake. This searches all four, and runs ours at the nearest settings. Interrupted, or given some of the
+batches at a time, it goes on from its file.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How fast the planner is: samples and actors against seconds of one core.
+"""The time of a plan: seconds of one core by samples and actors.
 
     python benchmarks/planning/planner.py [--json]
 

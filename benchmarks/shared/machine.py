@@ -1,4 +1,4 @@
-"""What a benchmark ran on, as its result tells it."""
+"""The machine that a benchmark runs on: hardware, load and versions."""
 
 import os
 import platform

@@ -2,10 +2,10 @@
 
     python benchmarks/simulator/against_processes.py [--actors 16 64] [--time-scale 1] [--json FILE]
 
-The real side is a rehearsal job: the driver, its plans and moves, a process for each actor, HTTP streams, rollouts in
-Parquet. Only the engine in the processes replays a trace at the pace of a latency model. The simulated side gets the
-plans that the driver made. Compared are the time of the generation of a step, from the first instance that is asked for
-to the last sample that is announced, and its GPU-seconds, from the ledger.
+The real side is a rehearsal: the driver, its plans and moves, a process for each actor, HTTP streams, rollouts in
+Parquet. Only the engine is emulated, and replays a trace at the pace of a latency model. The simulated side gets the
+driver's plans. Both sides tell the time of a step's generation, from the first request for an instance to the last
+sample, and its GPU-seconds, which are the ledger's.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What the simulator forecasts of asynchronous jobs, beside what real processes on emulated GPUs took.
+"""The simulator's forecast of asynchronous jobs, beside real processes on emulated GPUs.
 
     python benchmarks/simulator/asynchronous_forecast.py MEASURED.json ... [--json FILE]
 
-Each file is a result of async_against_sync.py, and has the settings. Its jobs with split GPUs are simulated: the trace,
-the order in which prompts are drawn, latencies, and what the stages take. Figures are means of the same steps. The
-simulator moves no sample between actors, and has no requests, files and processes. So jobs that gather tails on fewer
-actors (`repack`) are left out.
+Each file is a result of `asynchronous/against_synchronous.py`, and has the settings. Its jobs with split GPUs are
+simulated with the same trace, order of prompts, latencies and times of the stages. Figures are means of the same steps.
+The simulator moves no sample between actors, so jobs with `repack` are left out. It has no requests, files and
+processes.
 """
 
 import argparse
@@ -50,7 +50,7 @@ COMPARED = (
     "learner_idle",
     "staleness_mean",
 )
-"""Figures of both sides, as async_against_sync.py has them."""
+"""Figures of both sides, as against_synchronous.py has them."""
 
 
 class EvenPlans:
@@ -119,7 +119,7 @@ def forecast(job: RLHFJob, emulation: EmulationSettings, trace: Trace) -> Work:
 
 
 def summarize(work: Work, actors: int, gpus: int) -> dict[str, float]:
-    """Figures of the steps in the middle, as async_against_sync.py has them."""
+    """Figures of the steps in the middle, as against_synchronous.py has them."""
     begin, end = work.steps[ENDS - 1].end, work.steps[-1 - ENDS].end
     middle = work.steps[ENDS:-ENDS]
     seconds, steps = end - begin, len(middle)
@@ -142,7 +142,7 @@ def summarize(work: Work, actors: int, gpus: int) -> dict[str, float]:
 
 
 def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each job of a result of async_against_sync.py."""
+    """A row for each job of a result of against_synchronous.py."""
     arguments = argparse.Namespace(**measured["settings"])
     rows = []
     for arm, run in measured["runs"].items():
@@ -172,7 +172,7 @@ def compare(measured: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     """Compare, print a table, and keep it where asked."""
     parser = argparse.ArgumentParser(description="Asynchronous jobs: a forecast beside real processes.")
-    parser.add_argument("measured", type=Path, nargs="+", help="results of async_against_sync.py")
+    parser.add_argument("measured", type=Path, nargs="+", help="results of against_synchronous.py")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     rows = [row for path in arguments.measured for row in compare(json.loads(path.read_text()))]

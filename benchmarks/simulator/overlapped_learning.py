@@ -3,8 +3,8 @@
     python benchmarks/simulator/overlapped_learning.py [--actors 16] [--time-scale 1] [--steps 4]
         [--overlap never auto]
 
-The job is the best case of docs/simulation.md: Qwen2.5-3B on L40S, lengths like GSM8K's, prompts × 8 samples. The
-learner has as many GPUs as there are actors. Printed are the means of the steps after the first, in emulated seconds.
+The job has Qwen2.5-3B on L40S, lengths like GSM8K's, and prompts × 8 samples. The learner has as many GPUs as there are
+actors. Printed are the means of the steps after the first, in emulated seconds.
 """
 
 import argparse

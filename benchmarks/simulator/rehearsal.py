@@ -1,10 +1,9 @@
-"""A rehearsed job: what each instance did when.
+"""A rehearsed job, and what each of its instances did when.
 
-    python benchmarks/simulator/rehearsal.py [--json benchmarks/simulator/results/rehearsal.json]
+    python benchmarks/simulator/rehearsal.py [--json FILE]
 
 The driver, its plans and its moves are real; the GPUs are emulated. The job has the lengths and the model of the
-simulator's scenario paper-3b-gsm8k-grpo. All seconds in the results are those of the real thing: what was measured,
-divided by the time scale.
+scenario paper-3b-gsm8k-grpo. Seconds are measured ones, divided by the time scale.
 """
 
 import argparse

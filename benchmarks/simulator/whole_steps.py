@@ -2,10 +2,9 @@
 
     python benchmarks/simulator/whole_steps.py [--actors 16] [--time-scale 1] [--json FILE]
 
-The real side is a rehearsal with `learning.overlap: auto`, as in overlapped_learning.py; a learner has as many GPUs as
-there are actors. The simulated side gets the plans that the driver made, prepares groups in the order in which they
-complete, and learns from them in the order in which they are prepared. Compared are the seconds of a step and its
-GPU-seconds: of generation from being asked for to the end, of preparation and learning at work.
+The real side is a rehearsal with `learning.overlap: auto`; the learner has as many GPUs as there are actors. The
+simulated side gets the driver's plans, prepares groups in the order in which they complete, and learns from them in the
+order in which they are prepared. Both sides tell the seconds and the GPU-seconds of a step.
 """
 
 import argparse

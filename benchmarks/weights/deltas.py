@@ -1,9 +1,9 @@
-"""What changes of the weights in a step, in bytes, and what it takes to say and to apply it.
+"""Bytes of the weights that change in a step, and the time to say and to apply the change.
 
     python benchmarks/weights/deltas.py [--steps 3] [--json FILE]
 
-Takes real steps of AdamW with a model of 31 million parameters on random tokens, without warm-up, writes each version
-in bfloat16 and in float32, and measures its delta against the one before, at 1e-6 and at the quickstart's 2e-4.
+A model of 31 million parameters takes real steps of AdamW on random tokens, without warm-up, at 1e-6 and at the
+quickstart's 2e-4. Each version is written in bfloat16 and in float32, and its delta against the one before is measured.
 Seconds are of CPU time, since other processes may be at work.
 """
 

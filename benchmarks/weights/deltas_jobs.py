@@ -1,12 +1,12 @@
-"""What changes of the weights in the steps of whole jobs, in bytes.
+"""Bytes of the weights that change in the steps of whole jobs.
 
     python benchmarks/weights/deltas_jobs.py [--quickstart-steps 12] [--model-steps 4] [--json FILE]
 
-Runs jobs with `learning.weightDeltas: auto` against an S3 server of this machine, and takes `weights/bytes` and
-`weights/delta_bytes` of each step from their metrics. Four jobs train a model of 31 million parameters with fresh
-random weights on the quickstart's prompts, in bfloat16 and float32, at 1e-6 and 2e-4. Such a model solves no task, so
-the reward is the share of digits in a response. As in the quickstart a step has eight optimizer updates; the learning
-rate is constant. The last job is the quickstart, with fewer steps and without evaluations.
+Jobs run with `learning.weightDeltas: auto` against an S3 server of this machine, and their metrics have `weights/bytes`
+and `weights/delta_bytes` of each step. Four jobs train a model of 31 million parameters with fresh random weights on
+the quickstart's prompts, in bfloat16 and float32, at 1e-6 and 2e-4. Such a model solves no task, so the reward is the
+share of digits in a response. As in the quickstart a step has eight optimizer updates; the learning rate is constant.
+The last job is the quickstart, with fewer steps and without evaluations.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a training step ships and holds with `model.lora`, beside training all weights.
+"""Bytes that a training step ships and holds with `model.lora`, beside training all weights.
 
     python benchmarks/weights/lora.py [--rank 16] [--json FILE]
 
 On the quickstart's model and on one of 126 MB with random weights, in float32, with an adapter on all linear layers:
 
-- Bytes a step: a step of `rlhfless run`, as the job's own metrics tell them, and the seconds to publish a version.
-- Taking over: seconds in which a live transformers engine has the next version, checksums compared (fastest of ten).
+- Bytes a step: from the metrics of a step of `rlhfless run`, with the seconds to publish a version.
+- Taking over: seconds until a live transformers engine has the next version, checksums compared (fastest of ten).
 - Memory: private memory of a process that has computed with the policy (Linux's anonymous pages). A backbone below an
   adapter is memory-mapped: its pages belong to the file cache, which all processes of all jobs on a machine share.
 - Reference: log-probabilities by the reference policy of a trained version, the backbone with the adapter off, against
-  those of the model that was given. The largest difference must be 0.
+  those of the given model. The largest difference must be 0.
 """
 
 import argparse

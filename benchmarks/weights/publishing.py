@@ -1,12 +1,12 @@
-"""How long publishing a version of 126 MB holds the learner up, on a CPU.
+"""The time that publishing a version of 126 MB holds the learner up, on a CPU.
 
     python benchmarks/weights/publishing.py [--steps 20] [--store local | s3] [--rate 50] [--samples 8] [--json FILE]
 
-A learning instance of its own process takes one step after the other, as a driver asks for them over HTTP. Every second
-step is published beside the next one, and the others before it: one run measures both ways. What is
-measured, in the learner's process, is the time from the end of one step's training to the beginning of the next one's,
-and in it copying the weights to the host's memory. Groups are always there. What a driver writes down of a step comes
-on top, and is the same for both. The store is a folder, or an S3 server behind a link of `--rate` MB/s.
+A learning instance in a process of its own takes one step after the other, as a driver asks for them over HTTP. Every
+second step is published beside the next one, and the others before it: one run measures both ways. The learner's
+process measures the time from the end of one step's training to the beginning of the next one's, and in it copying the
+weights to the host's memory. Groups are always there. The driver's records of a step come on top, and are the same for
+both. The store is a folder, or an S3 server behind a link of `--rate` MB/s.
 """
 
 import argparse

@@ -1,13 +1,12 @@
-"""When the last of eight instances has new weights: in a chain of relays, in a line of new instances, and from a store.
+"""Time until the last of eight instances has new weights: in a chain of relays, in a line, and from a store.
 
     python benchmarks/weights/relays.py [--instances 8] [--rate 10] [--json FILE]
 
 Each instance is a process with an instance's server and a folder of copies of its own. It has read the version before,
-a tiny one, and so has loaded its S3 client. In the chain each is told which come before it. In the line all begin at
-once, and find each other in the store. The store is an S3 server on this machine. A proxy before the store, and one
-before each instance, lets `--rate` MB/s through to all of its readers together, and delays each connection's first
-bytes by 10 ms. One machine does the work of all instances, proxies and the store; times are compared as multiples of
-one transfer.
+a tiny one, and so has loaded its S3 client. In the chain each is told which come before it. In the line all are new,
+begin at once, and find each other in the store. The store is an S3 server on this machine. A proxy before the store,
+and one before each instance, lets `--rate` MB/s through to all of its readers together, and delays each connection's
+first bytes by 10 ms. One machine does all the work; times are compared as multiples of one transfer.
 """
 
 from __future__ import annotations

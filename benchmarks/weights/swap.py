@@ -1,15 +1,15 @@
-"""How long decoding pauses for a new version of the weights, prefetched and not, in turns.
+"""The pause of decoding for a new version of the weights, prefetched and not, in turns.
 
     python benchmarks/weights/swap.py [--switches 20] [--threads 1] [--every 4] [--store local|s3]
-                                     [--kv-cache recompute|keep] [--json FILE]
+                                      [--kv-cache recompute|keep] [--json FILE]
 
-One instance with a model of 126 MB decodes a share of samples. The driver's own code (`training/stages/generation.py`)
-cuts its request for each new version and makes the next one (`newWeights: switch`). A rollout has two switches. Only
-its first request is told which version comes next, and prefetches it. The pause is the time from the end of the last
-decode step with the old weights to the beginning of the first one with the new weights, without the prefill and the
-replay in between, which are listed beside it. On a busy machine much of it is waiting for a core. The instance's
-processor time in the pause is beside it, too. `--store s3` puts all artifacts into an S3 server on this machine (moto).
-With `--kv-cache keep` responses go on with the keys and values of older weights, and nothing is replayed.
+One instance with a model of 126 MB decodes a share of samples, and the driver's own code
+(`training/stages/generation.py`) cuts its request for each new version and makes the next one (`newWeights: switch`). A
+rollout has two switches. Only its first request is told which version comes next, and prefetches it. The pause is the
+time from the end of the last decode step with the old weights to the beginning of the first one with the new weights,
+without the prefill and the replay in between, which are listed beside it. On a busy machine much of it is waiting for a
+core; the instance's processor time is listed, too. `--store s3` puts all artifacts into an S3 server on this machine
+(moto). With `--kv-cache keep` responses go on with the keys and values of older weights, and nothing is replayed.
 """
 
 import argparse

@@ -61,7 +61,8 @@ elif way == "whole":
     arriving.arriving_folder = whole
 tasks = [SequenceTask(row, 0, [2 + (row + place) % 60 for place in range(tokens)], row) for row in range(prompts)]
 began = time.perf_counter()
-engine = Engine(EngineSettings(sequence_tokens=tokens + 4, kv_budget_tokens=prompts * (tokens + 64)))
+settings = EngineSettings(sequence_tokens=tokens + 4, kv_budget_tokens=prompts * (tokens + 64))
+engine = Engine() if name == "transformers" else Engine(settings)
 engine.load(ModelSettings(source=uri, dtype="float32"), WeightsReference(version=1, uri=uri))
 loaded = time.perf_counter()
 run = engine.start(tasks, EngineSampling(max_prompt_tokens=tokens, max_response_tokens=4), None)
