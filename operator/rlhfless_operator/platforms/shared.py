@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Event, Gang, LearnRequest, RunRequest, Stage
+from rlhfless_operator.planner.pools.decayed_sum import USE_HALF_LIFE_SECONDS, DecayedSum
 from rlhfless_operator.planner.pools.sharing import Claim, Pool, check_feasible, share
-from rlhfless_operator.planner.pools.usage import RecentUse
 from rlhfless_operator.planner.pools.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
 from rlhfless_operator.platforms.base import Platform, Preload
 
@@ -206,7 +206,7 @@ class SharedPlatform:
         self._applying = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
-        self._use = RecentUse(clock())
+        self._use = DecayedSum(USE_HALF_LIFE_SECONDS, clock())
         self._used = 0.0
         self.since = 0.0
         """Time when its turn, or its wait for a turn, began."""
@@ -375,7 +375,7 @@ class SharedPlatform:
 
     def _charge(self) -> None:
         gpus = sum(len(begun) * self.job.gpus.get(stage, 0) for stage, begun in self._begun.items())
-        self._used = self._use.charge(gpus, self._clock())
+        self._used = self._use.add(gpus, self._clock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -9,6 +9,8 @@ and cost something: each reads the weights for every token of its longest respon
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rlhfless_operator.planner.pools.decayed_sum import DecayedSum
+
 _HALF_LIFE_SECONDS = 600.0
 """Demand counts half after this time: longer than most steps, whose stages want different numbers of GPUs."""
 _ASSUMED_SECONDS = 30.0
@@ -23,32 +25,27 @@ class Demand:
     """
 
     def __init__(self, now: float) -> None:
-        self._at = now
         self._gpus = 0
-        self._seconds = 0.0
-        self._gpu_seconds = 0.0
-        self._assumed = _ASSUMED_SECONDS
+        self._seconds = DecayedSum(_HALF_LIFE_SECONDS, now)
+        self._gpu_seconds = DecayedSum(_HALF_LIFE_SECONDS, now)
+        self._assumed_seconds = DecayedSum(_HALF_LIFE_SECONDS, now, _ASSUMED_SECONDS)
 
     def change(self, gpus: int, now: float) -> None:
-        """The job wants so many GPUs more from now on; fewer where it is negative."""
-        self._pass(now)
+        """Record that the job wants so many GPUs more from now on; fewer if the number is negative."""
+        self._until(now)
         self._gpus += gpus
 
     def mean(self, assumed: float, now: float) -> float:
-        """GPUs that it has wanted on average.
+        """Return the GPUs that it has wanted on average.
 
         Args:
             assumed: GPUs that it is taken to want as long as little was seen of it.
         """
-        self._pass(now)
-        return (self._gpu_seconds + assumed * self._assumed) / (self._seconds + self._assumed)
+        seconds, gpu_seconds, assumed_seconds = self._until(now)
+        return (gpu_seconds + assumed * assumed_seconds) / (seconds + assumed_seconds)
 
-    def _pass(self, now: float) -> None:
-        elapsed, self._at = max(0.0, now - self._at), max(self._at, now)
-        kept = 0.5 ** (elapsed / _HALF_LIFE_SECONDS)
-        self._seconds = self._seconds * kept + elapsed
-        self._gpu_seconds = self._gpu_seconds * kept + elapsed * self._gpus
-        self._assumed *= kept
+    def _until(self, now: float) -> tuple[float, float, float]:
+        return self._seconds.add(1.0, now), self._gpu_seconds.add(self._gpus, now), self._assumed_seconds.add(0.0, now)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import ApiError, InvalidError, NotFoundError, UnavailableError
+from rlhfless_operator.planner.pools.decayed_sum import USE_HALF_LIFE_SECONDS, DecayedSum
 from rlhfless_operator.planner.pools.host_memory import pod_to_end
 from rlhfless_operator.planner.pools.shortage import Shortage
 from rlhfless_operator.planner.pools.turns import SlotUse, Turns, WaitingTask, take_turns
-from rlhfless_operator.planner.pools.usage import RecentUse
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.slots import SlotAccount
@@ -53,7 +53,7 @@ class _Member:
 
     user: SlotUser
     share: SlotShare
-    use: RecentUse
+    use: DecayedSum
     shortages: dict[Stage, Shortage] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ class SlotPool:
             )
         # A later job has no claim to what the others got before it.
         used = min(self._use().used.values(), default=0.0)
-        self._users[user.job] = _Member(user, share, RecentUse(time.monotonic(), used))
+        self._users[user.job] = _Member(user, share, DecayedSum(USE_HALF_LIFE_SECONDS, time.monotonic(), used))
         self._want()
         try:
             if self.size == 0:
@@ -277,7 +277,7 @@ class SlotPool:
             idle=idle,
             leaving=leaving,
             closed={slot for pod in self._unsettled for slot in self._account.of(pod)},
-            used={job: member.use.charge(held[job], now) for job, member in self._users.items()},
+            used={job: member.use.add(held[job], now) for job, member in self._users.items()},
         )
 
     def _pass(self, number: int, priority: int) -> None:
