@@ -11,15 +11,16 @@ from typing import Any
 
 from benchmarks.cluster.slot_timeline import Timeline
 from benchmarks.shared.rehearsed_jobs import job_of_scenario, write_trace_of
-from rlhfless_operator.controller.context import MakePlatform, Tell
+from rlhfless_operator.controller.conditions import Tell
+from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.controller.functions import knative_platforms
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
-from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.pods.manifests import SLOTS
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.simulator.scenarios import find_scenario
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.knative_definitions import api_client, install
@@ -169,12 +170,12 @@ def _observed(timeline: Timeline) -> OpenPlatforms:
     async def open_platforms(api: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
         async with knative_platforms(api, settings) as make_platform:
 
-            def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Any:
+            def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Any:
                 def both(change: StateChange) -> None:
-                    timeline.observe(resource.name, change)
+                    timeline.observe(member.name, change)
                     on_state(change)
 
-                return make_platform(resource, job, root, both, tell)
+                return make_platform(member, job, root, both, tell)
 
             yield make
 

@@ -23,12 +23,14 @@ import yaml
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, RunRequest, Started
 from rlhfless_operator.controller.endpoints import serve_metrics
-from rlhfless_operator.controller.metering import MeteredPlatform
+from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.base import StateChange, StateListener
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
@@ -104,7 +106,7 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
     folder = JobFolder(artifacts.join(job.spec.artifacts.uri, job.metadata.name))
     meter = metrics.job("team", job.metadata.name)
 
-    def make_platform(on_state: StateListener) -> MeteredPlatform:
+    def make_platform(on_state: StateListener) -> JobPlatform:
         def both(change: StateChange) -> None:
             on_state(change)
             meter.observe(change)
@@ -117,7 +119,8 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
             on_state=both,
             stall_seconds=60.0,
         )
-        return MeteredPlatform(platform, meter, on_ready=lambda: None)
+        member = PoolMember("uid", "team", job.metadata.name, {})
+        return JobPlatform(platform, member, Metering(meter, on_ready=lambda: None))
 
     async with serve_metrics(metrics, port):
         await asyncio.to_thread(until_scraped)

@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlhfless_operator.controller.context import MakePlatform, Pacing, Tell
+from rlhfless_operator.controller.conditions import Tell
+from rlhfless_operator.controller.context import MakePlatform, Pacing
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import OpenPlatforms, Operator
 from rlhfless_operator.controller.resource import JobResource
@@ -22,6 +23,8 @@ from rlhfless_operator.job.generated.crd import crd
 from rlhfless_operator.job.spec import API_VERSION, RLHFJob
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from tests.clusters.control_plane import ApiServer, control_plane, wait_until
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 
@@ -34,15 +37,17 @@ def jobs_path(namespace: str = "default", name: str = "") -> str:
     return f"/apis/{API_VERSION}/namespaces/{namespace}/rlhfjobs" + (f"/{name}" if name else "")
 
 
+def a_resource(uid: str = "uid", namespace: str = "team") -> JobResource:
+    return JobResource.of({"metadata": {"name": uid, "namespace": namespace, "uid": uid}})
+
+
 def emulated(emulation: Emulation) -> OpenPlatforms:
     """Opens platforms that do nothing but what a driver can see."""
 
     @asynccontextmanager
     async def open_platforms(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-        def make(
-            resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
-        ) -> EmulatedPlatform:
-            return EmulatedPlatform(emulation, on_state)
+        def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
+            return JobPlatform(EmulatedPlatform(emulation, on_state), member)
 
         yield make
 

@@ -18,11 +18,13 @@ import pytest
 import yaml
 
 from rlhfless_functions.api import Event, RunRequest, Samples
-from rlhfless_operator.controller.context import MakePlatform, Tell
-from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.conditions import Tell
+from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation, Held
 from tests.controller.operator_harness import fresh_namespace, job_server, jobs_path, running_operator, wait_for
@@ -134,13 +136,14 @@ class Stalling(LocalFunctions):
 
 @asynccontextmanager
 async def stalling_functions(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Stalling:
-        return Stalling(
+    def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
+        functions = Stalling(
             keep_alive={"generation": 60.0, "preparation": 60.0, "learning": 60.0},
             threads={"generation": 1, "preparation": 1, "learning": 1},
             log_path=Path(root) / "logs" / "instances.jsonl",
             on_state=on_state,
         )
+        return JobPlatform(functions, member)
 
     yield make
 

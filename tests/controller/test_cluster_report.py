@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from rlhfless_functions.api import Event, RunRequest, Stage
-from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsReport, remedy_of, tell_findings
+from rlhfless_operator.controller.cluster_report import PodsReport, Preflight, remedy_of, tell_findings
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateChange
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.preflight import Finding
 
+MEMBER = PoolMember("uid", "team", "job", {})
 FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
@@ -188,7 +191,7 @@ async def test_everything_is_passed_on() -> None:
         return []
 
     inner, told = Platform(), Told()
-    platform = ObservedPlatform(inner, look, told)
+    platform = JobPlatform(inner, MEMBER, Preflight(look, told))
     await platform.open()
     await platform.hold("learning", 1)
     await platform.close()
@@ -203,7 +206,7 @@ async def test_a_job_that_can_not_begin_is_told_first_what_the_preflight_finds()
         return [Finding("knative", "error", "there is none", "Install it.")]
 
     told = Told()
-    platform = ObservedPlatform(Platform(PlatformUnavailableError("no Services")), look, told)
+    platform = JobPlatform(Platform(PlatformUnavailableError("no Services")), MEMBER, Preflight(look, told))
     with pytest.raises(PlatformUnavailableError, match="no Services"):
         await platform.open()
     assert told.conditions == [("ClusterReady", False, Reason.PREFLIGHT_FAILED, "knative: there is none\nInstall it.")]
@@ -214,7 +217,7 @@ async def test_a_preflight_that_fails_does_no_harm() -> None:
         raise RuntimeError("a bug")
 
     inner, told = Platform(), Told()
-    platform = ObservedPlatform(inner, look, told)
+    platform = JobPlatform(inner, MEMBER, Preflight(look, told))
     await platform.open()
     await asyncio.sleep(0)
     await platform.close()

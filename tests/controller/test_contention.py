@@ -1,4 +1,4 @@
-"""Who shares a pool with a job, and what a driver is told of it."""
+"""The GPUs of a pool that other jobs want, as a driver sees them."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from rlhfless_functions.api import Event, RunRequest, Stage, Started
-from rlhfless_operator.controller.contention import PoolMembers, WantingPlatform
+from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from tests.controller.operator_harness import a_resource
 from tests.jobs import small_job
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -26,35 +28,39 @@ class Clock:
         return self.now
 
 
-def members(clock: Clock, **pool: object) -> PoolMembers:
-    pools = {"default": PoolSettings(gpus=8, **pool), "other": PoolSettings(gpus=8)}  # type: ignore[arg-type]
-    return PoolMembers(ClusterSettings(functions_image="f", pools=pools), clock)
+def pools_of(clock: Clock, **pool: object) -> Pools:
+    settings = {"default": PoolSettings(gpus=8, **pool), "other": PoolSettings(gpus=8)}  # type: ignore[arg-type]
+    return Pools(ClusterSettings(functions_image="f", pools=settings), clock)
 
 
 @pytest.mark.parametrize("pool", [{}, {"device_class": "gpu.test"}])
 def test_jobs_of_a_pool_count_for_as_long_as_their_drivers_work(pool: dict[str, object]) -> None:
-    jobs = members(Clock(), **pool)
-    with jobs.joined(job(), "team") as one:
+    jobs = pools_of(Clock(), **pool)
+    with jobs.joined(job(), a_resource()) as one:
         assert jobs.contention(one) == ALONE
-        with jobs.joined(job(), "team"):
+        with jobs.joined(job(), a_resource()):
             assert jobs.contention(one) == Contention(0.5, 4)
         assert jobs.contention(one) == ALONE
 
 
 def test_jobs_of_other_pools_and_without_gpus_do_not_count() -> None:
-    jobs = members(Clock())
-    with jobs.joined(job(), "team") as one, jobs.joined(job(pool="other"), "team"), jobs.joined(job(pods={}), "team"):
+    jobs = pools_of(Clock())
+    with (
+        jobs.joined(job(), a_resource()) as one,
+        jobs.joined(job(pool="other"), a_resource()),
+        jobs.joined(job(pods={}), a_resource()),
+    ):
         assert jobs.contention(one) == ALONE
-    with jobs.joined(job(pool="unknown"), "team") as one:
+    with jobs.joined(job(pool="unknown"), a_resource()) as one:
         assert jobs.contention(one) == ALONE
 
 
 def test_within_a_quota_the_jobs_of_the_namespace_count_more() -> None:
-    jobs = members(Clock(), namespaces={"small": 2})
+    jobs = pools_of(Clock(), namespaces={"small": 2})
     with (
-        jobs.joined(job(), "large") as large,
-        jobs.joined(job(), "small") as small,
-        jobs.joined(job(), "small"),
+        jobs.joined(job(), a_resource(namespace="large")) as large,
+        jobs.joined(job(), a_resource(namespace="small")) as small,
+        jobs.joined(job(), a_resource(namespace="small")),
     ):
         assert jobs.contention(large) == Contention(2 / 3, 3)
         assert jobs.contention(small) == Contention(2 / 3, 1)
@@ -62,8 +68,11 @@ def test_within_a_quota_the_jobs_of_the_namespace_count_more() -> None:
 
 def test_tasks_that_wait_or_work_are_what_a_job_wants() -> None:
     clock = Clock()
-    jobs = members(clock)
-    with jobs.joined(job(), "team") as one, jobs.joined(job(), "team") as other:
+    jobs = pools_of(clock)
+    with (
+        jobs.joined(job(), a_resource()) as one,
+        jobs.joined(job(), a_resource()) as other,
+    ):
         stages: tuple[Stage, ...] = ("generation", "generation", "learning")
         contexts = [other.wanting(stage) for stage in stages]
         for context in contexts:
@@ -79,18 +88,24 @@ def test_tasks_that_wait_or_work_are_what_a_job_wants() -> None:
 
 async def test_a_task_is_wanted_from_being_asked_for_until_its_stream_has_ended() -> None:
     clock = Clock()
-    jobs = members(clock)
+    jobs = pools_of(clock)
 
     class Working:
         """A platform whose every task takes an hour."""
+
+        async def open(self) -> None:
+            pass
 
         async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
             clock.now += 3600.0
             yield Started(instance="g")
 
     task = SimpleNamespace(key=SimpleNamespace(stage="generation"))
-    with jobs.joined(job(), "team") as one, jobs.joined(job(), "team") as other:
-        platform = WantingPlatform(Working(), other)  # type: ignore[arg-type]
+    with (
+        jobs.joined(job(), a_resource()) as one,
+        jobs.joined(job(), a_resource()) as other,
+    ):
+        platform = JobPlatform(Working(), other)  # type: ignore[arg-type]
         for _ in range(2):
             assert [event async for event in platform.run(task)] == [Started(instance="g")]  # type: ignore[arg-type]
         assert jobs.contention(one).wanted == pytest.approx(1 / 8, abs=0.01)

@@ -11,11 +11,13 @@ import pytest
 
 from rlhfless_functions.api import Failed, RunRequest
 from rlhfless_operator.controller.figures import planned_money, response_tokens, training_figures
-from rlhfless_operator.controller.metering import MeteredPlatform
+from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import parse_content
 from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.record import StageAccount, StepRecord
@@ -69,12 +71,13 @@ async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **sp
     meter = metrics.job("ns", "job")
     ready: list[None] = []
 
-    def make_platform(on_state: StateListener) -> MeteredPlatform:
+    def make_platform(on_state: StateListener) -> JobPlatform:
         def both(change: StateChange) -> None:
             on_state(change)
             meter.observe(change)
 
-        return MeteredPlatform(EmulatedPlatform(emulation, both), meter, lambda: ready.append(None))
+        metering = Metering(meter, lambda: ready.append(None))
+        return JobPlatform(EmulatedPlatform(emulation, both), PoolMember("uid", "ns", "job", {}), metering)
 
     try:
         return await drive(

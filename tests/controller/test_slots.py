@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiClient
 
-from rlhfless_operator.controller.sharing import takes_turns
+from rlhfless_operator.controller.pools import Pools, takes_turns
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.pods.manifests import SlotsWanted
+from tests.controller.operator_harness import a_resource
 from tests.jobs import small_job
 
 GPU: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -55,10 +56,11 @@ def test_a_stage_without_a_gpu_takes_no_turns() -> None:
 async def test_a_job_has_the_slots_of_its_largest_stage(spec: dict[str, Any], gpus: int, largest: int) -> None:
     own = settings(device_class="c", gpus_per_group=4, namespaces={"team": 4})
     async with ApiClient() as api:
-        pools = SlotPools(KnativeClient(api, field_manager="tests"), own)
-        share = pools.share_of(job(**spec), "team")
-        assert share is not None
-        assert (share.gpus, share.largest) == (gpus, largest)
-        again = pools.share_of(job(**spec), "team")
-        assert again is not None and again.pool is share.pool, "jobs of a namespace share its slots"
-        assert pools.share_of(job(), "team") is None
+        slots, pools = SlotPools(KnativeClient(api, field_manager="tests"), own), Pools(own)
+        with pools.joined(job(**spec), a_resource()) as member, pools.joined(job(**spec), a_resource()) as other:
+            share, again = slots.share_of(member), slots.share_of(other)
+            assert share is not None
+            assert (member.most_at_once, max(member.gpus.values())) == (gpus, largest)
+            assert again is not None and again.pool is share.pool, "jobs of a namespace share its slots"
+        with pools.joined(job(), a_resource()) as member:
+            assert slots.share_of(member) is None

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhfless_operator.controller.context import MakePlatform, Tell
-from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.conditions import Tell
+from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.local_run import RunOptions, run_locally
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from tests.controller.operator_harness import fresh_namespace, job_server, running_operator
 from tests.prerequisites import needs_api_server
 from tests.training.rounds import rounds_job
@@ -41,13 +43,14 @@ class LocalFunctions(LocalPlatform):
 
 @asynccontextmanager
 async def local_functions(client: Any, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-    def make(resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> LocalFunctions:
-        return LocalFunctions(
+    def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
+        functions = LocalFunctions(
             keep_alive={"generation": 60.0, "preparation": 60.0, "learning": 60.0},
             threads={"generation": 1, "preparation": 1, "learning": 1},
             log_path=Path(root) / "logs" / "instances.jsonl",
             on_state=on_state,
         )
+        return JobPlatform(functions, member)
 
     yield make
 

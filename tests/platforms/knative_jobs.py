@@ -16,7 +16,8 @@ from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PODS, Pod, PodWatch
-from rlhfless_operator.platforms.turns.slot_pool import SlotShare
+from rlhfless_operator.platforms.pool_member import PoolMember
+from rlhfless_operator.platforms.turns.slot_pool import SlotPool, SlotShare
 from tests.jobs import export_request
 
 DEADLINE_SECONDS = 150.0
@@ -30,6 +31,23 @@ async def until(condition: Callable[[], bool], what: Callable[[], object] = lamb
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"it did not come about: {what()}") from None
+
+
+@dataclass
+class Slots:
+    """Slots of a namespace, and the jobs that use them: each with so many at a time, of an instance `largest`."""
+
+    pool: SlotPool
+    jobs: list[PoolMember]
+    gpus: int
+    largest: int
+
+    def share_of(self, job: JobIdentity) -> SlotShare:
+        instances: dict[Stage, int] = {"generation": self.gpus // self.largest}
+        gpus: dict[Stage, int] = {"generation": self.largest}
+        member = PoolMember(job.uid, job.namespace, job.name, gpus, jobs=self.jobs, instances=instances)
+        self.jobs.append(member)
+        return SlotShare(self.pool, member)
 
 
 @dataclass
@@ -101,7 +119,7 @@ async def job_under_test(
     keep_alive: float = 0.0,
     stall_seconds: float = 60.0,
     watch: PodWatch | None = None,
-    slots: SlotShare | None = None,
+    slots: Slots | None = None,
     places: NodePlaces | None = None,
 ) -> AsyncIterator[JobUnderTest]:
     """An open platform; at the end it is closed."""
@@ -127,7 +145,7 @@ async def job_under_test(
                 )
                 for stage in stages
             },
-            slots=slots,
+            slots=slots.share_of(identity) if slots else None,
             settings=settings,
             keep_alive=dict.fromkeys(stages, keep_alive),
             stall_seconds=stall_seconds,

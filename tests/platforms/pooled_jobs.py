@@ -1,7 +1,9 @@
 """Jobs of a pool whose platform notes what it is asked for, and whose tasks end when the test says so."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 from rlhfless_functions.api import (
     Done,
@@ -10,8 +12,11 @@ from rlhfless_functions.api import (
     Stage,
     Started,
 )
+from rlhfless_operator.planner.pools.sharing import Pool
 from rlhfless_operator.platforms.base import Preload
-from rlhfless_operator.platforms.shared import GpuPool, PooledJob, SharedPlatform
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
+from rlhfless_operator.platforms.shared import GpuPool, SharedGpus, Waits
 from tests.jobs import export_request
 
 ONE_EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
@@ -25,6 +30,12 @@ class Stepwise:
         self.running: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.closed = False
+
+    async def open(self) -> None:
+        """There is nothing to create."""
+
+    async def remove(self) -> None:
+        """There is nothing to remove."""
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         self.held[stage] = count
@@ -51,16 +62,33 @@ class Clock:
         return self.now
 
 
-def join(
-    pool: GpuPool, job: str, *, priority: int = 0, gpus=ONE_EACH, keep_alive=None
-) -> tuple[SharedPlatform, Stepwise]:
-    platform = Stepwise()
-    return pool.join(
-        platform, PooledJob(job, "default", gpus, priority=priority, keep_alive=keep_alive or {})
-    ), platform
+class WholeGpus:
+    """A pool, and the platforms of its jobs."""
+
+    def __init__(self, gpus: int, clock: Clock | None = None) -> None:
+        self.jobs: list[PoolMember] = []
+        self.clock: Callable[[], float] = clock or time.monotonic
+        self.pool = GpuPool(Pool(gpus), self.jobs, self.clock)
+
+    async def join(
+        self,
+        uid: str,
+        platform: "Stepwise | None" = None,
+        *,
+        gpus: Mapping[Stage, int] = ONE_EACH,
+        on_wait: Waits = lambda waiting: None,
+        **given: Any,
+    ) -> "tuple[JobPlatform, Stepwise]":
+        """An open platform of a job of the pool."""
+        member = PoolMember(uid, "default", uid, gpus, "pool", self.jobs, clock=self.clock, **given)
+        self.jobs.append(member)
+        platform = platform or Stepwise()
+        job = JobPlatform(platform, member, SharedGpus(self.pool, member, on_wait))
+        await job.open()
+        return job, platform
 
 
-def begin(platform: SharedPlatform, stage: Stage, part: str) -> "asyncio.Task[list[str]]":
+def begin(platform: JobPlatform, stage: Stage, part: str) -> "asyncio.Task[list[str]]":
     async def run() -> list[str]:
         return [event.event async for event in platform.run(export_request(part, stage=stage))]
 

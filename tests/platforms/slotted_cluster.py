@@ -12,22 +12,24 @@ import pytest
 
 from rlhfless_operator.controller.cluster_report import PodsReport
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.platforms.turns.slot_claims import CLAIMS, ResourceClaim
 from rlhfless_operator.platforms.turns.slot_division import PoolDivision
-from rlhfless_operator.platforms.turns.slot_pool import SlotPool, SlotShare
+from rlhfless_operator.platforms.turns.slot_pool import SlotPool
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.slot_webhook import giving_slots
 from tests.platforms.emulated_cluster import EmulatedCluster, open_cluster
-from tests.platforms.knative_jobs import JobUnderTest
+from tests.platforms.knative_jobs import JobUnderTest, Slots
 
 
 class SlottedCluster(EmulatedCluster):
     """A namespace with slots, whose webhook is asked about every pod."""
 
-    def slots(self, gpus: int = 1, *, together: int = 1, largest: int = 1, **namespaces: int) -> SlotShare:
+    def slots(self, gpus: int = 1, *, together: int = 1, largest: int = 1, **namespaces: int) -> Slots:
         settings = PoolSettings(gpus=gpus, device_class="gpu.test", gpus_per_group=together, namespaces=namespaces)
         division = PoolDivision(self.client, "default", settings, [self.namespace])
-        return SlotShare(SlotPool(self.namespace, "default", settings, division), gpus, largest)
+        jobs: list[PoolMember] = []
+        return Slots(SlotPool(self.namespace, "default", settings, division, jobs), jobs, gpus, largest)
 
     async def claims(self) -> dict[str, ResourceClaim]:
         return {each.metadata.name: each for each in (await self.client.resource(CLAIMS).list(self.namespace)).items}

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from rlhfless_functions.api import Gang, LearnRequest
-from rlhfless_operator.planner.pools.sharing import Pool
-from rlhfless_operator.platforms.shared import GpuPool, SharedPlatform
+from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from tests.jobs import export_request
-from tests.platforms.pooled_jobs import Clock, begin, join, settle
+from tests.platforms.pooled_jobs import Clock, WholeGpus, begin, settle
 
 
 async def test_no_more_tasks_run_than_the_pool_has_gpus_for():
-    shared, platform = join(GpuPool(Pool(2)), "a")
+    shared, platform = await WholeGpus(2).join("a")
     await shared.hold("generation", 3)
     assert platform.held == {"generation": 2}
     tasks = [begin(shared, "generation", part) for part in "xyz"]
@@ -28,9 +28,9 @@ async def test_no_more_tasks_run_than_the_pool_has_gpus_for():
 
 
 async def test_one_jobs_generation_fills_the_pool_while_another_learns():
-    pool = GpuPool(Pool(4))
-    a, on_a = join(pool, "a")
-    b, on_b = join(pool, "b")
+    pool = WholeGpus(4)
+    a, on_a = await pool.join("a")
+    b, on_b = await pool.join("b")
     learning = begin(a, "learning", "learn")
     await b.hold("generation", 4)
     tasks = [begin(b, "generation", part) for part in "wxyz"]
@@ -47,10 +47,10 @@ async def test_one_jobs_generation_fills_the_pool_while_another_learns():
 
 
 async def test_the_higher_priority_gets_what_becomes_free():
-    pool = GpuPool(Pool(1))
-    first, on_first = join(pool, "first")
-    low, on_low = join(pool, "low")
-    high, on_high = join(pool, "high", priority=5)
+    pool = WholeGpus(1)
+    first, on_first = await pool.join("first")
+    low, on_low = await pool.join("low")
+    high, on_high = await pool.join("high", priority=5)
     tasks = [begin(first, "learning", "x"), begin(low, "learning", "y"), begin(high, "learning", "z")]
     await settle()
     assert (on_first.running, on_low.running, on_high.running) == (["x"], [], [])
@@ -66,9 +66,9 @@ async def test_the_higher_priority_gets_what_becomes_free():
 
 async def test_a_kept_instance_is_let_go_when_another_job_has_nothing():
     clock = Clock()
-    pool = GpuPool(Pool(1), clock)
-    a, on_a = join(pool, "a", keep_alive={"learning": 600.0})
-    b, on_b = join(pool, "b")
+    pool = WholeGpus(1, clock)
+    a, on_a = await pool.join("a", keep_alive={"learning": 600.0})
+    b, on_b = await pool.join("b")
     await a.hold("learning", 1)
     await a.hold("learning", 0)
     assert on_a.held == {"learning": 1}
@@ -84,27 +84,27 @@ async def test_a_kept_instance_is_let_go_when_another_job_has_nothing():
 
 async def test_an_instance_is_kept_no_longer_than_was_asked():
     clock = Clock()
-    pool = GpuPool(Pool(4), clock)
-    shared, platform = join(pool, "a", keep_alive={"generation": 10.0})
+    pool = WholeGpus(4, clock)
+    shared, platform = await pool.join("a", keep_alive={"generation": 10.0})
     await shared.hold("generation", 3)
     clock.now = 5.0
     await shared.hold("generation", 1)
     assert platform.held["generation"] == 3
     clock.now = 14.0
-    pool.divide()
+    pool.pool.divide()
     await settle()
     assert platform.held["generation"] == 3
     clock.now = 16.0
-    pool.divide()
+    pool.pool.divide()
     await settle()
     assert platform.held["generation"] == 1
     await shared.close()
 
 
 async def test_a_task_that_was_cancelled_while_it_waited_asks_for_nothing():
-    pool = GpuPool(Pool(1))
-    a, on_a = join(pool, "a")
-    b, on_b = join(pool, "b")
+    pool = WholeGpus(1)
+    a, on_a = await pool.join("a")
+    b, on_b = await pool.join("b")
     running, waiting = begin(a, "learning", "x"), begin(a, "generation", "y")
     await settle()
     waiting.cancel()
@@ -119,9 +119,9 @@ async def test_a_task_that_was_cancelled_while_it_waited_asks_for_nothing():
 
 
 async def test_what_a_job_that_ends_held_is_the_others():
-    pool = GpuPool(Pool(2))
-    a, on_a = join(pool, "a")
-    b, on_b = join(pool, "b")
+    pool = WholeGpus(2)
+    a, on_a = await pool.join("a")
+    b, on_b = await pool.join("b")
     await a.hold("generation", 2)
     await b.hold("generation", 2)
     await settle()
@@ -133,8 +133,8 @@ async def test_what_a_job_that_ends_held_is_the_others():
 
 
 async def test_a_pod_without_gpus_waits_for_nobody():
-    pool = GpuPool(Pool(1))
-    a, on_a = join(pool, "a", gpus={"generation": 1, "preparation": 0, "learning": 1})
+    pool = WholeGpus(1)
+    a, on_a = await pool.join("a", gpus={"generation": 1, "preparation": 0, "learning": 1})
     tasks = [begin(a, "generation", "x"), begin(a, "preparation", "y")]
     await settle()
     assert on_a.running == ["x", "y"]
@@ -144,14 +144,14 @@ async def test_a_pod_without_gpus_waits_for_nobody():
 
 
 async def test_a_job_that_can_never_run_is_refused_and_leaves_the_others_alone():
-    pool = GpuPool(Pool(2))
-    a, _ = join(pool, "a")
-    with pytest.raises(ValueError, match="an instance of learning asks for 4 GPUs"):
-        join(pool, "b", gpus={"learning": 4})
+    pool = WholeGpus(2)
+    a, _ = await pool.join("a")
+    with pytest.raises(PlatformUnavailableError, match="pool pool: an instance of learning asks for 4 GPUs"):
+        await pool.join("b", gpus={"learning": 4})
     await a.hold("generation", 1)
 
 
-def a_gang(platform: SharedPlatform, name: str, there: int = 4, size: int = 4) -> "list[asyncio.Task[None]]":
+def a_gang(platform: JobPlatform, name: str, there: int = 4, size: int = 4) -> "list[asyncio.Task[None]]":
     """The tasks of learners that take a step together, as far as they are there."""
 
     async def run(number: int) -> None:
@@ -164,10 +164,10 @@ def a_gang(platform: SharedPlatform, name: str, there: int = 4, size: int = 4) -
 
 
 async def test_two_gangs_never_have_a_part_of_the_pool_each() -> None:
-    pool = GpuPool(Pool(6))
-    a, on_a = join(pool, "a")
-    b, on_b = join(pool, "b")
-    c, on_c = join(pool, "c")
+    pool = WholeGpus(6)
+    a, on_a = await pool.join("a")
+    b, on_b = await pool.join("b")
+    c, on_c = await pool.join("c")
     others = [begin(c, "generation", part) for part in "uvwxyz"]
     await settle()
     gangs = [*a_gang(a, "a"), *a_gang(b, "b")]
@@ -194,12 +194,12 @@ async def test_two_gangs_never_have_a_part_of_the_pool_each() -> None:
 
 
 async def test_a_gang_asks_for_nothing_until_all_of_it_has_come_and_once_it_is_cancelled() -> None:
-    pool = GpuPool(Pool(4))
-    a, on_a = join(pool, "a")
+    pool = WholeGpus(4)
+    a, on_a = await pool.join("a")
     incomplete = a_gang(a, "a", there=3)
     await settle()
     assert on_a.running == []
-    b, on_b = join(pool, "b")
+    b, on_b = await pool.join("b")
     tasks = [begin(b, "generation", part) for part in "wxyz"]
     await settle()
     assert on_b.running == ["w", "x", "y", "z"]

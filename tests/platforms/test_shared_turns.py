@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
-from rlhfless_operator.planner.pools.sharing import Pool
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.platforms.shared import GpuPool, Holder, PooledJob, SharedPlatform, SwitchCosts, Waiting
-from tests.platforms.pooled_jobs import ONE_EACH, Clock, Stepwise, begin, settle
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import SwitchCosts
+from rlhfless_operator.platforms.shared import Holder, Waiting
+from tests.platforms.pooled_jobs import ONE_EACH, Clock, Stepwise, WholeGpus, begin, settle
 
 
 def dear(stage: Stage) -> SwitchCost:
@@ -21,13 +22,11 @@ def dear(stage: Stage) -> SwitchCost:
 
 async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothing():
     clock = Clock()
-    pool = GpuPool(Pool(4), clock)
+    pool = WholeGpus(4, clock)
     told: list[Waiting | None] = []
     two: dict[Stage, int] = {"generation": 2}
-    on_a, on_b = Stepwise(), Stepwise()
-    job = PooledJob("uid-a", "default", ONE_EACH, name="a", instances=two, costs=dear)
-    a = pool.join(on_a, job)
-    b = pool.join(on_b, replace(job, uid="uid-b", name="b", on_wait=told.append))
+    a, on_a = await pool.join("a", instances=two, costs=dear)
+    b, on_b = await pool.join("b", instances=two, costs=dear, on_wait=told.append)
     await a.hold("generation", 2)
     working = begin(a, "generation", "x")
     await b.hold("preparation", 1)
@@ -44,7 +43,7 @@ async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothi
 
     # What it keeps is let go once its turn is over; what works is not disturbed.
     clock.now = 500.0
-    pool.divide()
+    pool.pool.divide()
     await settle()
     assert (on_a.running, on_a.held["generation"], on_b.running) == (["x"], 1, ["y"])
     assert told[1:] == [None]
@@ -65,10 +64,9 @@ async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothi
 
 
 async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for():
-    pool = GpuPool(Pool(6), Clock())
-    on_a, on_b = Stepwise(), Stepwise()
-    job = PooledJob("a", "default", ONE_EACH, instances={"generation": 4}, costs=dear)
-    a, b = pool.join(on_a, job), pool.join(on_b, replace(job, uid="b"))
+    pool = WholeGpus(6, Clock())
+    a, on_a = await pool.join("a", instances={"generation": 4}, costs=dear)
+    b, on_b = await pool.join("b", instances={"generation": 4}, costs=dear)
     await a.hold("generation", 1)
     await b.hold("generation", 1)
     assert (on_a.held, on_b.held) == ({"generation": 1}, {"generation": 0})
@@ -83,10 +81,9 @@ async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for
 
 
 async def test_a_turn_ends_by_itself():
-    pool = GpuPool(Pool(1))
-    on_a, on_b = Stepwise(), Stepwise()
-    job = PooledJob("a", "default", ONE_EACH, costs=lambda stage: SwitchCost(0.001, 0.0005))
-    a, b = pool.join(on_a, job), pool.join(on_b, replace(job, uid="b"))
+    pool = WholeGpus(1)
+    a, _ = await pool.join("a", costs=lambda stage: SwitchCost(0.001, 0.0005))
+    b, on_b = await pool.join("b", costs=lambda stage: SwitchCost(0.001, 0.0005))
     await a.hold("generation", 1)
     task = begin(b, "generation", "x")
     on_b.gates["x"] = asyncio.Event()
@@ -98,12 +95,9 @@ async def test_a_turn_ends_by_itself():
 
 async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
     over: set[Stage] = set()
-    pool = GpuPool(Pool(3), Clock())
-    on_a, on_b = Stepwise(), Stepwise()
-    a = pool.join(
-        on_a, PooledJob("a", "default", ONE_EACH, costs=lambda stage: replace(dear(stage), over=stage in over))
-    )
-    b = pool.join(on_b, PooledJob("b", "default", ONE_EACH, costs=dear))
+    pool = WholeGpus(3, Clock())
+    a, on_a = await pool.join("a", costs=lambda stage: replace(dear(stage), over=stage in over))
+    b, on_b = await pool.join("b", costs=dear)
     for stage in ONE_EACH:
         await a.hold(stage, 1)
     await b.hold("generation", 1)
@@ -122,7 +116,7 @@ async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
 async def test_jobs_that_generate_while_they_learn_all_come_to_their_end(gpus: int, costs: SwitchCosts):
     """Each needs two GPUs at once to be as fast as it can, and some pools have fewer than all jobs need."""
     clock, steps = Clock(), 6
-    pool = GpuPool(Pool(gpus), clock)
+    pool = WholeGpus(gpus, clock)
     at_once: Counter[str] = Counter()
 
     class Quick(Stepwise):
@@ -137,14 +131,14 @@ async def test_jobs_that_generate_while_they_learn_all_come_to_their_end(gpus: i
             finally:
                 at_once["now"] -= 1
 
-    async def stage(shared: SharedPlatform, name: Stage, part: str) -> None:
+    async def stage(shared: JobPlatform, name: Stage, part: str) -> None:
         await shared.hold(name, 1)
         assert await begin(shared, name, part) == ["started", "done"]
         await shared.hold(name, 0)
 
     async def train(uid: str) -> None:
         wanted: dict[Stage, int] = {"generation": 1, "preparation": 0, "learning": 1}
-        shared = pool.join(Quick(), PooledJob(uid, "default", wanted, costs=costs))
+        shared, _ = await pool.join(uid, Quick(), gpus=wanted, costs=costs)
         ahead = asyncio.create_task(stage(shared, "generation", "1"))
         for step in range(1, steps + 1):
             await ahead

@@ -5,8 +5,8 @@
   means, and `driving` runs the driver.
 - `status_writer` and `publisher` write a job's status, `conditions` its conditions, and `cluster_report` what the
   cluster lacks.
-- `functions` makes the platforms of jobs. `sharing`, `slots`, `contention` and `room` divide the GPUs of a pool among
-  jobs; `queueing` and `kueue` let jobs wait in Kueue's queues.
+- `functions` makes the platforms of jobs, and `metering` measures them. `pools`, `slots` and `room` divide the GPUs of
+  a pool among jobs; `queueing` and `kueue` let jobs wait in Kueue's queues.
 - `admission` and `slot_admission` change new pods. `endpoints` serves metrics, liveness and the webhooks.
 - `ownership` guards a job's folder, and `leadership` elects the leading replica.
 """

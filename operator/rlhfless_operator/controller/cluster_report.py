@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.controller import conditions
-from rlhfless_operator.controller.conditions import Reason
-from rlhfless_operator.controller.context import ClusterPlatform, Tell
-from rlhfless_operator.platforms.base import Preload, StateChange
+from rlhfless_operator.controller.conditions import Reason, Tell
+from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
 from rlhfless_operator.preflight.findings import Finding
 
 _logger = logging.getLogger(__name__)
@@ -148,48 +148,36 @@ def tell_findings(findings: Sequence[Finding], tell: Tell) -> None:
     tell(conditions.CLUSTER_READY, not errors, reason, "\n".join(lines))
 
 
-class ObservedPlatform:
-    """Runs the preflight while another platform opens.
+class Preflight(Hook):
+    """Runs the preflight while a platform opens.
 
     Args:
-        platform: the other platform.
         look: runs the preflight for its job.
         tell: sets conditions of the job.
     """
 
-    def __init__(self, platform: ClusterPlatform, look: Callable[[], Awaitable[Sequence[Finding]]], tell: Tell) -> None:
-        self._platform = platform
+    def __init__(self, look: Callable[[], Awaitable[Sequence[Finding]]], tell: Tell) -> None:
         self._look = look
         self._tell = tell
         self._looking: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Open the platform. If it fails, set the condition with the preflight's findings first."""
+    @asynccontextmanager
+    async def opening(self, platform: ClusterPlatform) -> AsyncIterator[None]:
+        """Run the preflight. If the platform fails to open, set the condition with the findings first."""
         self._looking = asyncio.create_task(self._look_around())
         try:
-            await self._platform.open()
+            yield
         except Exception:
             await asyncio.wait({self._looking}, timeout=_WAITING_SECONDS)
             raise
 
-    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """As the platform does."""
-        await self._platform.hold(stage, count, preload)
-
-    def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """As the platform does."""
-        return self._platform.run(request)
-
-    async def close(self) -> None:
-        """As the platform does."""
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        """Cancel the preflight if it still runs."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        await self._platform.close()
-
-    async def remove(self) -> None:
-        """As the platform does."""
-        await self._platform.remove()
+        yield
 
     async def _look_around(self) -> None:
         try:

@@ -4,7 +4,7 @@ A new job has no conditions. `Accepted` comes first. `Complete` and `Failed` app
 once it is false. The docstring of each reason says what the reader should do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -103,6 +103,10 @@ class Reason(StrEnum):
     the job to try again."""
     RUNNING = "Running"
     """Complete, Failed: the job was started again."""
+
+
+Tell = Callable[[ConditionType, bool, Reason, str], None]
+"""Sets a condition of a job: its type, status, reason, and a message with the remedy."""
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,29 @@
 """The context that all supervisors of an operator share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlhfless_operator.controller.conditions import Reason
-from rlhfless_operator.controller.contention import PoolMembers
+from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.controller.queueing import Queues
-from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.room import Room
-from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.platforms.base import Platform, StateListener
+from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-
-
-class ClusterPlatform(Platform, Protocol):
-    """The platform of a job on a cluster."""
-
-    async def open(self) -> None:
-        """Create what the functions need. Called once, before anything else.
-
-        Raises:
-            PlatformUnavailableError: the cluster can't provide it now.
-        """
-
-    async def remove(self) -> None:
-        """Remove what `open` created. Called after `close`, once the job has ended or is suspended.
-
-        Raises:
-            PlatformUnavailableError: the cluster does not answer now.
-        """
-
-
-Tell = Callable[[ConditionType, bool, Reason, str], None]
-"""Sets a condition of a job: its type, status, reason, and a message with the remedy."""
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 
 
 class MakePlatform(Protocol):
     """Creates the platform of a job."""
 
-    def __call__(
-        self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
-    ) -> ClusterPlatform:
+    def __call__(self, member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
         """Create a platform that is not open yet.
 
         Args:
+            member: the job in its pool.
             job: the job, with resolved paths.
             root: URI of the job's folder.
             on_state: called with every change of an instance.
@@ -96,6 +72,6 @@ class OperatorContext:
     """The operator's."""
     room: Room
     """Finds how many generation instances a job may use."""
-    members: PoolMembers
-    """Members of the pools, for plans that consider the GPUs that other jobs want."""
+    pools: Pools
+    """The pools of GPUs, and the jobs in them."""
     pacing: Pacing = Pacing()

@@ -7,18 +7,17 @@ from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
-from rlhfless_operator.controller.contention import WantingPlatform
-from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
-from rlhfless_operator.controller.metering import MeteredPlatform
+from rlhfless_operator.controller.context import OperatorContext
+from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.metrics import JobMeter
+from rlhfless_operator.controller.pools import takes_turns
 from rlhfless_operator.controller.publisher import Publisher
 from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import PooledPlatform, takes_turns
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateChange, StateListener
-from rlhfless_operator.platforms.room import DEFAULT_POOL
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -40,7 +39,7 @@ async def run_driver(
     publisher: Publisher,
     meter: JobMeter,
     *,
-    on_platform: Callable[[ClusterPlatform], None],
+    on_platform: Callable[[JobPlatform], None],
     budget: Callable[[], BudgetSpec | None],
     on_finished: Callable[[], Awaitable[None]],
 ) -> None:
@@ -56,25 +55,22 @@ async def run_driver(
     Raises:
         Exception: any exception of `drive`.
     """
-    pooled: PooledPlatform | None = None
 
-    def make_platform(on_state: StateListener) -> WantingPlatform:
+    def make_platform(on_state: StateListener) -> JobPlatform:
         def both(change: StateChange) -> None:
             on_state(change)
             meter.observe(change)
 
         tell = partial(publisher.tell, generation=resource.generation)
-        nonlocal pooled
-        platform = context.make_platform(resource, job, folder.root, both, tell)
-        pooled = platform if isinstance(platform, PooledPlatform) else None
+        platform = context.make_platform(member, context.pools.platform_job(job), folder.root, both, tell)
+        metering = Metering(meter, lambda: publisher.found_services(resource.generation))
+        platform.surround(metering, *context.pools.hooks(member, job, tell))
         on_platform(platform)
-        metered = MeteredPlatform(platform, meter, lambda: publisher.found_services(resource.generation))
-        return WantingPlatform(metered, member)
+        return platform
 
     def on_open(run: TrainingRun, journal: StepJournal) -> None:
         meter.attach(run, journal)
-        if pooled is not None:
-            pooled.costs = run.capacity.switch_cost
+        member.costs = run.capacity.switch_cost
 
         def show(status: RLHFJobStatus) -> None:
             publisher.mirror(status)
@@ -91,8 +87,8 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
-    pool = context.settings.pools.get(job.spec.pool or DEFAULT_POOL)
-    with context.members.joined(job, resource.namespace) as member:
+    with context.pools.joined(job, resource) as member:
+        pool = context.settings.pools.get(member.pool)
         try:
             await drive(
                 *(job, folder, make_platform, LiveProgress(on_note=note)),
@@ -100,7 +96,7 @@ async def run_driver(
                 on_open=on_open,
                 takes_turns=takes_turns(job, context.settings),
                 draining_seconds=context.settings.draining_seconds,
-                contention=lambda: context.members.contention(member),
+                contention=lambda: context.pools.contention(member),
                 gpu=pool.accelerator if pool is not None else None,
                 budget=budget,
                 on_finished=on_finished,

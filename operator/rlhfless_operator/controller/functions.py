@@ -7,20 +7,22 @@ from contextlib import asynccontextmanager
 from kubernetes.aio.client import ApiClient
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.controller.cluster_report import ObservedPlatform, PodsReport
-from rlhfless_operator.controller.context import MakePlatform, Tell
-from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.cluster_report import PodsReport, Preflight
+from rlhfless_operator.controller.conditions import Tell
+from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.planner.pools.placement import TOPOLOGY_KEYS
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.pods.egress import addresses_of
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.platforms.room import pods_by_stage
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
 from rlhfless_operator.training.requests.rehearsal import emulation_of
@@ -42,11 +44,9 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
     places = NodePlaces(client, settings.topology_keys or TOPOLOGY_KEYS, allowed=not settings.namespaces)
     async with PodWatch(client, settings.namespaces) as watch:
 
-        def make(
-            resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell
-        ) -> ObservedPlatform:
+        def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
             spec = job.spec
-            identity = JobIdentity(resource.namespace, resource.name, resource.uid, API_VERSION, KIND)
+            identity = JobIdentity(member.namespace, member.name, member.uid, API_VERSION, KIND)
             report = PodsReport(tell)
 
             def both(change: StateChange) -> None:
@@ -57,8 +57,8 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 # A role in some namespaces can't allow listing nodes and devices, or reading the CRD.
                 everywhere = not settings.namespaces
                 installed = await look.at_installation(definition=everywhere)
-                stages = stages_of(settings, job, resource.namespace)
-                needed = await look.at_job(stages, resource.namespace, nodes=everywhere)
+                stages = stages_of(settings, job, member.namespace)
+                needed = await look.at_job(stages, member.namespace, nodes=everywhere)
                 used = {stage.slots.pool for stage in stages if stage.slots is not None}
                 turns = await look.at_turns(stages, used) if used and everywhere else []
                 return [*needed, *turns, *installed]
@@ -73,10 +73,10 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 stall_seconds=spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,
-                slots=pools.share_of(job, resource.namespace),
+                slots=pools.share_of(member),
                 places=places,
             )
-            return ObservedPlatform(platform, look_around, tell)
+            return JobPlatform(platform, member, Preflight(look_around, tell))
 
         yield make
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
-from rlhfless_operator.controller.context import ClusterPlatform, OperatorContext
+from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.driving import run_driver
 from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
@@ -36,6 +36,7 @@ from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.driver import begun_with
@@ -68,7 +69,7 @@ class Supervisor:
         self._stopped = stopped
         self._post = post
         self._changed = asyncio.Event()
-        self._platform: ClusterPlatform | None = None
+        self._platform: JobPlatform | None = None
         resource = self.resource
         self._meter = context.metrics.job(resource.namespace, resource.name)
         self._publisher = Publisher(context, resource, dict(body.get("status") or {}), post)
@@ -214,7 +215,7 @@ class Supervisor:
         return error
 
     async def _run_driver(self, resource: JobResource, job: RLHFJob, folder: JobFolder, actors: ActorRange) -> None:
-        def opened(platform: ClusterPlatform) -> None:
+        def opened(platform: JobPlatform) -> None:
             self._platform = platform
 
         await run_driver(

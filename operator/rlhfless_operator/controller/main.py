@@ -16,16 +16,15 @@ import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from rlhfless_operator.controller.contention import PoolMembers
 from rlhfless_operator.controller.context import MakePlatform, OperatorContext, Pacing
 from rlhfless_operator.controller.endpoints import serve_admission, serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.room import Room
-from rlhfless_operator.controller.sharing import sharing
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -76,14 +75,14 @@ class Operator:
             knative = KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested)
             context = OperatorContext(
                 api=JobsApi(client, metrics.requested),
-                make_platform=sharing(make_platform, self.settings),
+                make_platform=make_platform,
                 metrics=metrics,
                 identity=identity,
                 files=self.settings.files,
                 artifacts=self.settings.artifacts,
                 queues=Queues(knative, self.settings),
                 room=Room(knative, self.settings),
-                members=PoolMembers(self.settings),
+                pools=Pools(self.settings),
                 settings=self.settings,
                 pacing=self.pacing,
             )

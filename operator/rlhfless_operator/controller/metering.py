@@ -1,67 +1,52 @@
-"""A platform that opens another platform when it is first needed, and measures it."""
+"""The hook that measures what happens on a job's platform."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage, Started
-from rlhfless_operator.controller.context import ClusterPlatform
 from rlhfless_operator.controller.metrics import JobMeter
-from rlhfless_operator.platforms.base import Preload
+from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook, Listener
 
 
-class MeteredPlatform:
-    """Forwards everything to another platform.
+class Metering(Hook):
+    """Records what happens on a platform.
 
     Args:
-        platform: the other platform.
-        meter: records what happens.
+        meter: the job's metrics.
         on_ready: called once the platform is open.
     """
 
-    def __init__(self, platform: ClusterPlatform, meter: JobMeter, on_ready: Callable[[], None]) -> None:
-        self._platform = platform
+    def __init__(self, meter: JobMeter, on_ready: Callable[[], None]) -> None:
         self._meter = meter
         self._on_ready = on_ready
-        self._opening = asyncio.Lock()
-        self._is_open = False
         self._running = 0
         self._last: tuple[Stage, float] | None = None
 
-    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        """As the platform does."""
-        await self._open()
-        await self._platform.hold(stage, count, preload)
+    @asynccontextmanager
+    async def opening(self, platform: ClusterPlatform) -> AsyncIterator[None]:
+        """Report that the platform is open."""
+        yield
+        self._on_ready()
 
-    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
-        """As the platform does."""
-        await self._open()
+    @asynccontextmanager
+    async def task(self, request: RunRequest) -> AsyncIterator[Listener]:
+        """Measure a task."""
         began = self._begins(request.key.stage)
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Started) and event.cold_start is None and began is not None:
+                self._meter.metrics.control.observe(time.monotonic() - began)
+            if isinstance(event, Samples | Done):
+                self._meter.moved()
+            if isinstance(event, Samples) and isinstance(request, GenerationRequest):
+                self._took(request, event)
+
         try:
-            async with aclosing(self._platform.run(request)) as events:
-                async for event in events:
-                    if isinstance(event, Started) and event.cold_start is None and began is not None:
-                        self._meter.metrics.control.observe(time.monotonic() - began)
-                    if isinstance(event, Samples | Done):
-                        self._meter.moved()
-                    if isinstance(event, Samples) and isinstance(request, GenerationRequest):
-                        self._took(request, event)
-                    yield event
+            yield listen
         finally:
             self._running -= 1
             self._last = (request.key.stage, time.monotonic())
-
-    async def close(self) -> None:
-        """As the platform does."""
-        await self._platform.close()
-
-    async def _open(self) -> None:
-        async with self._opening:
-            if not self._is_open:
-                await self._platform.open()
-                self._is_open = True
-                self._on_ready()
 
     def _begins(self, stage: Stage) -> float | None:
         """Count a new request. For the first one after another stage, return the time when that stage ended."""

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.controller.sharing import pool_of
+from rlhfless_operator.controller.pools import pool_of
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import SlotsWanted
-from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
+from rlhfless_operator.platforms.pool_member import PoolMember
+from rlhfless_operator.platforms.room import gpus_by_stage
 from rlhfless_operator.platforms.turns.slot_division import PoolDivision
 from rlhfless_operator.platforms.turns.slot_pool import SlotPool, SlotShare
 
@@ -37,23 +38,14 @@ class SlotPools:
         self._pools: dict[tuple[str, str], SlotPool] = {}
         self._divisions: dict[str, PoolDivision] = {}
 
-    def share_of(self, job: RLHFJob, namespace: str) -> SlotShare | None:
-        """A job's share in the slots of its namespace; None if the job uses none."""
-        wanted = slots_wanted(job, self._settings)
-        if not wanted:
+    def share_of(self, member: PoolMember) -> SlotShare | None:
+        """Return a job's share in the slots of its namespace; None if the job uses none."""
+        settings = self._settings.pools.get(member.pool)
+        if settings is None or settings.device_class is None or not any(member.gpus.values()):
             return None
-        name = pool_of(job)
-        settings = self._settings.pools[name]
-        key = (namespace, name)
+        name, key = member.pool, (member.namespace, member.pool)
         if key not in self._pools:
             if name not in self._divisions:
                 self._divisions[name] = PoolDivision(self._client, name, settings, self._settings.namespaces)
-            self._pools[key] = SlotPool(namespace, name, settings, self._divisions[name])
-        actors = job.spec.generation.instances.max or room_in_pool(job, self._settings, namespace) or 1
-        instances: Mapping[Stage, int] = {
-            "generation": max(actors, job.spec.generation.instances.min),
-            "preparation": job.spec.preparation.instances.max,
-        }
-        at_once = max(each.gpus * instances.get(stage, 1) for stage, each in wanted.items())
-        largest = max(each.gpus for each in wanted.values())
-        return SlotShare(self._pools[key], at_once, largest, job.spec.priority)
+            self._pools[key] = SlotPool(member.namespace, name, settings, self._divisions[name], member.jobs)
+        return SlotShare(self._pools[key], member)

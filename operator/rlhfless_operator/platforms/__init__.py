@@ -6,9 +6,11 @@ From the top down:
 - `local/`: functions as processes on this machine.
 - `turns/`: pods that use the GPUs of a pool in turns.
 - `pods/`: the pods of a stage on a cluster: their manifests, their scale, and where a task goes.
-- `shared`: a platform whose GPUs several jobs share.
+- `shared`: the jobs of a pool whose pods hold whole GPUs.
 - `room`: count the GPUs that a cluster has for a job.
 - `stream`: one task over HTTP.
+- `job_platform`: the one wrapper around a job's platform on a cluster, with its hooks.
+- `pool_member`: the record of a job in its pool.
 - `base`: the protocol of a platform. `slots`: the account of who uses which GPU.
 - `cluster_settings`: what the chart sets.
 """

@@ -266,7 +266,7 @@ class KnativePlatform:
             on_problem=self._on_problem,
         )
         try:
-            await slots.pool.join(turns, slots)
+            await slots.pool.join(turns, slots.member)
         except PlatformUnavailableError:
             await session.close()
             raise

@@ -1,50 +1,24 @@
-"""Several jobs share a pool of GPUs: a platform that asks the pool before it starts an instance or sends a task."""
+"""Several jobs share a pool of GPUs: a hook asks the pool before an instance starts or a task is sent."""
 
 import asyncio
 import math
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhfless_functions.api import STAGES, Event, Gang, LearnRequest, RunRequest, Stage
-from rlhfless_operator.planner.pools.decayed_sum import USE_HALF_LIFE_SECONDS, DecayedSum
+from rlhfless_functions.api import STAGES, Gang, LearnRequest, RunRequest, Stage
 from rlhfless_operator.planner.pools.sharing import Claim, Pool, check_feasible, share
-from rlhfless_operator.planner.pools.whole_gpus import Contender, SwitchCost, keeps_any, next_turns, turn_seconds
-from rlhfless_operator.platforms.base import Platform, Preload
+from rlhfless_operator.planner.pools.whole_gpus import Contender, keeps_any, next_turns, turn_seconds
+from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload
+from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
+from rlhfless_operator.platforms.pool_member import Clock, PoolMember, parts_of
 
-Clock = Callable[[], float]
-SwitchCosts = Callable[[Stage], SwitchCost]
-"""The currently known cost for a job of releasing an instance of a stage and getting one again."""
 Waits = Callable[["Waiting | None"], None]
 """Called when the jobs that a job waits for change; with None when it no longer waits."""
-
-
-@dataclass(frozen=True)
-class PooledJob:
-    """A pool's view of a job."""
-
-    uid: str
-    namespace: str
-    gpus: Mapping[Stage, int]
-    """GPUs of an instance of each stage."""
-    name: str = ""
-    """Name of the job."""
-    priority: int = 0
-    """Priority; the higher goes first."""
-    instances: Mapping[Stage, int] = field(default_factory=dict)
-    """Most instances of each stage that it may request at a time; one for a missing stage."""
-    together: Collection[Stage] = ()
-    """Stages whose instances work only together: each step takes all of them, or fewer that are requested anew."""
-    keep_alive: Mapping[Stage, float] = field(default_factory=dict)
-    """Seconds that an idle instance is kept, as long as the pool allows it."""
-    costs: SwitchCosts = lambda stage: SwitchCost()
-    """Returns the cost for the job of handing a GPU over."""
-    on_wait: Waits = lambda waiting: None
-    """Called with the jobs that this job waits for."""
 
 
 @dataclass(frozen=True)
@@ -91,50 +65,53 @@ class GpuPool:
 
     Args:
         pool: its size and the namespaces' quotas.
+        jobs: the jobs of the pool; see `PoolMember.jobs`.
         clock: monotonic seconds.
     """
 
-    def __init__(self, pool: Pool, clock: Clock = time.monotonic) -> None:
+    def __init__(self, pool: Pool, jobs: Sequence[PoolMember], clock: Clock = time.monotonic) -> None:
         self._pool = pool
+        self._jobs = jobs
         self._clock = clock
-        self._jobs: dict[str, SharedPlatform] = {}
         self._turn_ends: asyncio.TimerHandle | None = None
         self.begun = 0
         """Tasks that its jobs have begun."""
 
-    def join(self, platform: Platform, job: PooledJob) -> "SharedPlatform":
-        """Let a job join the pool.
-
-        Args:
-            platform: its platform, without a keep-alive: only the pool decides which instances are kept.
+    def join(self, member: PoolMember, part: "SharedGpus") -> int:
+        """Let a job join the pool, and return the most GPUs that it may request at a time.
 
         Raises:
-            ValueError: one of its instances, or a gang, needs more GPUs than the pool or its namespace's quota has.
+            PlatformUnavailableError: one of its instances, or a gang, needs more GPUs than the pool or its namespace's
+                quota has.
         """
-        for stage, count in job.gpus.items():
-            most, together = job.instances.get(stage, 1), stage in job.together
-            check_feasible(Claim(job.uid, stage, job.namespace, count, 0, most, together=together), self._pool)
-        asked = sum(count * job.instances.get(stage, 1) for stage, count in job.gpus.items())
-        quota = self._pool.namespaces.get(job.namespace, self._pool.gpus)
-        joined = SharedPlatform(self, platform, job, min(asked, quota, self._pool.gpus), self._clock)
-        self._jobs[job.uid] = joined
-        return joined
+        for stage, count in member.gpus.items():
+            most, together = member.instances.get(stage, 1), stage in member.together
+            try:
+                check_feasible(
+                    Claim(member.uid, stage, member.namespace, count, 0, most, together=together), self._pool
+                )
+            except ValueError as error:
+                raise PlatformUnavailableError(f"pool {member.pool}: {error}") from error
+        member.take_part(part)
+        quota = self._pool.namespaces.get(member.namespace, self._pool.gpus)
+        return min(sum(map(member.most, member.gpus)), quota, self._pool.gpus)
 
-    def leave(self, job: str) -> None:
-        """Remove a job; the others share its part."""
-        if self._jobs.pop(job, None) is not None:
+    def leave(self, member: PoolMember, part: "SharedGpus") -> None:
+        """Remove a job if it has joined; the others share its part."""
+        if member.part is part:
+            member.part = None
             self.divide()
 
     def divide(self) -> None:
         """Divide the pool again, and tell each job what changed for it."""
-        now = self._clock()
-        claims = {uid: shared.claims() for uid, shared in self._jobs.items()}
-        contenders = [self._jobs[uid].contends(asked, now) for uid, asked in claims.items()]
+        now, parts = self._clock(), parts_of(self._jobs, SharedGpus)
+        claims = {uid: part.claims() for uid, part in parts.items()}
+        contenders = [parts[uid].contends(asked, now) for uid, asked in claims.items()]
         asking = [each for each in contenders if each is not None]
         turns = next_turns(asking, self._pool, now)
         for contender in asking:
-            self._jobs[contender.job].has_turn(contender.job in turns, now)
-        self._tell(asking, turns, now)
+            parts[contender.job].has_turn(contender.job in turns, now)
+        self._tell(parts, asking, turns, now)
         without = {each.job for each in asking} - turns
         allowed = [
             replace(claim, wanted=claim.working, kept=0) if uid in without and claim.gpus else claim
@@ -142,21 +119,23 @@ class GpuPool:
             for claim in asked
         ]
         grants = share(allowed, self._pool, self.begun)
-        for uid, shared in self._jobs.items():
-            shared.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
+        for uid, part in parts.items():
+            part.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
 
-    def _tell(self, asking: Sequence[Contender], turns: frozenset[str], now: float) -> None:
+    def _tell(
+        self, parts: "Mapping[str, SharedGpus]", asking: Sequence[Contender], turns: frozenset[str], now: float
+    ) -> None:
         """Tell waiting jobs whom they wait for, and check again when the first turn is over."""
         if self._turn_ends is not None:
             self._turn_ends.cancel()
             self._turn_ends = None
         having = [each for each in asking if each.job in turns]
-        holders = [Holder(each.namespace, self._jobs[each.job].job.name, each.gpus) for each in having]
-        ends = [self._jobs[each.job].since + turn_seconds(asking) for each in having]
+        holders = [Holder(each.namespace, parts[each.job].member.name, each.gpus) for each in having]
+        ends = [parts[each.job].since + turn_seconds(asking) for each in having]
         left = min((end - now for end in ends if end > now), default=0.0)
         waiting = {each.job: each for each in asking if each.job not in turns}
-        for uid, shared in self._jobs.items():
-            shared.waits(Waiting(waiting[uid].gpus, holders, left) if uid in waiting else None)
+        for uid, part in parts.items():
+            part.waits(Waiting(waiting[uid].gpus, holders, left) if uid in waiting else None)
         if waiting and left > 0:
             self._turn_ends = asyncio.get_running_loop().call_later(left, self.divide)
 
@@ -182,17 +161,24 @@ class _Waiters:
         return self.there == self.size
 
 
-class SharedPlatform:
-    """A job's platform within the limits of the pool. `GpuPool.join` creates it."""
+class SharedGpus(Hook):
+    """A job's part of a pool: the hook that limits its platform. The job joins when the platform is open.
 
-    def __init__(self, pool: GpuPool, platform: Platform, job: PooledJob, most: int, clock: Clock) -> None:
-        self.job = job
+    The platform must have no keep-alive: only the pool decides which instances are kept.
+
+    Args:
+        on_wait: called with the jobs that this job waits for.
+    """
+
+    def __init__(self, pool: GpuPool, member: PoolMember, on_wait: Waits = lambda waiting: None) -> None:
+        self.member = member
         self._pool = pool
-        self._platform = platform
-        self._most = most
+        self._on_wait = on_wait
+        self._platform: Platform | None = None
+        self._most = 0
         """Most GPUs that it may request at a time. It counts as requesting them until each of its stages has
         requested."""
-        self._clock = clock
+        self._clock = member.clock
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
         self._begun: dict[Stage, list[int]] = defaultdict(list)
@@ -206,7 +192,6 @@ class SharedPlatform:
         self._applying = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
-        self._use = DecayedSum(USE_HALF_LIFE_SECONDS, clock())
         self._used = 0.0
         self.since = 0.0
         """Time when its turn, or its wait for a turn, began."""
@@ -215,9 +200,19 @@ class SharedPlatform:
         self._peak = 0
         self._waits_for: Waiting | None = None
 
-    # --- what the training loop calls ---
+    # --- what the job's platform calls ---
 
-    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+    @asynccontextmanager
+    async def opening(self, platform: ClusterPlatform) -> AsyncIterator[None]:
+        """Join the pool once the platform is open.
+
+        Raises:
+            PlatformUnavailableError: the job can never run in the pool.
+        """
+        yield
+        self._platform, self._most = platform, self._pool.join(self.member, self)
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None) -> bool:
         """Set the wanted number of instances; the pool limits how many are held."""
         holds = self._held.setdefault(stage, deque())
         if holds:
@@ -227,33 +222,34 @@ class SharedPlatform:
         self._preloads[stage] = preload
         self._applied.pop(stage, None)
         self._pool.divide()
-        if keep_alive := self.job.keep_alive.get(stage, 0.0):
+        if keep_alive := self.member.keep_alive.get(stage, 0.0):
             loop = asyncio.get_running_loop()
             self._timers = [timer for timer in self._timers if timer.when() > loop.time()]
             self._timers.append(loop.call_later(keep_alive, self._pool.divide))
         await self._apply()
+        return True
 
-    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+    @asynccontextmanager
+    async def task(self, request: RunRequest) -> AsyncIterator[None]:
         """Send a task to an instance as soon as the pool allows another one."""
         stage = request.key.stage
         admitted = await self._admit(stage, request.gang if isinstance(request, LearnRequest) else None)
         try:
-            async with aclosing(self._platform.run(request)) as events:
-                async for event in events:
-                    yield event
+            yield
         finally:
             self._end(stage, admitted)
 
-    async def close(self) -> None:
-        """End every instance and leave the pool."""
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        """Leave the pool once every instance has ended."""
         for timer in self._timers:
             timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         try:
-            await self._platform.close()
+            yield
         finally:
-            self._pool.leave(self.job.uid)
+            self._pool.leave(self.member, self)
 
     # --- what the pool calls ---
 
@@ -272,17 +268,17 @@ class SharedPlatform:
             self._has_turn, self.since = False, now
         self._asked |= {stage for stage, gpus in asked.items() if gpus}
         self._peak = max(self._peak, sum(asked.values()))
-        stages = [stage for stage, gpus in self.job.gpus.items() if gpus]
+        stages = [stage for stage, gpus in self.member.gpus.items() if gpus]
         known = self._asked.issuperset(stages)
-        costs = [self.job.costs(stage) for stage in stages]
+        costs = [self.member.costs(stage) for stage in stages]
         leaving = any(cost.over for cost in costs)
         return Contender(
-            job=self.job.uid,
-            namespace=self.job.namespace,
+            job=self.member.uid,
+            namespace=self.member.namespace,
             gpus=0 if leaving else min(self._peak, self._most) if known else self._most,
             since=self.since,
             has_turn=self._has_turn,
-            priority=self.job.priority,
+            priority=self.member.priority,
             switch_seconds=max((cost.seconds for cost in costs), default=0.0),
             keeps=keeps_any(costs),
         )
@@ -296,7 +292,7 @@ class SharedPlatform:
         """Record which jobs it waits for."""
         before, self._waits_for = self._waits_for, waiting
         if (before and before.holders) != (waiting and waiting.holders):
-            self.job.on_wait(waiting)
+            self._on_wait(waiting)
 
     def granted(self, grants: Mapping[str, int]) -> None:
         """Apply a new division of the pool."""
@@ -318,22 +314,22 @@ class SharedPlatform:
     def _claim(self, stage: Stage) -> Claim:
         working = len(self._begun[stage])
         waiting = [waiters for waiters in self._waiting[stage].values() if waiters.complete]
-        together = stage in self.job.together or any(waiters.size > 1 for waiters in waiting)
+        together = stage in self.member.together or any(waiters.size > 1 for waiters in waiting)
         # Request one gang at a time: two together may not fit.
         wanted = working + sum(waiters.size for waiters in (waiting[:1] if together else waiting))
         holds = self._held.get(stage, deque())
-        oldest = self._clock() - self.job.keep_alive.get(stage, 0.0)
+        oldest = self._clock() - self.member.keep_alive.get(stage, 0.0)
         while len(holds) > 1 and holds[0][0] <= oldest:
             holds.popleft()
         return Claim(
-            job=self.job.uid,
+            job=self.member.uid,
             stage=stage,
-            namespace=self.job.namespace,
-            gpus=self.job.gpus.get(stage, 0),
+            namespace=self.member.namespace,
+            gpus=self.member.gpus.get(stage, 0),
             working=working,
             wanted=wanted,
             kept=max(0, max((count for _, count in holds), default=0) - wanted),
-            priority=self.job.priority,
+            priority=self.member.priority,
             used=self._used,
             place=STAGES.index(stage),
             together=together,
@@ -367,6 +363,7 @@ class SharedPlatform:
         self._pool.divide()
 
     async def _apply(self) -> None:
+        assert self._platform is not None, "the job joins once its platform is open"
         async with self._applying:
             for stage, count in list(self._granted.items()):
                 if self._applied.get(stage) != count:
@@ -374,8 +371,8 @@ class SharedPlatform:
                     await self._platform.hold(stage, count, self._preloads.get(stage))
 
     def _charge(self) -> None:
-        gpus = sum(len(begun) * self.job.gpus.get(stage, 0) for stage, begun in self._begun.items())
-        self._used = self._use.add(gpus, self._clock())
+        gpus = sum(len(begun) * self.member.gpus.get(stage, 0) for stage, begun in self._begun.items())
+        self._used = self.member.use.add(gpus, self._clock())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.knative import ApiError, InvalidError, NotFoundError, UnavailableError
-from rlhfless_operator.planner.pools.decayed_sum import USE_HALF_LIFE_SECONDS, DecayedSum
 from rlhfless_operator.planner.pools.host_memory import pod_to_end
 from rlhfless_operator.planner.pools.shortage import Shortage
 from rlhfless_operator.planner.pools.turns import SlotUse, Turns, WaitingTask, take_turns
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
+from rlhfless_operator.platforms.pool_member import PoolMember, parts_of
 from rlhfless_operator.platforms.slots import SlotAccount
 from rlhfless_operator.platforms.turns.slot_division import PoolDivision
 from rlhfless_operator.platforms.turns.slot_users import Hope, SlotUser
@@ -39,21 +39,15 @@ class SlotShare:
     """A job's part in the slots of its namespace."""
 
     pool: "SlotPool"
-    gpus: int
-    """Most GPUs that it can use at a time."""
-    largest: int
-    """GPUs of its largest instance."""
-    priority: int = 0
-    """Priority; the higher goes first."""
+    member: PoolMember
 
 
 @dataclass
-class _Member:
-    """A job that has joined."""
+class _Part:
+    """The part of a job that has joined."""
 
     user: SlotUser
-    share: SlotShare
-    use: DecayedSum
+    member: PoolMember
     shortages: dict[Stage, Shortage] = field(default_factory=dict)
 
 
@@ -73,9 +67,12 @@ class SlotPool:
         name: name of the pool.
         settings: settings of the pool, with a DeviceClass.
         division: the division of the pool among namespaces.
+        jobs: the jobs of the pool; see `PoolMember.jobs`.
     """
 
-    def __init__(self, namespace: str, name: str, settings: PoolSettings, division: PoolDivision) -> None:
+    def __init__(
+        self, namespace: str, name: str, settings: PoolSettings, division: PoolDivision, jobs: Sequence[PoolMember]
+    ) -> None:
         self._division = division
         self._namespace = namespace
         self._name = name
@@ -84,7 +81,7 @@ class SlotPool:
         self._most = settings.share_of(namespace) // self._together
         self._gpus = settings.gpus
         self._account = SlotAccount()
-        self._users: dict[str, _Member] = {}
+        self._jobs = jobs
         self._owners: dict[str, SlotUser] = {}
         self._unsettled: set[str] = set()
         """Pods that an earlier driver may have left awake."""
@@ -106,16 +103,17 @@ class SlotPool:
         """Wanted number of slots for the jobs that have joined."""
         return self._division.part(self._namespace) * self._together
 
-    async def join(self, user: SlotUser, share: SlotShare) -> None:
+    async def join(self, user: SlotUser, member: PoolMember) -> None:
         """Let a job join, and create as many slots as it can use at a time, or as its namespace may have.
 
         Raises:
             PlatformUnavailableError: the job can never run here, the cluster has no claims or refuses them, or other
                 namespaces already hold all of the pool's groups.
         """
-        if share.largest > self._together:
+        largest = max(member.gpus.values())
+        if largest > self._together:
             raise PlatformUnavailableError(
-                f"an instance requests {share.largest} GPUs, but pool {self._name} allocates {self._together} together"
+                f"an instance requests {largest} GPUs, but pool {self._name} allocates {self._together} together"
                 f" on a node; request fewer, or raise gpusPerGroup of the pool"
             )
         if self._most == 0:
@@ -124,7 +122,7 @@ class SlotPool:
             )
         # A later job has no claim to what the others got before it.
         used = min(self._use().used.values(), default=0.0)
-        self._users[user.job] = _Member(user, share, DecayedSum(USE_HALF_LIFE_SECONDS, time.monotonic(), used))
+        member.take_part(_Part(user, member), used)
         self._want()
         try:
             if self.size == 0:
@@ -134,7 +132,7 @@ class SlotPool:
                 )
             await self._make_claims()
         except (ApiError, PlatformUnavailableError) as error:
-            self._users.pop(user.job, None)
+            member.part = None
             self._want()
             if isinstance(error, PlatformUnavailableError):
                 raise
@@ -147,17 +145,23 @@ class SlotPool:
 
     def leave(self, user: SlotUser) -> None:
         """Remove a job. Slots that no job has needed for a while are returned."""
-        member = self._users.get(user.job)
-        if member is not None and member.user is user:
-            del self._users[user.job]
+        parts = self._parts()
+        part = parts.get(user.job)
+        if part is not None and part.user is user:
+            part.member.part = None
             self._want()
-        if self._users:
+            del parts[user.job]
+        if parts:
             return
         if self._review is not None:
             self._review.cancel()
             self._review = None
         if self._giving_back is None:
             self._giving_back = asyncio.create_task(self._give_back())
+
+    def _parts(self) -> dict[str, _Part]:
+        """Return the parts of the namespace's jobs that have joined, by the job's unique id."""
+        return parts_of((each for each in self._jobs if each.namespace == self._namespace), _Part)
 
     # --- pods ---
 
@@ -198,7 +202,8 @@ class SlotPool:
             InstanceLostError: waiting is pointless.
         """
         number = next(self._numbers)
-        priority = self._users[user.job].share.priority if user.job in self._users else 0
+        part = self._parts().get(user.job)
+        priority = part.member.priority if part is not None else 0
         self._waiting[number] = _Waiting(user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage)))
         self._turns = None
         try:
@@ -247,24 +252,25 @@ class SlotPool:
         start one more pod."""
         now = time.monotonic()
         counts = Counter((each.user.job, each.stage) for each in lacking)
-        for job, member in self._users.items():
+        for job, part in self._parts().items():
             for stage in STAGES:
-                start_seconds = member.user.could_start(stage) if counts[job, stage] else None
-                shortage = member.shortages.setdefault(stage, Shortage(now))
+                start_seconds = part.user.could_start(stage) if counts[job, stage] else None
+                shortage = part.shortages.setdefault(stage, Shortage(now))
                 waited = shortage.observe(0 if start_seconds is None else counts[job, stage], now)
                 if start_seconds is not None and waited >= start_seconds:
                     shortage.started()
-                    member.user.start(stage)
+                    part.user.start(stage)
 
     def _able(self, waiting: _Waiting) -> list[str]:
         pods = [*waiting.user.free(waiting.stage), *waiting.user.asleep(waiting.stage)]
         return [pod for pod in pods if pod in self._account]
 
     def _use(self) -> SlotUse:
-        users = [member.user for member in self._users.values()]
+        parts = self._parts()
+        users = [part.user for part in parts.values()]
         idle = {pod for user in users for pod in user.idle()}
         leaving = {pod for user in users for pod in user.leaving()}
-        held = dict.fromkeys(self._users, 0)
+        held = dict.fromkeys(parts, 0)
         for holder in self._account.holders.values():
             if holder is not None and holder not in idle and holder not in leaving:
                 job = self._owners[holder].job
@@ -277,7 +283,7 @@ class SlotPool:
             idle=idle,
             leaving=leaving,
             closed={slot for pod in self._unsettled for slot in self._account.of(pod)},
-            used={job: member.use.add(held[job], now) for job, member in self._users.items()},
+            used={job: part.member.use.add(held[job], now) for job, part in parts.items()},
         )
 
     def _pass(self, number: int, priority: int) -> None:
@@ -289,13 +295,13 @@ class SlotPool:
     # --- claims ---
 
     def _want(self) -> None:
-        wanted = sum(-(-member.share.gpus // self._together) for member in self._users.values())
+        wanted = sum(-(-part.member.most_at_once // self._together) for part in self._parts().values())
         self._division.want(self._namespace, wanted)
 
     async def _make_claims(self) -> None:
         review = await self._division.review(self._namespace)
-        for member in list(self._users.values()):
-            member.user.reviewed(review)
+        for part in self._parts().values():
+            part.user.reviewed(review)
 
     async def _give_back(self) -> None:
         await asyncio.sleep(_KEPT_SECONDS)
@@ -317,14 +323,14 @@ class SlotPool:
             except UnavailableError as error:
                 _logger.warning("slots of %s: %s", self._namespace, self._explained(error))
             except ApiError as error:
-                for member in list(self._users.values()):
-                    member.user.trouble(self._explained(error))
+                for part in self._parts().values():
+                    part.user.trouble(self._explained(error))
 
     def _make_room(self) -> None:
         """End a pod without a task if a pod with a waiting task lacks memory on the node."""
         waiting = {(each.user.job, each.stage) for each in self._waiting.values()}
-        members = list(self._users.values())
-        pods = [replace(pod, priority=member.share.priority) for member in members for pod in member.user.node_mates()]
+        parts = self._parts().values()
+        pods = [replace(pod, priority=part.member.priority) for part in parts for pod in part.user.node_mates()]
         now = time.monotonic()
         if any(pod.state == "ending" for pod in pods):
             self._made_room = now

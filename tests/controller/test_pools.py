@@ -1,6 +1,7 @@
 """Jobs of one operator in their pools."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,19 @@ import pytest
 
 from rlhfless_functions.api import Event, RunRequest, Stage
 from rlhfless_operator.controller import conditions
-from rlhfless_operator.controller.conditions import Reason
-from rlhfless_operator.controller.context import Tell
-from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.sharing import PooledPlatform, sharing
+from rlhfless_operator.controller.conditions import Reason, Tell
+from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateListener
+from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.platforms.room import gpus_by_stage, room_in_pool
+from tests.controller.operator_harness import a_resource
 
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 SETTINGS = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, namespaces={"small": 1})})
@@ -50,23 +52,23 @@ class Noting:
         self.calls.append("remove")
 
 
-class Cluster:
-    """Makes the platforms, and knows them by their job's uid."""
-
-    def __init__(self) -> None:
-        self.platforms: dict[str, Noting] = {}
-
-    def __call__(self, resource: JobResource, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> Noting:
-        self.platforms[resource.uid] = Noting(job)
-        return self.platforms[resource.uid]
-
-
 def tell(kind: ConditionType, true: bool, reason: Reason, message: str) -> None:
     """Ignore the call."""
 
 
-def resource(uid: str, namespace: str = "team") -> JobResource:
-    return JobResource.of({"metadata": {"name": uid, "namespace": namespace, "uid": uid}})
+class Cluster:
+    """Jobs on a cluster with pools; knows their platforms by their uid."""
+
+    def __init__(self, settings: ClusterSettings = SETTINGS) -> None:
+        self.platforms: dict[str, Noting] = {}
+        self.members: dict[str, PoolMember] = {}
+        self._pools = Pools(settings)
+        self._joined = ExitStack()
+
+    def platform(self, job: RLHFJob, uid: str = "a", namespace: str = "team", tell: Tell = tell) -> JobPlatform:
+        member = self._joined.enter_context(self._pools.joined(job, a_resource(uid, namespace)))
+        self.members[uid], self.platforms[uid] = member, Noting(self._pools.platform_job(job))
+        return JobPlatform(self.platforms[uid], member, *self._pools.hooks(member, job, tell))
 
 
 @pytest.fixture
@@ -80,8 +82,7 @@ def job(tiny_job: Callable[..., Path]) -> Callable[..., RLHFJob]:
 
 async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster()
-    make = sharing(cluster, SETTINGS)
-    a, b = (make(resource(uid), job(), "root", lambda change: None, tell) for uid in "ab")
+    a, b = (cluster.platform(job(), uid) for uid in "ab")
     await a.open()
     await b.open()
     await a.hold("generation", 2)
@@ -97,10 +98,9 @@ async def test_two_jobs_share_what_there_is(job: Callable[..., RLHFJob]) -> None
 
 
 async def test_jobs_whose_pods_take_turns_are_held_up_by_nothing_but_their_slots(job: Callable[..., RLHFJob]) -> None:
-    cluster = Cluster()
-    settings = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gpus=2, device_class="gpu.test")})
-    make = sharing(cluster, settings)
-    a, b = (make(resource(uid), job(), "root", lambda change: None, tell) for uid in "ab")
+    pools = {"h100": PoolSettings(gpus=2, device_class="gpu.test")}
+    cluster = Cluster(ClusterSettings(functions_image="f:1", pools=pools))
+    a, b = (cluster.platform(job(), uid) for uid in "ab")
     for shared in (a, b):
         await shared.open()
         await shared.hold("generation", 2)
@@ -112,12 +112,11 @@ async def test_jobs_whose_pods_take_turns_are_held_up_by_nothing_but_their_slots
 
 async def test_a_job_that_waits_for_its_turn_says_for_whom(job: Callable[..., RLHFJob]) -> None:
     told: list[tuple[ConditionType, bool, Reason, str]] = []
-    make = sharing(Cluster(), SETTINGS)
-    a = make(resource("a"), job(), "root", lambda change: None, tell)
-    b = make(resource("b"), job(), "root", lambda change: None, lambda *said: told.append(said))
+    cluster = Cluster()
+    a, b = cluster.platform(job(), "a"), cluster.platform(job(), "b", tell=lambda *said: told.append(said))
+    for member in cluster.members.values():
+        member.costs = lambda stage: SwitchCost(10.0, 5.0)
     for shared in (a, b):
-        assert isinstance(shared, PooledPlatform)
-        shared.costs = lambda stage: SwitchCost(10.0, 5.0)
         await shared.open()
         await shared.hold("generation", 2)
     ((kind, true, reason, message),) = told
@@ -130,9 +129,7 @@ async def test_a_job_that_waits_for_its_turn_says_for_whom(job: Callable[..., RL
 
 async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster()
-    shared = sharing(cluster, SETTINGS)(
-        resource("a"), job(learning={"keepAlive": "1h"}), "root", lambda change: None, tell
-    )
+    shared = cluster.platform(job(learning={"keepAlive": "1h"}))
     await shared.open()
     await shared.hold("learning", 1)
     await shared.hold("learning", 0)
@@ -142,12 +139,16 @@ async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -
 
 
 async def test_without_pools_nothing_is_shared(job: Callable[..., RLHFJob]) -> None:
-    cluster = Cluster()
-    assert sharing(cluster, ClusterSettings(functions_image="f:1")) is cluster
+    cluster = Cluster(ClusterSettings(functions_image="f:1"))
+    made = job(learning={"keepAlive": "1h"})
+    alone = cluster.platform(made)
+    await alone.hold("generation", 9)
+    assert cluster.platforms["a"].held == {"generation": 9}
+    assert cluster.platforms["a"].job is made
 
 
 async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) -> None:
-    shared = sharing(Cluster(), SETTINGS)(resource("a"), job(pool="h200"), "root", lambda change: None, tell)
+    shared = Cluster().platform(job(pool="h200"))
     with pytest.raises(PlatformUnavailableError, match=r"spec.pool: the operator has no pool 'h200'; name one of h100"):
         await shared.open()
     await shared.close()
@@ -166,7 +167,7 @@ async def test_learners_that_the_pool_has_no_room_for_are_refused(
     pools = {"h100": SETTINGS.pools["h100"].model_copy(update={"device_class": device_class})}
     settings = SETTINGS.model_copy(update={"pools": pools})
     made = job(learning={"processes": 1, "instances": {"max": 9}})
-    shared = sharing(Cluster(), settings)(resource("a"), made, "root", lambda change: None, tell)
+    shared = Cluster(settings).platform(made)
     with pytest.raises(PlatformUnavailableError, match=rf"spec\.learning\.instances\.{told}"):
         await shared.open()
     await shared.close()
@@ -174,7 +175,7 @@ async def test_learners_that_the_pool_has_no_room_for_are_refused(
 
 async def test_preparers_that_the_pool_has_no_room_for_are_refused(job: Callable[..., RLHFJob]) -> None:
     made = job(preparation={"instances": {"max": 9}})
-    shared = sharing(Cluster(), SETTINGS)(resource("a"), made, "root", lambda change: None, tell)
+    shared = Cluster().platform(made)
     told = r"max is 9, with 1 GPUs each, and the job may have \d of pool h100: set it to \d, or name another"
     with pytest.raises(PlatformUnavailableError, match=rf"spec\.preparation\.instances\.{told}"):
         await shared.open()
@@ -192,7 +193,7 @@ async def test_a_pool_in_which_no_job_can_generate_while_it_learns_is_refused(
     pool: dict[str, Any], told: str, job: Callable[..., RLHFJob]
 ) -> None:
     settings = SETTINGS.model_copy(update={"pools": {"h100": SETTINGS.pools["h100"].model_copy(update=pool)}})
-    shared = sharing(Cluster(), settings)(resource("a"), job(**{"async": {}}), "root", lambda change: None, tell)
+    shared = Cluster(settings).platform(job(**{"async": {}}))
     with pytest.raises(PlatformUnavailableError, match=rf"spec\.async generates while it learns.*{told}"):
         await shared.open()
     await shared.close()
@@ -205,8 +206,8 @@ async def test_an_asynchronous_job_has_gpus_for_all_of_its_stages_at_once(job: C
     assert room_in_pool(job(generation={"instances": {"min": 1}}), settings, "team") == 5
     two = job(**{"async": {}}, generation={"instances": {"min": 1}}, preparation={"instances": {"max": 2}})
     assert room_in_pool(two, settings, "team") == 2
-    cluster = Cluster()
-    shared = sharing(cluster, settings)(resource("a"), ahead, "root", lambda change: None, tell)
+    cluster = Cluster(settings)
+    shared = cluster.platform(ahead)
     await shared.open()
     for stage, count in (("generation", 3), ("preparation", 1), ("learning", 1)):
         await shared.hold(stage, count)
@@ -216,7 +217,7 @@ async def test_an_asynchronous_job_has_gpus_for_all_of_its_stages_at_once(job: C
 
 async def test_a_job_that_its_namespace_has_no_quota_for_is_told(job: Callable[..., RLHFJob]) -> None:
     two = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
-    shared = sharing(Cluster(), SETTINGS)(resource("a", "small"), job(pods=two), "root", lambda change: None, tell)
+    shared = Cluster().platform(job(pods=two), namespace="small")
     with pytest.raises(
         PlatformUnavailableError, match=r"pool h100: .* asks for 2 GPUs, and namespace small may have 1"
     ):

@@ -1,0 +1,172 @@
+"""The pools of GPUs that the jobs of an operator share."""
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from rlhfless_operator.controller import conditions
+from rlhfless_operator.controller.conditions import Reason, Tell
+from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.pools.contention import ALONE, Contention, contention
+from rlhfless_operator.planner.pools.sharing import Pool
+from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
+from rlhfless_operator.platforms.pool_member import Clock, PoolMember
+from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_in_pool
+from rlhfless_operator.platforms.shared import GpuPool, SharedGpus, Waiting
+
+
+class Pools:
+    """All pools, and the jobs in them.
+
+    Args:
+        settings: the operator's settings, with the pools.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, settings: ClusterSettings, clock: Clock = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._jobs: dict[str, list[PoolMember]] = defaultdict(list)
+        self._pools = {
+            name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces), self._jobs[name], clock)
+            for name, pool in settings.pools.items()
+        }
+
+    @contextmanager
+    def joined(self, job: RLHFJob, resource: JobResource) -> Iterator[PoolMember]:
+        """Make a job a member of its pool, as long as the context lasts."""
+        spec, name = job.spec, pool_of(job)
+        pool, generation = self._settings.pools.get(name), spec.generation.instances
+        actors = generation.max or room_in_pool(job, self._settings, resource.namespace) or 1
+        member = PoolMember(
+            resource.uid,
+            resource.namespace,
+            resource.name,
+            {} if pool is None else gpus_by_stage(job, self._settings.pods, pool),
+            name,
+            self._jobs[name],
+            priority=spec.priority,
+            instances={
+                "generation": max(actors, generation.min),
+                "preparation": spec.preparation.instances.max,
+                "learning": spec.learning.instances.max,
+            },
+            together=["learning"] if spec.learning.instances.max > 1 else [],
+            keep_alive=spec.keep_alive_seconds(),
+            clock=self._clock,
+        )
+        with member.joined():
+            yield member
+
+    def contention(self, member: PoolMember) -> Contention:
+        """Return what other jobs leave of its pool, or of its namespace's quota in the pool if that is less."""
+        pool = self._settings.pools.get(member.pool)
+        if pool is None:
+            return ALONE
+        now = self._clock()
+        others = [each for each in member.jobs if each is not member and any(each.gpus.values())]
+        near = [each for each in others if each.namespace == member.namespace]
+        parts = ((others, pool.gpus), (near, pool.share_of(member.namespace)))
+        per_actor = member.gpus["generation"]
+        left = [contention([each.demand for each in jobs], gpus, per_actor, now) for jobs, gpus in parts]
+        actors = [each.actors for each in left if each.actors is not None]
+        return Contention(max(each.wanted for each in left), min(actors, default=None))
+
+    def hooks(self, member: PoolMember, job: RLHFJob, tell: Tell) -> list[Hook]:
+        """Return the hooks of a job's platform. If the job's pods take turns, their slots are its part of the pool.
+
+        Args:
+            tell: sets conditions of the job.
+        """
+
+        def waits(waiting: Waiting | None) -> None:
+            if waiting is None:
+                tell(conditions.PROGRESSING, True, Reason.TRAINING, "has its turn")
+            else:
+                message = waiting.message(member.pool, member.namespace)
+                tell(conditions.PROGRESSING, False, Reason.WAITING_FOR_TURN, message)
+
+        if not self._settings.pools:
+            return []
+        refusal, pool = Refusal(member, job, self._settings), self._pools.get(member.pool)
+        if pool is None or takes_turns(job, self._settings):
+            return [refusal]
+        return [refusal, SharedGpus(pool, member, on_wait=waits)]
+
+    def platform_job(self, job: RLHFJob) -> RLHFJob:
+        """Return the job as its platform sees it: without a keep-alive, because the pool decides which instances
+        stay."""
+        if not self._settings.pools:
+            return job
+        spec = job.spec
+        changes = {
+            name: stage.model_copy(update={"keep_alive": 0.0})
+            for name, stage in (
+                ("generation", spec.generation),
+                ("preparation", spec.preparation),
+                ("learning", spec.learning),
+            )
+        }
+        return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+def pool_of(job: RLHFJob) -> str:
+    """Return the name of a job's pool."""
+    return job.spec.pool or DEFAULT_POOL
+
+
+def takes_turns(job: RLHFJob, settings: ClusterSettings) -> bool:
+    """Return whether a job's pods use GPUs in turns, and sleep between their tasks."""
+    pool = settings.pools.get(pool_of(job))
+    return pool is not None and pool.device_class is not None and any(gpus_by_stage(job, settings.pods, pool).values())
+
+
+class Refusal(Hook):
+    """Refuses to open the platform of a job that can never run in its pool."""
+
+    def __init__(self, member: PoolMember, job: RLHFJob, settings: ClusterSettings) -> None:
+        self._member = member
+        self._job = job
+        self._settings = settings
+
+    @asynccontextmanager
+    async def opening(self, platform: ClusterPlatform) -> AsyncIterator[None]:
+        """Check the job first.
+
+        Raises:
+            PlatformUnavailableError: there is no such pool, or the job can never run in it.
+        """
+        refusal = self._unknown() or self._too_many_learners()
+        refusal = refusal or why_not_in_pool(self._job, self._settings, self._member.namespace)
+        if refusal is not None:
+            raise PlatformUnavailableError(refusal)
+        yield
+
+    def _unknown(self) -> str | None:
+        name, pools = self._member.pool, self._settings.pools
+        if name in pools:
+            return None
+        return f"spec.pool: the operator has no pool {name!r}; name one of {', '.join(pools)}, or add it in the chart"
+
+    def _too_many_learners(self) -> str | None:
+        name, learners, gpus = self._member.pool, self._member.instances["learning"], self._member.gpus["learning"]
+        pool = self._settings.pools[name]
+        if learners == 1 or not gpus:
+            return None
+        if pool.device_class is not None:
+            return (
+                f"spec.learning.instances.max is {learners}, and pods of pool {name} use GPUs in turns: instances"
+                " that learn together would wait for each other's turns. Set it to 1 and give the learning pods more"
+                " GPUs, or name a pool without a deviceClass"
+            )
+        room = min(pool.gpus, pool.share_of(self._member.namespace))
+        if learners * gpus <= room:
+            return None
+        return (
+            f"spec.learning.instances.max is {learners}, with {gpus} GPUs each, and the job may have {room} of pool"
+            f" {name}: set it to {max(1, room // gpus)}, or name another pool"
+        )

@@ -1,0 +1,114 @@
+"""The platform of one job on a cluster, with hooks around what its driver asks of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
+from typing import Protocol
+
+from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.platforms.base import Platform, Preload
+from rlhfless_operator.platforms.pool_member import PoolMember
+
+Listener = Callable[[Event], None]
+"""Called with each event of a task."""
+
+
+class ClusterPlatform(Platform, Protocol):
+    """A platform that creates something on a cluster for a job."""
+
+    async def open(self) -> None:
+        """Create what the functions need. Called once, before anything else.
+
+        Raises:
+            PlatformUnavailableError: the cluster can't provide it now.
+        """
+
+    async def remove(self) -> None:
+        """Remove what `open` created. Called after `close`, once the job has ended or is suspended.
+
+        Raises:
+            PlatformUnavailableError: the cluster does not answer now.
+        """
+
+
+class Hook:
+    """Something that happens around what a driver asks of a platform. A subclass overrides what it needs."""
+
+    def opening(self, platform: ClusterPlatform) -> AbstractAsyncContextManager[None]:
+        """Surround the opening of the platform."""
+        return nullcontext()
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None) -> bool:
+        """Return True to take the call in the platform's place."""
+        return False
+
+    def task(self, request: RunRequest) -> AbstractAsyncContextManager[Listener | None]:
+        """Surround a task, from before it is sent until its stream has ended."""
+        return nullcontext()
+
+    def closing(self) -> AbstractAsyncContextManager[None]:
+        """Surround the closing of the platform."""
+        return nullcontext()
+
+
+class JobPlatform:
+    """Opens a platform when it is first needed, and counts the job's tasks in its pool.
+
+    Args:
+        platform: the platform.
+        member: the job in its pool.
+        hooks: hooks, the outermost first.
+    """
+
+    def __init__(self, platform: ClusterPlatform, member: PoolMember, *hooks: Hook) -> None:
+        self._platform = platform
+        self._member = member
+        self._hooks = list(hooks)
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    def surround(self, *hooks: Hook) -> None:
+        """Add hooks outside of those that it has, before it is open."""
+        self._hooks[:0] = hooks
+
+    async def open(self) -> None:
+        """Open the platform, unless it is open."""
+        async with self._opening:
+            if not self._is_open:
+                async with AsyncExitStack() as around:
+                    for hook in self._hooks:
+                        await around.enter_async_context(hook.opening(self._platform))
+                    await self._platform.open()
+                self._is_open = True
+
+    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
+        """Set the wanted number of instances of a stage; see `Platform.hold`."""
+        await self.open()
+        for hook in self._hooks:
+            if await hook.hold(stage, count, preload):
+                return
+        await self._platform.hold(stage, count, preload)
+
+    async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
+        """Send a task to an instance; see `Platform.run`."""
+        with self._member.wanting(request.key.stage):
+            await self.open()
+            async with AsyncExitStack() as around:
+                entered = [await around.enter_async_context(hook.task(request)) for hook in self._hooks]
+                listeners = [listener for listener in entered if listener is not None]
+                events = await around.enter_async_context(aclosing(self._platform.run(request)))
+                async for event in events:
+                    for listener in listeners:
+                        listener(event)
+                    yield event
+
+    async def close(self) -> None:
+        """End every instance, and clean up."""
+        async with AsyncExitStack() as around:
+            for hook in self._hooks:
+                await around.enter_async_context(hook.closing())
+            await self._platform.close()
+
+    async def remove(self) -> None:
+        """Remove what the platform created; see `ClusterPlatform.remove`."""
+        await self._platform.remove()
