@@ -30,8 +30,7 @@ SETTINGS = ClusterSettings(functions_image="f:1", pools={"h100": PoolSettings(gp
 class Noting:
     """A cluster's platform that notes what it is asked for."""
 
-    def __init__(self, job: RLHFJob) -> None:
-        self.job = job
+    def __init__(self) -> None:
         self.held: dict[Stage, int] = {}
         self.calls: list[str] = []
 
@@ -67,7 +66,7 @@ class Cluster:
 
     def platform(self, job: RLHFJob, uid: str = "a", namespace: str = "team", tell: Tell = tell) -> JobPlatform:
         member = self._joined.enter_context(self._pools.joined(job, a_resource(uid, namespace)))
-        self.members[uid], self.platforms[uid] = member, Noting(self._pools.platform_job(job))
+        self.members[uid], self.platforms[uid] = member, Noting()
         return JobPlatform(self.platforms[uid], member, *self._pools.hooks(member, job, tell))
 
 
@@ -133,18 +132,17 @@ async def test_what_is_kept_is_the_pools_business(job: Callable[..., RLHFJob]) -
     await shared.open()
     await shared.hold("learning", 1)
     await shared.hold("learning", 0)
-    assert cluster.platforms["a"].job.spec.learning.keep_alive == 0
     assert cluster.platforms["a"].held == {"learning": 1}
+    assert cluster.members["a"].platform_keep_alive == {}
     await shared.close()
 
 
 async def test_without_pools_nothing_is_shared(job: Callable[..., RLHFJob]) -> None:
     cluster = Cluster(ClusterSettings(functions_image="f:1"))
-    made = job(learning={"keepAlive": "1h"})
-    alone = cluster.platform(made)
+    alone = cluster.platform(job(learning={"keepAlive": "1h"}))
+    assert cluster.members["a"].platform_keep_alive["learning"] == 3600
     await alone.hold("generation", 9)
     assert cluster.platforms["a"].held == {"generation": 9}
-    assert cluster.platforms["a"].job is made
 
 
 async def test_a_pool_that_is_not_there_is_named(job: Callable[..., RLHFJob]) -> None:

@@ -1,11 +1,13 @@
 """Which jobs use GPUs in turns, and how many slots they are given."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiClient
 
-from rlhfless_operator.controller.pools import Pools, takes_turns
+from rlhfless_functions.api import Stage
+from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import KnativeClient
@@ -26,22 +28,27 @@ def job(**spec: Any) -> RLHFJob:
     return RLHFJob.model_validate(small_job(**spec))
 
 
+def wanted(made: RLHFJob, own: ClusterSettings) -> Mapping[Stage, SlotsWanted]:
+    with Pools(own).joined(made, a_resource()) as member:
+        found = slots_wanted(member, own)
+        assert member.sleeps == bool(found)
+        return found
+
+
 def test_only_a_pool_with_a_device_class_has_slots() -> None:
     made = job(pods=GPU)
-    assert slots_wanted(made, settings()) == {}
-    assert not takes_turns(made, settings())
-    assert set(slots_wanted(made, settings(device_class="c"))) == {"generation", "preparation", "learning"}
-    assert takes_turns(made, settings(device_class="c"))
+    assert wanted(made, settings()) == {}
+    assert set(wanted(made, settings(device_class="c"))) == {"generation", "preparation", "learning"}
 
 
 def test_a_stage_without_a_gpu_takes_no_turns() -> None:
     made = job(generation={"pods": GPU}, learning={"pods": FOUR})
-    assert slots_wanted(made, settings(device_class="c")) == {
+    assert wanted(made, settings(device_class="c")) == {
         "generation": SlotsWanted("default", 1, "nvidia.com/gpu"),
         "learning": SlotsWanted("default", 4, "nvidia.com/gpu"),
     }
-    assert not takes_turns(job(), settings(device_class="c"))
-    assert not takes_turns(job(pods=GPU, pool="another"), settings(device_class="c"))
+    assert wanted(job(), settings(device_class="c")) == {}
+    assert wanted(job(pods=GPU, pool="another"), settings(device_class="c")) == {}
 
 
 @pytest.mark.parametrize(

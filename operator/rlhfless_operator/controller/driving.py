@@ -10,7 +10,6 @@ from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.metrics import JobMeter
-from rlhfless_operator.controller.pools import takes_turns
 from rlhfless_operator.controller.publisher import Publisher
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.actor_range import ActorRange
@@ -62,7 +61,7 @@ async def run_driver(
             meter.observe(change)
 
         tell = partial(publisher.tell, generation=resource.generation)
-        platform = context.make_platform(member, context.pools.platform_job(job), folder.root, both, tell)
+        platform = context.make_platform(member, job, folder.root, both, tell)
         metering = Metering(meter, lambda: publisher.found_services(resource.generation))
         platform.surround(metering, *context.pools.hooks(member, job, tell))
         on_platform(platform)
@@ -94,7 +93,7 @@ async def run_driver(
                 *(job, folder, make_platform, LiveProgress(on_note=note)),
                 actors=actors,
                 on_open=on_open,
-                takes_turns=takes_turns(job, context.settings),
+                takes_turns=member.sleeps,
                 draining_seconds=context.settings.draining_seconds,
                 contention=lambda: context.pools.contention(member),
                 gpu=pool.accelerator if pool is not None else None,

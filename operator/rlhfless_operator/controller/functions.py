@@ -45,7 +45,6 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
     async with PodWatch(client, settings.namespaces) as watch:
 
         def make(member: PoolMember, job: RLHFJob, root: str, on_state: StateListener, tell: Tell) -> JobPlatform:
-            spec = job.spec
             identity = JobIdentity(member.namespace, member.name, member.uid, API_VERSION, KIND)
             report = PodsReport(tell)
 
@@ -67,10 +66,10 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 client,
                 watch,
                 job=identity,
-                functions=functions_of(identity, job, root, settings, os.environ),
+                functions=functions_of(identity, member, job, root, settings, os.environ),
                 settings=settings,
-                keep_alive=spec.keep_alive_seconds(),
-                stall_seconds=spec.limits.stall,
+                keep_alive=member.platform_keep_alive,
+                stall_seconds=job.spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,
                 slots=pools.share_of(member),
@@ -82,7 +81,12 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
 
 
 def functions_of(
-    identity: JobIdentity, job: RLHFJob, root: str, settings: ClusterSettings, environment: Mapping[str, str]
+    identity: JobIdentity,
+    member: PoolMember,
+    job: RLHFJob,
+    root: str,
+    settings: ClusterSettings,
+    environment: Mapping[str, str],
 ) -> Mapping[Stage, StageFunction]:
     """The stages of a job with their pods: the stage's settings over the job's over the cluster's defaults.
 
@@ -94,7 +98,7 @@ def functions_of(
     """
     emulation = emulation_of(job)
     env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
-    slots = slots_wanted(job, settings)
+    slots = slots_wanted(member, settings)
     functions: dict[Stage, StageFunction] = {}
     for stage, merged in pods_by_stage(job, settings.pods).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))

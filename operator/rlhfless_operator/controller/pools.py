@@ -15,7 +15,7 @@ from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
 from rlhfless_operator.platforms.pool_member import Clock, PoolMember
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_by_stage, room_in_pool, why_not_in_pool
+from rlhfless_operator.platforms.room import gpus_by_stage, pool_of, room_in_pool, too_many, why_not_in_pool
 from rlhfless_operator.platforms.shared import GpuPool, SharedGpus, Waiting
 
 
@@ -41,12 +41,13 @@ class Pools:
         """Make a job a member of its pool, as long as the context lasts."""
         spec, name = job.spec, pool_of(job)
         pool, generation = self._settings.pools.get(name), spec.generation.instances
+        gpus = {} if pool is None else gpus_by_stage(job, self._settings.pods, pool)
         actors = generation.max or room_in_pool(job, self._settings, resource.namespace) or 1
         member = PoolMember(
             resource.uid,
             resource.namespace,
             resource.name,
-            {} if pool is None else gpus_by_stage(job, self._settings.pods, pool),
+            gpus,
             name,
             self._jobs[name],
             priority=spec.priority,
@@ -57,6 +58,8 @@ class Pools:
             },
             together=["learning"] if spec.learning.instances.max > 1 else [],
             keep_alive=spec.keep_alive_seconds(),
+            platform_keep_alive={} if self._settings.pools else spec.keep_alive_seconds(),
+            sleeps=pool is not None and pool.device_class is not None and any(gpus.values()),
             clock=self._clock,
         )
         with member.joined():
@@ -77,7 +80,7 @@ class Pools:
         return Contention(max(each.wanted for each in left), min(actors, default=None))
 
     def hooks(self, member: PoolMember, job: RLHFJob, tell: Tell) -> list[Hook]:
-        """Return the hooks of a job's platform. If the job's pods take turns, their slots are its part of the pool.
+        """Return the hooks of a job's platform. If the job's pods sleep, their slots are its part of the pool.
 
         Args:
             tell: sets conditions of the job.
@@ -93,80 +96,45 @@ class Pools:
         if not self._settings.pools:
             return []
         refusal, pool = Refusal(member, job, self._settings), self._pools.get(member.pool)
-        if pool is None or takes_turns(job, self._settings):
+        if pool is None or member.sleeps:
             return [refusal]
         return [refusal, SharedGpus(pool, member, on_wait=waits)]
-
-    def platform_job(self, job: RLHFJob) -> RLHFJob:
-        """Return the job as its platform sees it: without a keep-alive, because the pool decides which instances
-        stay."""
-        if not self._settings.pools:
-            return job
-        spec = job.spec
-        changes = {
-            name: stage.model_copy(update={"keep_alive": 0.0})
-            for name, stage in (
-                ("generation", spec.generation),
-                ("preparation", spec.preparation),
-                ("learning", spec.learning),
-            )
-        }
-        return job.model_copy(update={"spec": spec.model_copy(update=changes)})
-
-
-def pool_of(job: RLHFJob) -> str:
-    """Return the name of a job's pool."""
-    return job.spec.pool or DEFAULT_POOL
-
-
-def takes_turns(job: RLHFJob, settings: ClusterSettings) -> bool:
-    """Return whether a job's pods use GPUs in turns, and sleep between their tasks."""
-    pool = settings.pools.get(pool_of(job))
-    return pool is not None and pool.device_class is not None and any(gpus_by_stage(job, settings.pods, pool).values())
 
 
 class Refusal(Hook):
     """Refuses to open the platform of a job that can never run in its pool."""
 
     def __init__(self, member: PoolMember, job: RLHFJob, settings: ClusterSettings) -> None:
-        self._member = member
-        self._job = job
-        self._settings = settings
+        self._reason = _unknown_pool(member, settings) or _too_many_learners(member, settings)
+        self._reason = self._reason or why_not_in_pool(job, settings, member.namespace)
 
     @asynccontextmanager
     async def opening(self, platform: ClusterPlatform) -> AsyncIterator[None]:
-        """Check the job first.
+        """Raise the reason.
 
         Raises:
             PlatformUnavailableError: there is no such pool, or the job can never run in it.
         """
-        refusal = self._unknown() or self._too_many_learners()
-        refusal = refusal or why_not_in_pool(self._job, self._settings, self._member.namespace)
-        if refusal is not None:
-            raise PlatformUnavailableError(refusal)
+        if self._reason is not None:
+            raise PlatformUnavailableError(self._reason)
         yield
 
-    def _unknown(self) -> str | None:
-        name, pools = self._member.pool, self._settings.pools
-        if name in pools:
-            return None
-        return f"spec.pool: the operator has no pool {name!r}; name one of {', '.join(pools)}, or add it in the chart"
 
-    def _too_many_learners(self) -> str | None:
-        name, learners, gpus = self._member.pool, self._member.instances["learning"], self._member.gpus["learning"]
-        pool = self._settings.pools[name]
-        if learners == 1 or not gpus:
-            return None
-        if pool.device_class is not None:
-            return (
-                f"spec.learning.instances.max is {learners}, and pods of pool {name} use GPUs in turns: instances"
-                " that learn together would wait for each other's turns. Set it to 1 and give the learning pods more"
-                " GPUs, or name a pool without a deviceClass"
-            )
-        room = min(pool.gpus, pool.share_of(self._member.namespace))
-        if learners * gpus <= room:
-            return None
+def _unknown_pool(member: PoolMember, settings: ClusterSettings) -> str | None:
+    if member.pool in settings.pools:
+        return None
+    known = ", ".join(settings.pools)
+    return f"spec.pool: the operator has no pool {member.pool!r}; name one of {known}, or add it in the chart"
+
+
+def _too_many_learners(member: PoolMember, settings: ClusterSettings) -> str | None:
+    learners, gpus, pool = member.instances["learning"], member.gpus["learning"], settings.pools[member.pool]
+    if learners == 1 or not gpus:
+        return None
+    if member.sleeps:
         return (
-            f"spec.learning.instances.max is {learners}, with {gpus} GPUs each, and the job may have {room} of pool"
-            f" {name}: set it to {max(1, room // gpus)}, or name another pool"
+            f"spec.learning.instances.max is {learners}, and pods of pool {member.pool} use GPUs in turns: instances"
+            " that learn together would wait for each other's turns. Set it to 1 and give the learning pods more"
+            " GPUs, or name a pool without a deviceClass"
         )
+    return too_many("learning", learners, gpus, min(pool.gpus, pool.share_of(member.namespace)), member.pool)

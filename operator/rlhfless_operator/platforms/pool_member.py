@@ -37,7 +37,11 @@ class PoolMember:
     together: Collection[Stage] = ()
     """Stages whose instances work only together: each step takes all of them, or fewer that are requested anew."""
     keep_alive: Mapping[Stage, float] = field(default_factory=dict)
-    """Seconds that an idle instance is kept, as long as the pool allows it."""
+    """Seconds that the pool keeps an idle instance if no other job needs its GPUs."""
+    platform_keep_alive: Mapping[Stage, float] = field(default_factory=dict)
+    """Seconds that the platform keeps an idle instance: none in a pool, which alone decides."""
+    sleeps: bool = False
+    """Whether its pods sleep between their tasks; otherwise they hold whole GPUs until they end."""
     costs: SwitchCosts = lambda stage: SwitchCost()
     """Returns the cost for the job of handing a GPU over."""
     clock: Clock = time.monotonic

@@ -14,6 +14,11 @@ DEFAULT_POOL = "default"
 """The pool of a job that does not name one."""
 
 
+def pool_of(job: RLHFJob) -> str:
+    """Return the name of a job's pool."""
+    return job.spec.pool or DEFAULT_POOL
+
+
 def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
     """The pods of every stage: the stage's settings over the job's over the cluster's defaults."""
     spec = job.spec
@@ -44,7 +49,7 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
     Returns:
         None if there is no such pool, or if generation requests none of its GPUs.
     """
-    pool = settings.pools.get(job.spec.pool or DEFAULT_POOL)
+    pool = settings.pools.get(pool_of(job))
     if pool is None or not (gpus := gpus_by_stage(job, settings.pods, pool)["generation"]):
         return None
     room = min(pool.gpus, pool.share_of(namespace))
@@ -56,7 +61,7 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
 def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
     """Why a job can't run in its pool, with the remedy: its preparation instances have no room there, or it is
     asynchronous and can't generate while it learns. None if it can, and if there is no such pool."""
-    name = job.spec.pool or DEFAULT_POOL
+    name = pool_of(job)
     pool = settings.pools.get(name)
     if pool is None:
         return None
@@ -65,12 +70,22 @@ def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> 
     if job.spec.asynchronous is not None:
         beside = _gpus_beside_generation(job, settings.pods, pool)
         return _why_not_ahead(job, name, pool, room, gpus["generation"], beside)
-    if preparers > 1 and preparers * gpus["preparation"] > room:
-        return (
-            f"spec.preparation.instances.max is {preparers}, with {gpus['preparation']} GPUs each, and the job may have"
-            f" {room} of pool {name}: set it to {max(1, room // gpus['preparation'])}, or name another pool"
-        )
-    return None
+    return too_many("preparation", preparers, gpus["preparation"], room, name) if preparers > 1 else None
+
+
+def too_many(stage: Stage, instances: int, gpus: int, room: int, pool: str) -> str | None:
+    """Return the reason why the most instances of a stage don't fit, with the remedy; None if they do.
+
+    Args:
+        gpus: GPUs of an instance.
+        room: GPUs that the job may have of the pool.
+    """
+    if instances * gpus <= room:
+        return None
+    return (
+        f"spec.{stage}.instances.max is {instances}, with {gpus} GPUs each, and the job may have {room} of pool"
+        f" {pool}: set it to {max(1, room // gpus)}, or name another pool"
+    )
 
 
 def _why_not_ahead(job: RLHFJob, name: str, pool: PoolSettings, room: int, generating: int, beside: int) -> str | None:

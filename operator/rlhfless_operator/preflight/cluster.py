@@ -18,7 +18,14 @@ from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction, service
-from rlhfless_operator.platforms.room import DEFAULT_POOL, gpus_of, pods_by_stage, room_in_pool, why_not_in_quotas
+from rlhfless_operator.platforms.room import (
+    DEFAULT_POOL,
+    gpus_of,
+    pods_by_stage,
+    pool_of,
+    room_in_pool,
+    why_not_in_quotas,
+)
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -196,7 +203,7 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
     if job is None:
         return [StagePods("every stage", settings.pods, slots=_slots(settings, DEFAULT_POOL, settings.pods))]
     actors = actor_range(job.spec, room_in_pool(job, settings, namespace))
-    pool = job.spec.pool or DEFAULT_POOL
+    pool = pool_of(job)
     most = {"generation": actors.most, "preparation": job.spec.preparation.instances.max}
     return [
         StagePods(stage, pods, most.get(stage, 1), _slots(settings, pool, pods))

@@ -10,7 +10,7 @@ from rlhfless_operator.planner.latency.gpu_names import gpu_of
 from rlhfless_operator.planner.latency.roofline import GPUS
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
-from rlhfless_operator.platforms.room import DEFAULT_POOL, room_in_pool
+from rlhfless_operator.platforms.room import pool_of, room_in_pool
 
 _KNOWN = ", ".join(sorted(GPUS))
 
@@ -102,7 +102,7 @@ def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surro
 
 
 def _pool_of(job: RLHFJob, around: Surroundings) -> tuple[str, PoolSettings | None]:
-    name = job.spec.pool or DEFAULT_POOL
+    name = pool_of(job)
     return name, None if around.settings is None else around.settings.pools.get(name)
 
 
