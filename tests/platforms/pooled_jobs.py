@@ -16,7 +16,7 @@ from rlhfless_operator.planner.pools.sharing import Pool
 from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember
-from rlhfless_operator.platforms.shared import GpuPool, SharedGpus, Waits
+from rlhfless_operator.platforms.turns.whole_gpus import Waits, WholeGpuPool, WholeGpus
 from tests.jobs import export_request
 
 ONE_EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
@@ -62,13 +62,13 @@ class Clock:
         return self.now
 
 
-class WholeGpus:
+class PoolUnderTest:
     """A pool, and the platforms of its jobs."""
 
     def __init__(self, gpus: int, clock: Clock | None = None) -> None:
         self.jobs: list[PoolMember] = []
         self.clock: Callable[[], float] = clock or time.monotonic
-        self.pool = GpuPool(Pool(gpus), self.jobs, self.clock)
+        self.pool = WholeGpuPool(Pool(gpus), self.jobs, self.clock)
 
     async def join(
         self,
@@ -83,7 +83,7 @@ class WholeGpus:
         member = PoolMember(uid, "default", uid, gpus, "pool", self.jobs, clock=self.clock, **given)
         self.jobs.append(member)
         platform = platform or Stepwise()
-        job = JobPlatform(platform, member, SharedGpus(self.pool, member, on_wait))
+        job = JobPlatform(platform, member, WholeGpus(self.pool, member, on_wait))
         await job.open()
         return job, platform
 

@@ -16,7 +16,7 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
 from rlhfless_operator.platforms.pool_member import Clock, PoolMember
 from rlhfless_operator.platforms.room import gpus_by_stage, pool_of, room_in_pool, too_many, why_not_in_pool
-from rlhfless_operator.platforms.shared import GpuPool, SharedGpus, Waiting
+from rlhfless_operator.platforms.turns.whole_gpus import WaitingJob, WholeGpuPool, WholeGpus
 
 
 class Pools:
@@ -32,7 +32,7 @@ class Pools:
         self._clock = clock
         self._jobs: dict[str, list[PoolMember]] = defaultdict(list)
         self._pools = {
-            name: GpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces), self._jobs[name], clock)
+            name: WholeGpuPool(Pool(gpus=pool.gpus, namespaces=pool.namespaces), self._jobs[name], clock)
             for name, pool in settings.pools.items()
         }
 
@@ -86,7 +86,7 @@ class Pools:
             tell: sets conditions of the job.
         """
 
-        def waits(waiting: Waiting | None) -> None:
+        def waits(waiting: WaitingJob | None) -> None:
             if waiting is None:
                 tell(conditions.PROGRESSING, True, Reason.TRAINING, "has its turn")
             else:
@@ -98,7 +98,7 @@ class Pools:
         refusal, pool = Refusal(member, job, self._settings), self._pools.get(member.pool)
         if pool is None or member.sleeps:
             return [refusal]
-        return [refusal, SharedGpus(pool, member, on_wait=waits)]
+        return [refusal, WholeGpus(pool, member, on_wait=waits)]
 
 
 class Refusal(Hook):

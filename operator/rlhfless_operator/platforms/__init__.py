@@ -4,9 +4,8 @@ From the top down:
 
 - `knative`: functions as Knative Services on a cluster.
 - `local/`: functions as processes on this machine.
-- `turns/`: pods that use the GPUs of a pool in turns.
+- `turns/`: jobs that use the slots of a pool in turns, with pods that sleep and with whole GPUs.
 - `pods/`: the pods of a stage on a cluster: their manifests, their scale, and where a task goes.
-- `shared`: the jobs of a pool whose pods hold whole GPUs.
 - `room`: count the GPUs that a cluster has for a job.
 - `stream`: one task over HTTP.
 - `job_platform`: the one wrapper around a job's platform on a cluster, with its hooks.

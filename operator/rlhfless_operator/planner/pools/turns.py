@@ -1,6 +1,6 @@
-"""Whose turn it is on which slots: a pure function of the tasks that wait and of the instances that sleep.
+"""The turns of tasks on slots whose pods sleep: a pure function of the tasks that wait and of the instances that sleep.
 
-A slot is a share of GPUs that instances use in turns, one awake at a time. An instance has the same slots all its life.
+One instance at a time is awake on a slot. An instance has the same slots all its life.
 """
 
 from collections.abc import Collection, Mapping, Sequence

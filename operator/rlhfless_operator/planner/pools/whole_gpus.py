@@ -1,4 +1,4 @@
-"""Which jobs of a pool have its GPUs, where instances hold them whole and to change hands costs a drain and a start."""
+"""The turns of jobs on slots that are whole GPUs: pods don't sleep, and to change hands costs a drain and a start."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ of the time."""
 
 @dataclass(frozen=True)
 class SwitchCost:
-    """What it costs to let an instance of a stage go and to have one again."""
+    """The cost of a slot that changes hands: to let an instance of a stage go and to have one again."""
 
     seconds: float = 0.0
     """Until it is gone, and until the next one can work; with what that has to do again, such as steps since a
@@ -34,14 +34,14 @@ class SwitchCost:
 
 @dataclass(frozen=True)
 class Contender:
-    """A job that asks for GPUs of the pool."""
+    """A job that requests slots of the pool."""
 
     job: str
     """Unique id of the job."""
     namespace: str
     """Namespace whose quota the job counts against."""
     gpus: int
-    """GPUs with which it works as fast as it does alone: the instances that work and those that it keeps for later. 0
+    """Slots with which it works as fast as it does alone: the instances that work and those that it keeps for later. 0
     for one that has its steps behind it: it is about to leave, and delays no other job."""
     since: float
     """When its turn began, or when it began to wait for one, in seconds."""
@@ -61,12 +61,12 @@ def keeps_any(costs: Iterable[SwitchCost]) -> bool | None:
 
 
 def turn_seconds(contenders: Sequence[Contender]) -> float:
-    """How long a job has its turn before one of its priority can take it."""
+    """Return how long a job has its turn before one of its priority can take it."""
     return TURN_SWITCHES * max((each.switch_seconds for each in contenders), default=0.0)
 
 
 def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> frozenset[str]:
-    """The jobs that have their turn now; the others get no GPU, and finish the tasks that they have.
+    """Return the jobs whose turn it is now; the others get no slot more, and finish the tasks that they have.
 
     Where no job keeps an instance between uses all have their turn: GPUs change hands stage by stage, at no more than
     what a job alone would pay. Otherwise a job has its turn with all GPUs that it works with, or not at all. A part of

@@ -52,7 +52,7 @@ class _Part:
 
 
 @dataclass
-class _Waiting:
+class _QueuedTask:
     """A task whose turn has not come."""
 
     user: SlotUser
@@ -85,7 +85,7 @@ class SlotPool:
         self._owners: dict[str, SlotUser] = {}
         self._unsettled: set[str] = set()
         """Pods that an earlier driver may have left awake."""
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _QueuedTask] = {}
         self._numbers = itertools.count(1)
         self._turns: Turns | None = None
         """The decision since the last change."""
@@ -204,7 +204,9 @@ class SlotPool:
         number = next(self._numbers)
         part = self._parts().get(user.job)
         priority = part.member.priority if part is not None else 0
-        self._waiting[number] = _Waiting(user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage)))
+        self._waiting[number] = _QueuedTask(
+            user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage))
+        )
         self._turns = None
         try:
             while (pod := self._decided().granted.get(number)) is None:
@@ -247,7 +249,7 @@ class SlotPool:
             self._note_shortages([self._waiting[number] for number in turns.lacking])
         return turns
 
-    def _note_shortages(self, lacking: Sequence[_Waiting]) -> None:
+    def _note_shortages(self, lacking: Sequence[_QueuedTask]) -> None:
         """Note tasks that wait for their pods' slots while other slots are free. After the time that a start takes,
         start one more pod."""
         now = time.monotonic()
@@ -261,7 +263,7 @@ class SlotPool:
                     shortage.started()
                     part.user.start(stage)
 
-    def _able(self, waiting: _Waiting) -> list[str]:
+    def _able(self, waiting: _QueuedTask) -> list[str]:
         pods = [*waiting.user.free(waiting.stage), *waiting.user.asleep(waiting.stage)]
         return [pod for pod in pods if pod in self._account]
 

@@ -8,11 +8,11 @@ from rlhfless_functions.api import Gang, LearnRequest
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from tests.jobs import export_request
-from tests.platforms.pooled_jobs import Clock, WholeGpus, begin, settle
+from tests.platforms.pooled_jobs import Clock, PoolUnderTest, begin, settle
 
 
 async def test_no_more_tasks_run_than_the_pool_has_gpus_for():
-    shared, platform = await WholeGpus(2).join("a")
+    shared, platform = await PoolUnderTest(2).join("a")
     await shared.hold("generation", 3)
     assert platform.held == {"generation": 2}
     tasks = [begin(shared, "generation", part) for part in "xyz"]
@@ -28,7 +28,7 @@ async def test_no_more_tasks_run_than_the_pool_has_gpus_for():
 
 
 async def test_one_jobs_generation_fills_the_pool_while_another_learns():
-    pool = WholeGpus(4)
+    pool = PoolUnderTest(4)
     a, on_a = await pool.join("a")
     b, on_b = await pool.join("b")
     learning = begin(a, "learning", "learn")
@@ -47,7 +47,7 @@ async def test_one_jobs_generation_fills_the_pool_while_another_learns():
 
 
 async def test_the_higher_priority_gets_what_becomes_free():
-    pool = WholeGpus(1)
+    pool = PoolUnderTest(1)
     first, on_first = await pool.join("first")
     low, on_low = await pool.join("low")
     high, on_high = await pool.join("high", priority=5)
@@ -66,7 +66,7 @@ async def test_the_higher_priority_gets_what_becomes_free():
 
 async def test_a_kept_instance_is_let_go_when_another_job_has_nothing():
     clock = Clock()
-    pool = WholeGpus(1, clock)
+    pool = PoolUnderTest(1, clock)
     a, on_a = await pool.join("a", keep_alive={"learning": 600.0})
     b, on_b = await pool.join("b")
     await a.hold("learning", 1)
@@ -84,7 +84,7 @@ async def test_a_kept_instance_is_let_go_when_another_job_has_nothing():
 
 async def test_an_instance_is_kept_no_longer_than_was_asked():
     clock = Clock()
-    pool = WholeGpus(4, clock)
+    pool = PoolUnderTest(4, clock)
     shared, platform = await pool.join("a", keep_alive={"generation": 10.0})
     await shared.hold("generation", 3)
     clock.now = 5.0
@@ -102,7 +102,7 @@ async def test_an_instance_is_kept_no_longer_than_was_asked():
 
 
 async def test_a_task_that_was_cancelled_while_it_waited_asks_for_nothing():
-    pool = WholeGpus(1)
+    pool = PoolUnderTest(1)
     a, on_a = await pool.join("a")
     b, on_b = await pool.join("b")
     running, waiting = begin(a, "learning", "x"), begin(a, "generation", "y")
@@ -119,7 +119,7 @@ async def test_a_task_that_was_cancelled_while_it_waited_asks_for_nothing():
 
 
 async def test_what_a_job_that_ends_held_is_the_others():
-    pool = WholeGpus(2)
+    pool = PoolUnderTest(2)
     a, on_a = await pool.join("a")
     b, on_b = await pool.join("b")
     await a.hold("generation", 2)
@@ -133,7 +133,7 @@ async def test_what_a_job_that_ends_held_is_the_others():
 
 
 async def test_a_pod_without_gpus_waits_for_nobody():
-    pool = WholeGpus(1)
+    pool = PoolUnderTest(1)
     a, on_a = await pool.join("a", gpus={"generation": 1, "preparation": 0, "learning": 1})
     tasks = [begin(a, "generation", "x"), begin(a, "preparation", "y")]
     await settle()
@@ -144,7 +144,7 @@ async def test_a_pod_without_gpus_waits_for_nobody():
 
 
 async def test_a_job_that_can_never_run_is_refused_and_leaves_the_others_alone():
-    pool = WholeGpus(2)
+    pool = PoolUnderTest(2)
     a, _ = await pool.join("a")
     with pytest.raises(PlatformUnavailableError, match="pool pool: an instance of learning asks for 4 GPUs"):
         await pool.join("b", gpus={"learning": 4})
@@ -164,7 +164,7 @@ def a_gang(platform: JobPlatform, name: str, there: int = 4, size: int = 4) -> "
 
 
 async def test_two_gangs_never_have_a_part_of_the_pool_each() -> None:
-    pool = WholeGpus(6)
+    pool = PoolUnderTest(6)
     a, on_a = await pool.join("a")
     b, on_b = await pool.join("b")
     c, on_c = await pool.join("c")
@@ -194,7 +194,7 @@ async def test_two_gangs_never_have_a_part_of_the_pool_each() -> None:
 
 
 async def test_a_gang_asks_for_nothing_until_all_of_it_has_come_and_once_it_is_cancelled() -> None:
-    pool = WholeGpus(4)
+    pool = PoolUnderTest(4)
     a, on_a = await pool.join("a")
     incomplete = a_gang(a, "a", there=3)
     await settle()

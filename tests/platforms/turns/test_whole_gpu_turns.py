@@ -11,8 +11,8 @@ from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import SwitchCosts
-from rlhfless_operator.platforms.shared import Holder, Waiting
-from tests.platforms.pooled_jobs import ONE_EACH, Clock, Stepwise, WholeGpus, begin, settle
+from rlhfless_operator.platforms.turns.whole_gpus import Holder, WaitingJob
+from tests.platforms.pooled_jobs import ONE_EACH, Clock, PoolUnderTest, Stepwise, begin, settle
 
 
 def dear(stage: Stage) -> SwitchCost:
@@ -22,8 +22,8 @@ def dear(stage: Stage) -> SwitchCost:
 
 async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothing():
     clock = Clock()
-    pool = WholeGpus(4, clock)
-    told: list[Waiting | None] = []
+    pool = PoolUnderTest(4, clock)
+    told: list[WaitingJob | None] = []
     two: dict[Stage, int] = {"generation": 2}
     a, on_a = await pool.join("a", instances=two, costs=dear)
     b, on_b = await pool.join("b", instances=two, costs=dear, on_wait=told.append)
@@ -33,7 +33,7 @@ async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothi
     waiting = begin(b, "preparation", "y")
     await settle()
     assert (on_a.held["generation"], on_b.held["preparation"], on_b.running) == (2, 0, [])
-    assert told == [Waiting(4, [Holder("default", "a", 4)], 500.0)]
+    assert told == [WaitingJob(4, [Holder("default", "a", 4)], 500.0)]
     assert told[0] is not None
     assert told[0].message("h100", "default") == (
         "waits for its turn on 4 GPUs of pool h100: job a holds 4, for 9 min more or until it is done; a higher"
@@ -64,7 +64,7 @@ async def test_where_switches_are_dear_a_job_has_all_that_it_works_with_or_nothi
 
 
 async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for():
-    pool = WholeGpus(6, Clock())
+    pool = PoolUnderTest(6, Clock())
     a, on_a = await pool.join("a", instances={"generation": 4}, costs=dear)
     b, on_b = await pool.join("b", instances={"generation": 4}, costs=dear)
     await a.hold("generation", 1)
@@ -81,7 +81,7 @@ async def test_once_its_stages_are_known_a_job_counts_with_what_it_has_asked_for
 
 
 async def test_a_turn_ends_by_itself():
-    pool = WholeGpus(1)
+    pool = PoolUnderTest(1)
     a, _ = await pool.join("a", costs=lambda stage: SwitchCost(0.001, 0.0005))
     b, on_b = await pool.join("b", costs=lambda stage: SwitchCost(0.001, 0.0005))
     await a.hold("generation", 1)
@@ -95,7 +95,7 @@ async def test_a_turn_ends_by_itself():
 
 async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
     over: set[Stage] = set()
-    pool = WholeGpus(3, Clock())
+    pool = PoolUnderTest(3, Clock())
     a, on_a = await pool.join("a", costs=lambda stage: replace(dear(stage), over=stage in over))
     b, on_b = await pool.join("b", costs=dear)
     for stage in ONE_EACH:
@@ -116,7 +116,7 @@ async def test_a_job_that_has_its_steps_behind_it_holds_nobody_up():
 async def test_jobs_that_generate_while_they_learn_all_come_to_their_end(gpus: int, costs: SwitchCosts):
     """Each needs two GPUs at once to be as fast as it can, and some pools have fewer than all jobs need."""
     clock, steps = Clock(), 6
-    pool = WholeGpus(gpus, clock)
+    pool = PoolUnderTest(gpus, clock)
     at_once: Counter[str] = Counter()
 
     class Quick(Stepwise):

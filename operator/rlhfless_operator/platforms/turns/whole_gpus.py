@@ -1,4 +1,7 @@
-"""Several jobs share a pool of GPUs: a hook asks the pool before an instance starts or a task is sent."""
+"""A pool whose slots are whole GPUs: its pods do not sleep, and hold their slots until they end.
+
+The hook of each job asks the pool before an instance starts or a task is sent.
+"""
 
 import asyncio
 import math
@@ -11,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfless_functions.api import STAGES, Gang, LearnRequest, RunRequest, Stage
-from rlhfless_operator.planner.pools.sharing import Claim, Pool, check_feasible, share
+from rlhfless_operator.planner.pools.sharing import Pool, SlotRequest, check_feasible, share
 from rlhfless_operator.planner.pools.whole_gpus import Contender, keeps_any, next_turns, turn_seconds
 from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
 from rlhfless_operator.platforms.pool_member import Clock, PoolMember, parts_of
 
-Waits = Callable[["Waiting | None"], None]
+Waits = Callable[["WaitingJob | None"], None]
 """Called when the jobs that a job waits for change; with None when it no longer waits."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A job that has its turn on a pool."""
+    """A job that has its turn on the slots of a pool."""
 
     namespace: str
     name: str
@@ -32,8 +35,8 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A job waits for its turn on a pool."""
+class WaitingJob:
+    """A job waits for its turn on the slots of a pool."""
 
     gpus: int
     """GPUs that it waits for."""
@@ -60,8 +63,8 @@ class Waiting:
         )
 
 
-class GpuPool:
-    """One pool of GPUs and the jobs on it.
+class WholeGpuPool:
+    """The slots of one pool, and the jobs that take turns on them.
 
     Args:
         pool: its size and the namespaces' quotas.
@@ -77,7 +80,7 @@ class GpuPool:
         self.begun = 0
         """Tasks that its jobs have begun."""
 
-    def join(self, member: PoolMember, part: "SharedGpus") -> int:
+    def join(self, member: PoolMember, part: "WholeGpus") -> int:
         """Let a job join the pool, and return the most GPUs that it may request at a time.
 
         Raises:
@@ -88,7 +91,7 @@ class GpuPool:
             most, together = member.instances.get(stage, 1), stage in member.together
             try:
                 check_feasible(
-                    Claim(member.uid, stage, member.namespace, count, 0, most, together=together), self._pool
+                    SlotRequest(member.uid, stage, member.namespace, count, 0, most, together=together), self._pool
                 )
             except ValueError as error:
                 raise PlatformUnavailableError(f"pool {member.pool}: {error}") from error
@@ -96,17 +99,17 @@ class GpuPool:
         quota = self._pool.namespaces.get(member.namespace, self._pool.gpus)
         return min(sum(map(member.most, member.gpus)), quota, self._pool.gpus)
 
-    def leave(self, member: PoolMember, part: "SharedGpus") -> None:
+    def leave(self, member: PoolMember, part: "WholeGpus") -> None:
         """Remove a job if it has joined; the others share its part."""
         if member.part is part:
             member.part = None
             self.divide()
 
     def divide(self) -> None:
-        """Divide the pool again, and tell each job what changed for it."""
-        now, parts = self._clock(), parts_of(self._jobs, SharedGpus)
-        claims = {uid: part.claims() for uid, part in parts.items()}
-        contenders = [parts[uid].contends(asked, now) for uid, asked in claims.items()]
+        """Decide anew whose turn it is and who holds which slots, and tell each job what changed for it."""
+        now, parts = self._clock(), parts_of(self._jobs, WholeGpus)
+        requests = {uid: part.requests() for uid, part in parts.items()}
+        contenders = [parts[uid].contends(asked, now) for uid, asked in requests.items()]
         asking = [each for each in contenders if each is not None]
         turns = next_turns(asking, self._pool, now)
         for contender in asking:
@@ -114,16 +117,16 @@ class GpuPool:
         self._tell(parts, asking, turns, now)
         without = {each.job for each in asking} - turns
         allowed = [
-            replace(claim, wanted=claim.working, kept=0) if uid in without and claim.gpus else claim
-            for uid, asked in claims.items()
-            for claim in asked
+            replace(request, wanted=request.working, kept=0) if uid in without and request.gpus else request
+            for uid, asked in requests.items()
+            for request in asked
         ]
         grants = share(allowed, self._pool, self.begun)
         for uid, part in parts.items():
             part.granted({stage: count for (owner, stage), count in grants.items() if owner == uid})
 
     def _tell(
-        self, parts: "Mapping[str, SharedGpus]", asking: Sequence[Contender], turns: frozenset[str], now: float
+        self, parts: "Mapping[str, WholeGpus]", asking: Sequence[Contender], turns: frozenset[str], now: float
     ) -> None:
         """Tell waiting jobs whom they wait for, and check again when the first turn is over."""
         if self._turn_ends is not None:
@@ -135,13 +138,13 @@ class GpuPool:
         left = min((end - now for end in ends if end > now), default=0.0)
         waiting = {each.job: each for each in asking if each.job not in turns}
         for uid, part in parts.items():
-            part.waits(Waiting(waiting[uid].gpus, holders, left) if uid in waiting else None)
+            part.waits(WaitingJob(waiting[uid].gpus, holders, left) if uid in waiting else None)
         if waiting and left > 0:
             self._turn_ends = asyncio.get_running_loop().call_later(left, self.divide)
 
 
 @dataclass
-class _Waiters:
+class _WaitingTasks:
     """Tasks that begin together: one, or those of a gang."""
 
     size: int
@@ -161,8 +164,8 @@ class _Waiters:
         return self.there == self.size
 
 
-class SharedGpus(Hook):
-    """A job's part of a pool: the hook that limits its platform. The job joins when the platform is open.
+class WholeGpus(Hook):
+    """The slots of one job: the hook that limits its platform. The job joins the pool when the platform is open.
 
     The platform must have no keep-alive: only the pool decides which instances are kept.
 
@@ -170,7 +173,7 @@ class SharedGpus(Hook):
         on_wait: called with the jobs that this job waits for.
     """
 
-    def __init__(self, pool: GpuPool, member: PoolMember, on_wait: Waits = lambda waiting: None) -> None:
+    def __init__(self, pool: WholeGpuPool, member: PoolMember, on_wait: Waits = lambda waiting: None) -> None:
         self.member = member
         self._pool = pool
         self._on_wait = on_wait
@@ -183,8 +186,8 @@ class SharedGpus(Hook):
         self._preloads: dict[Stage, Preload | None] = {}
         self._begun: dict[Stage, list[int]] = defaultdict(list)
         """For each task at work, how many the pool had begun before it."""
-        self._waiting: dict[Stage, dict[str, _Waiters]] = defaultdict(dict)
-        """Waiting tasks in their order, by the gang's meeting, or by a unique name."""
+        self._waiting: dict[Stage, dict[str, _WaitingTasks]] = defaultdict(dict)
+        """WaitingJob tasks in their order, by the gang's meeting, or by a unique name."""
         self._served: dict[Stage, int] = {}
         """For each stage, how many tasks the pool had begun when the stage's last task began."""
         self._granted: dict[Stage, int] = {}
@@ -198,7 +201,7 @@ class SharedGpus(Hook):
         self._has_turn: bool | None = None
         self._asked: set[str] = set()
         self._peak = 0
-        self._waits_for: Waiting | None = None
+        self._waits_for: WaitingJob | None = None
 
     # --- what the job's platform calls ---
 
@@ -253,14 +256,14 @@ class SharedGpus(Hook):
 
     # --- what the pool calls ---
 
-    def claims(self) -> list[Claim]:
-        """The job's current requests to the pool."""
+    def requests(self) -> list[SlotRequest]:
+        """Return what the job's stages request now."""
         self._charge()
-        return [self._claim(stage) for stage in {*self._held, *self._waiting, *self._begun}]
+        return [self._slot_request(stage) for stage in {*self._held, *self._waiting, *self._begun}]
 
-    def contends(self, claims: Sequence[Claim], now: float) -> Contender | None:
-        """The job as a contender for GPUs; None while it requests none and gives up its turn."""
-        asked = {claim.stage: (claim.wanted + claim.kept) * claim.gpus for claim in claims if claim.gpus}
+    def contends(self, requests: Sequence[SlotRequest], now: float) -> Contender | None:
+        """Return the job as a contender for slots; None while it requests none and gives up its turn."""
+        asked = {request.stage: (request.wanted + request.kept) * request.gpus for request in requests if request.gpus}
         if not any(asked.values()):
             self._has_turn = None
             return None
@@ -288,7 +291,7 @@ class SharedGpus(Hook):
         if has_turn != self._has_turn:
             self._has_turn, self.since = has_turn, now
 
-    def waits(self, waiting: Waiting | None) -> None:
+    def waits(self, waiting: WaitingJob | None) -> None:
         """Record which jobs it waits for."""
         before, self._waits_for = self._waits_for, waiting
         if (before and before.holders) != (waiting and waiting.holders):
@@ -311,7 +314,7 @@ class SharedGpus(Hook):
         if any(self._applied.get(stage) != count for stage, count in self._granted.items()):
             self._spawn(self._apply())
 
-    def _claim(self, stage: Stage) -> Claim:
+    def _slot_request(self, stage: Stage) -> SlotRequest:
         working = len(self._begun[stage])
         waiting = [waiters for waiters in self._waiting[stage].values() if waiters.complete]
         together = stage in self.member.together or any(waiters.size > 1 for waiters in waiting)
@@ -321,7 +324,7 @@ class SharedGpus(Hook):
         oldest = self._clock() - self.member.keep_alive.get(stage, 0.0)
         while len(holds) > 1 and holds[0][0] <= oldest:
             holds.popleft()
-        return Claim(
+        return SlotRequest(
             job=self.member.uid,
             stage=stage,
             namespace=self.member.namespace,
@@ -337,10 +340,10 @@ class SharedGpus(Hook):
             begun=tuple(self._begun[stage]),
         )
 
-    async def _admit(self, stage: Stage, gang: Gang | None) -> _Waiters:
+    async def _admit(self, stage: Stage, gang: Gang | None) -> _WaitingTasks:
         """Wait until the pool allows a task, with all others of its gang."""
         name = gang.meeting if gang is not None else uuid.uuid4().hex
-        fresh = _Waiters(gang.size if gang is not None else 1, self._pool.begun)
+        fresh = _WaitingTasks(gang.size if gang is not None else 1, self._pool.begun)
         waiters = self._waiting[stage].setdefault(name, fresh)
         waiters.there += 1
         try:
@@ -357,7 +360,7 @@ class SharedGpus(Hook):
             raise
         return waiters
 
-    def _end(self, stage: Stage, waiters: _Waiters) -> None:
+    def _end(self, stage: Stage, waiters: _WaitingTasks) -> None:
         self._charge()
         self._begun[stage].remove(waiters.order)
         self._pool.divide()
