@@ -1,4 +1,4 @@
-"""Slots: GPUs that instances use in turns. This module keeps the slots of each instance, and who is awake on each.
+"""Slots: GPUs that instances use in turns. This module keeps the slots of each instance, and the holder of each.
 
 On one machine a slot is a GPU, on a cluster a ResourceClaim. On both `planner/pools/turns.py` decides whose turn it is.
 """
@@ -27,7 +27,7 @@ class SlotAccount:
 
     @property
     def holders(self) -> Mapping[str, str | None]:
-        """The user of each slot; None if it is free."""
+        """The instance that is awake on each slot; None if the slot is free."""
         return self._holders
 
     @property
