@@ -215,8 +215,9 @@ def _fetch_published(
 ) -> None:
     base = cache_folder() / found.delta.base if found.delta is not None else None
     made = _make_of(base, uri, found, folder) if base is not None and base.is_dir() else set()
-    for name in made if arriving is not None else ():
-        arriving.completed(name)
+    if arriving is not None:
+        for name in made:
+            arriving.completed(name)
     names = {name: entry.stored or name for name, entry in found.files.items() if name not in made}
     _fetch_files(uri, names, folder, found.files, peer, arriving)
     if peer is not None:

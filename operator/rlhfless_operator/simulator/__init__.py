@@ -1,6 +1,7 @@
 """The simulator: the planner's decisions in discrete events, without GPUs.
 
-- `scenarios`, `hardware` and `traces` say what is simulated; `policies` are the systems that are compared.
+- `scenarios`, `hardware` and `traces` say what is simulated; `policies` are the systems that are compared, and
+  `global_ratio` is the rule of one of them.
 - `steps` runs a job step by step: `generation` and `instance` are its generation stage, `foresight` the lengths that a
   policy expects, `step_bound` the least that any policy needs.
 - `simulate` runs policies on scenarios, and `page` shows them.

@@ -41,7 +41,7 @@ class Prompts:
         per_step = self._spec.batch.prompts_per_step
         if self.count < per_step:
             counts = self._counts["training"]
-            why = f" ({counts.left_out} rows were left out: {counts.reasons})" if counts and counts.left_out else ""
+            why = f" ({counts.left_out} rows were left out: {counts.reasons})" if counts.left_out else ""
             raise ValueError(
                 f"data.source has {self.count} usable prompts, fewer than batch.promptsPerStep, {per_step}{why}"
             )
