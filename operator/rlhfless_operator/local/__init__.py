@@ -2,4 +2,5 @@
 
 - `local_run`: `rlhfless run`, with `view` for the terminal and `gpu_assignment` for the GPUs.
 - `replay`, `probe` (with `probe_view`) and `try_reward`: the commands of these names.
+- `functions_process`: asks the functions something in a process of their own.
 """

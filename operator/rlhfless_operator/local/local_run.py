@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import signal
 import tempfile
 import time
@@ -19,6 +18,7 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_clock, format_money
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.local.functions_process import check_functions
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
 from rlhfless_operator.platforms.base import StateListener
@@ -37,10 +37,6 @@ from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.run import TrainingRun
 
 _REFRESH_SECONDS = 0.25
-
-
-class FunctionsMissingError(UserError):
-    """The packages of the function processes are not installed."""
 
 
 class JobFinishedError(UserError):
@@ -88,8 +84,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
         JobChangedSinceItsEndError: the job has already finished with a different document.
     """
     emulation = emulation_of(job)
-    if importlib.util.find_spec("torch" if emulation is None else "pyarrow") is None:
-        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
+    check_functions("torch" if emulation is None else "pyarrow")
     folder = JobFolder(root)
     gpus = visible_gpus() if emulation is None else ()
     assignment = assign_gpus(job, RequestBuilder(job, folder, ""), gpus)

@@ -1,12 +1,7 @@
 """`rlhfless probe`: find the models, send the request to the functions, and report errors."""
 
-import importlib.util
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -17,7 +12,7 @@ from rlhfless_functions.settings import DataSettings, ModelSettings, SamplingSet
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.reading.validation import parse_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.local_run import FunctionsMissingError
+from rlhfless_operator.local.functions_process import ask_functions
 from rlhfless_operator.platforms.local.gpus import visible_gpus
 from rlhfless_operator.records.folder import JobFolder
 
@@ -92,26 +87,16 @@ def make_probe(
 
 
 def run_probe(asked: Probe) -> ProbeResult:
-    """Run the probe in a process of the functions, because the control plane has no torch.
+    """Run the probe in a process of the functions.
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
         ProbeError: nothing could be measured.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
-    with tempfile.TemporaryDirectory(prefix="rlhfless-") as folder:
-        answer = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "rlhfless_functions.serving.probe", str(answer)]
-        status = subprocess.run(
-            command, input=asked.model_dump_json().encode(), stdout=subprocess.DEVNULL, check=False
-        ).returncode
-        if status != 0 or not answer.exists():
-            raise ProbeError(f"the probing process ended with status {status}; see its output above")
-        try:
-            result = ProbeResult.model_validate_json(answer.read_bytes())
-        except ValidationError as error:
-            raise ProbeError(f"a measured value is not a number: {error}") from error
+    try:
+        result = ProbeResult.model_validate_json(ask_functions("probe", asked, "probing", ProbeError))
+    except ValidationError as error:
+        raise ProbeError(f"a measured value is not a number: {error}") from error
     if result.error is not None:
         raise ProbeError(in_options(result.error))
     return result

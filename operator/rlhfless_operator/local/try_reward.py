@@ -1,10 +1,6 @@
 """`rlhfless try-reward`: score responses with a job's rewards, without training."""
 
-import importlib.util
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from rlhfless_functions.api.reward_trial import GivenResponse, RewardTrial, Rewa
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_number
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.local_run import FunctionsMissingError
+from rlhfless_operator.local.functions_process import ask_functions
 
 _SHOWN_CHARACTERS = 60
 
@@ -106,23 +102,13 @@ def _object(place: str, line: str, row: int | None) -> GivenResponse:
 
 
 def run_trial(trial: RewardTrial) -> RewardTrialResult:
-    """Score in a process of the functions, because the control plane has no torch.
+    """Score in a process of the functions.
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
         TrialError: nothing could be scored.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
-    with tempfile.TemporaryDirectory(prefix="rlhfless-") as folder:
-        answer = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "rlhfless_functions.serving.try_reward", str(answer)]
-        status = subprocess.run(
-            command, input=trial.model_dump_json().encode(), stdout=subprocess.DEVNULL, check=False
-        ).returncode
-        if status != 0 or not answer.exists():
-            raise TrialError(f"the scoring process ended with status {status}; see its output above")
-        result = RewardTrialResult.model_validate_json(answer.read_bytes())
+    result = RewardTrialResult.model_validate_json(ask_functions("try_reward", trial, "scoring", TrialError))
     if result.error is not None:
         raise TrialError(result.error)
     return result
