@@ -14,7 +14,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, LearnRequest, LearnResult, Learnt, Published, UnpublishedVersion
 from rlhfless_functions.data.rollouts import write_prepared
 from rlhfless_functions.learning import learner as learner_module
-from rlhfless_functions.learning import publication
+from rlhfless_functions.learning import publication, publishing
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import LetGoError
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -194,7 +194,7 @@ def test_a_version_that_cannot_be_published_is_an_error_and_the_step_can_be_take
         def full(*given: Any, **more: Any) -> None:
             raise TaskError("artifact_unwritable", "the disk is full", retryable=True)
 
-        patched.setattr(publication, "publish_weights", full)
+        patched.setattr(publishing, "publish_weights", full)
         gate.set()
         with pytest.raises(TaskError, match="the disk is full") as caught:
             learner.run(beside(job, step), context())
