@@ -90,10 +90,11 @@ class Server:
         self._settings = {"source": str(model), "dtype": "float32"}
         self._weights = {"version": 0, "uri": str(model)}
         self._port = 18080 + os.getpid() % 1000
+        preload = folder / "preload.json"
+        preload.write_text(json.dumps({"model": self._settings, "weights": self._weights, "engine": self._engine}))
         environment = ENVIRONMENT | {
             "RLHFLESS_STAGE": "generation", "RLHFLESS_TOKEN": TOKEN, "PORT": str(self._port), "HOSTNAME": "benchmark",
-            "RLHFLESS_MODEL": json.dumps(self._settings), "RLHFLESS_WEIGHTS": json.dumps(self._weights),
-            "RLHFLESS_ENGINE": json.dumps(self._engine),
+            "RLHFLESS_PRELOAD": str(preload),
         }  # fmt: skip
         self._started = time.perf_counter()
         command = [sys.executable, "-m", "rlhfless_functions.serving.instance"]

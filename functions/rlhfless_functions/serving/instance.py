@@ -139,15 +139,8 @@ def main() -> None:
         "cache": environment.get("RLHFLESS_CACHE") or None,
         "started_at": psutil.Process().create_time(),
     }
-    annotations: dict[str, type[BaseModel]] = {
-        "model": ModelSettings,
-        "weights": WeightsReference,
-        "engine": EngineSettings,
-        "emulation": EmulationSettings,
-    }
-    for field, annotation in annotations.items():
-        if text := environment.get(f"RLHFLESS_{field.upper()}"):
-            values[field] = annotation.model_validate_json(text)
+    if emulation := environment.get("RLHFLESS_EMULATION"):
+        values["emulation"] = EmulationSettings.model_validate_json(emulation)
     if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
         values |= {"model": pointer.model, "weights": pointer.weights, "engine": pointer.engine}
         values |= {"weights_line": pointer.weights_line}
