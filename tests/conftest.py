@@ -1,6 +1,11 @@
-"""Fixtures that several modules share: stores with a real S3 server, a tiny model folder, and small jobs around it."""
+"""Fixtures that several modules share: stores with a real S3 server, a tiny model folder, and small jobs around it.
+
+Every worker imports every test module before its first test. Heavy packages are imported in the test that needs them;
+`test_imports.py` names these packages.
+"""
 
 import functools
+import gc
 import os
 import string
 import subprocess
@@ -31,6 +36,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rlhfless"))
 
 def pytest_configure() -> None:
     prerequisites.check_required()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    # Next to all that collection makes stays: to look through it for garbage again and again takes seconds.
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,6 @@
 """Which way imports point: the contracts of `make lint` hold, and each of them notices the import that it forbids."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,9 @@ AGAINST = {
         "import time",
     ),
 }
+
+HEAVY = {"accelerate", "boto3", "datasets", "mlflow", "moto", "pandas", "tensorboard", "trl", "vllm", "wandb"}
+"""Packages that take a while to import and that few tests need."""
 
 
 @pytest.fixture
@@ -76,3 +80,43 @@ def test_a_new_package_has_to_say_where_it_stands(sources: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     assert broken_contracts(sources) == {"A package of the operator imports only what is below it"}
+
+
+def imported_on_collection(tree: ast.AST) -> set[str]:
+    """The packages that are imported with a module, outside of functions and of what is for type checkers only."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names):
+                found |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.partition(".")[0])
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case _:
+                found |= imported_on_collection(node)
+    return found
+
+
+def test_heavy_packages_are_imported_in_the_tests_that_need_them() -> None:
+    files = (ROOT / "tests").rglob("*.py")
+    heavy = {str(file.relative_to(ROOT)): imported_on_collection(ast.parse(file.read_text())) & HEAVY for file in files}
+    assert {file: packages for file, packages in heavy.items() if packages} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import trl.trainer", {"trl"}),
+        ("from trl.trainer import utils", {"trl"}),
+        ("try:\n    import trl\nexcept ImportError:\n    pass", {"trl"}),
+        ("class Fields:\n    import trl", {"trl"}),
+        ("def test() -> None:\n    import trl", set()),
+        ("if TYPE_CHECKING:\n    import trl", set()),
+        ("from . import trl", set()),
+    ],
+)
+def test_an_import_is_heavy_where_collection_runs_it(text: str, expected: set[str]) -> None:
+    assert imported_on_collection(ast.parse(text)) == expected

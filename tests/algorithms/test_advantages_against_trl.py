@@ -1,16 +1,22 @@
 """Advantages equal those of TRL, whose trainers run here and score completions that are put into their mouths."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trl import GRPOTrainer, RLOOTrainer
 
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.settings import AlgorithmSettings, KlSettings
 from tests.algorithms.differences import assert_same
-from tests.algorithms.trl_trainers import GROUP, Trainer, changed
+from tests.algorithms.trl_trainers import GROUP, changed, is_grpo
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixtures.
 from tests.algorithms.trl_trainers import rloo as rloo
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer, RLOOTrainer
 
 torch.set_num_threads(1)
 
@@ -21,11 +27,13 @@ rewards_of_two_groups = st.lists(
 )
 
 
-def trl_advantages(trainer: Trainer, rewards: list[float | None], **log_probs: torch.Tensor) -> torch.Tensor:
+def trl_advantages(
+    trainer: GRPOTrainer | RLOOTrainer, rewards: list[float | None], **log_probs: torch.Tensor
+) -> torch.Tensor:
     """TRL's advantages [samples] when its rewards are these; `log_probs` are `old` and `reference`."""
     completions = [[2 + index % 5] * (1 + index % 3) for index in range(len(rewards))]
     head = [[3]] * len(rewards), completions
-    if isinstance(trainer, GRPOTrainer):
+    if is_grpo(trainer):
         generated = (*head, None, [""] * len(rewards), None, {}, None, [])
     else:
         generated = (*head, [""] * len(rewards))

@@ -1,11 +1,12 @@
 """Importance weights equal those that TRL's trainer computes of the same log-probabilities, in each of its modes."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trl import GRPOTrainer
 
 from rlhfless_functions.algorithms.diagnostics import summarize
 from rlhfless_functions.algorithms.objectives import policy_loss
@@ -15,6 +16,9 @@ from tests.algorithms.differences import assert_same
 from tests.algorithms.test_losses_against_trl import assert_equal, our_loss, random_batch, trl_loss
 from tests.algorithms.trl_trainers import LONGEST, SAMPLES, changed
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixture.
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 torch.set_num_threads(1)
 

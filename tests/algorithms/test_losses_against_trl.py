@@ -4,13 +4,13 @@ A trainer's loss is differentiated by log-probabilities that are put in place of
 libraries' models, to the gradients of the parameters.
 """
 
+from __future__ import annotations
+
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trl import GRPOTrainer, RLOOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.algorithms.diagnostics import summarize
@@ -18,9 +18,12 @@ from rlhfless_functions.algorithms.objectives import policy_loss
 from rlhfless_functions.model.forward import collate, response_log_probs
 from rlhfless_functions.settings import AlgorithmSettings, ImportanceSamplingSettings, KlSettings
 from tests.algorithms.differences import assert_same
-from tests.algorithms.trl_trainers import LONGEST, SAMPLES, VOCABULARY, Trainer, changed, tiny_model
+from tests.algorithms.trl_trainers import LONGEST, SAMPLES, VOCABULARY, changed, is_grpo, tiny_model
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixtures.
 from tests.algorithms.trl_trainers import rloo as rloo
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer, RLOOTrainer
 
 torch.set_num_threads(1)
 
@@ -47,11 +50,13 @@ def random_batch(seed: int) -> SimpleNamespace:
     )
 
 
-def trl_loss(trainer: Trainer, batch: SimpleNamespace, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def trl_loss(
+    trainer: GRPOTrainer | RLOOTrainer, batch: SimpleNamespace, **inputs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """TRL's loss of the whole batch, and its gradient by the log-probabilities; two micro-batches, accumulated."""
     leaf = batch.log_probs.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
-    grpo_weighs_parts_itself = isinstance(trainer, GRPOTrainer)
+    grpo_weighs_parts_itself = is_grpo(trainer)
     for rows in (slice(0, SAMPLES // 2), slice(SAMPLES // 2, SAMPLES)):
         part = {
             "prompt_ids": torch.ones(SAMPLES // 2, 1, dtype=torch.long),
@@ -252,6 +257,8 @@ def test_clip_shares_are_trl_s(grpo: GRPOTrainer) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_parameter_gradients_through_both_models(grpo: GRPOTrainer, temperature: float) -> None:
     """Both in float32 from the head on. TRL pads prompts on the left, and ours has no padding before a response."""
+    from trl.trainer.utils import add_fused_lm_head
+
     model = tiny_model().double()
     generator = torch.Generator().manual_seed(3)
     prompts = [[2, 3], [4, 5, 6], [7], [8, 9]]

@@ -1,15 +1,21 @@
 """Each reward normalised by itself (GDPO): against TRL's `normalize_then_sum`, and what a sum would lose."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trl import GRPOTrainer
 
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.settings import AlgorithmSettings
 from tests.algorithms.trl_trainers import GROUP, changed
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixture.
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 torch.set_num_threads(1)
 GDPO = AlgorithmSettings(advantage_normalization="group_per_reward")

@@ -1,24 +1,25 @@
 """TRL's trainers of a tiny model, which the algorithms are compared with: nothing of them is written again."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer, RLOOTrainer
 
 VOCABULARY = 13
 LONGEST = 9
 GROUP = 4
 SAMPLES = 8
 """Two groups in a batch; TRL cuts it into two micro-batches of four."""
-
-Trainer = GRPOTrainer | RLOOTrainer
 
 
 def tiny_model() -> Qwen3ForCausalLM:
@@ -38,12 +39,21 @@ def tiny_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def trainer_of(kind: type[Trainer], folder: Path) -> Trainer:
+def is_grpo(trainer: GRPOTrainer | RLOOTrainer) -> bool:
+    from trl import GRPOTrainer
+
+    return isinstance(trainer, GRPOTrainer)
+
+
+def trainer_of(kind: type[Any], config_of: type[Any], folder: Path) -> Any:
+    """Make a trainer of a kind of TRL's, with its own kind of configuration."""
+    from datasets import Dataset
+
     vocabulary = {"<pad>": 0, "<eos>": 1, **{f"w{index}": index for index in range(2, VOCABULARY)}}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
-    config = (GRPOConfig if kind is GRPOTrainer else RLOOConfig)(
+    config = config_of(
         output_dir=str(folder),
         use_cpu=True,
         report_to=[],
@@ -65,12 +75,16 @@ def trainer_of(kind: type[Trainer], folder: Path) -> Trainer:
 
 @pytest.fixture(scope="module")
 def grpo(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
-    return trainer_of(GRPOTrainer, tmp_path_factory.mktemp("grpo"))
+    from trl import GRPOConfig, GRPOTrainer
+
+    return trainer_of(GRPOTrainer, GRPOConfig, tmp_path_factory.mktemp("grpo"))
 
 
 @pytest.fixture(scope="module")
 def rloo(tmp_path_factory: pytest.TempPathFactory) -> RLOOTrainer:
-    return trainer_of(RLOOTrainer, tmp_path_factory.mktemp("rloo"))
+    from trl import RLOOConfig, RLOOTrainer
+
+    return trainer_of(RLOOTrainer, RLOOConfig, tmp_path_factory.mktemp("rloo"))
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from trl import GRPOConfig, ModelConfig
-from trl.scripts.grpo import GRPOScriptArguments
 
 from rlhfless_operator.convert import convert_trl, job_yaml, read_configuration, table
 from rlhfless_operator.convert.conversion import Conversion, Left, Written
@@ -70,21 +68,25 @@ def left(conversion: Conversion) -> dict[str, str]:
     return {line.theirs: line.outcome.reason for line in conversion.left if isinstance(line.outcome, Left)}
 
 
-def fields(*classes: Any) -> dict[str, Any]:
+def fields_of_trl() -> dict[str, Any]:
+    """The fields of a run of TRL's GRPO, with their defaults."""
+    from trl import GRPOConfig, ModelConfig
+    from trl.scripts.grpo import GRPOScriptArguments
+
     return {
         field.name: field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        for cls in classes
+        for cls in (GRPOConfig, ModelConfig, GRPOScriptArguments)
         for field in dataclasses.fields(cls)
         if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
     }
 
 
 def test_every_field_of_trl_is_in_the_table() -> None:
-    assert fields(GRPOConfig, ModelConfig, GRPOScriptArguments).keys() - ROWS.keys() == set()
+    assert fields_of_trl().keys() - ROWS.keys() == set()
 
 
 def test_what_is_written_for_a_field_that_is_left_out_is_trls_default() -> None:
-    theirs = fields(GRPOConfig, ModelConfig, GRPOScriptArguments)
+    theirs = fields_of_trl()
     # A job has all checkpoints that it needs, and its own engine's sizes.
     ours_to_choose = {"max_prompt_length"}
     written = [line.theirs for line in converted(use_peft=True).lines if isinstance(line.outcome, Written)]
@@ -118,6 +120,8 @@ def test_defaults_that_differ_from_ours_are_written() -> None:
     ],
 )
 def test_batches_are_trls(processes: int, given: dict[str, Any], tmp_path: Path) -> None:
+    from trl import GRPOConfig
+
     given = {**SMALLEST_BATCH, "max_steps": 24, **given}
     theirs = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **given)
     if processes > 1:  # TRL has no other way to be told in one process

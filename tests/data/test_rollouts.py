@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -88,6 +87,8 @@ def test_rollouts_come_back_as_they_were(written: list[Rollout]) -> None:
 
 
 def test_a_part_is_plain_parquet(tmp_path: Path) -> None:
+    import pandas as pd
+
     part = str(tmp_path / "part.parquet")
     spans = [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
     write_rollouts(part, [rollout(5, 1, versions=spans, finish_reason="truncated")])

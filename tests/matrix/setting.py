@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -108,6 +107,8 @@ def can_be(combination: Combination) -> bool:
 @contextmanager
 def open_setting(folder: Path, tiny_model: Path) -> Iterator[Setting]:
     """Write down everything that the documents may name, and serve rewards."""
+    import datasets
+
     for name, text in {"reward.py": _DIGITS, "score.py": _SCORE, "raises.py": _RAISES}.items():
         (folder / name).write_text(text)
     (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows()))

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 from safetensors.torch import load
 
@@ -33,6 +31,8 @@ class Store:
         self.start()
 
     def start(self) -> None:
+        from moto.server import ThreadedMotoServer
+
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
         _, self.port = self._server.get_host_and_port()
@@ -40,8 +40,14 @@ class Store:
     def stop(self) -> None:
         self._server.stop()
 
+    @staticmethod
+    def client() -> Any:
+        import boto3
+
+        return boto3.client("s3")
+
     def read(self, key: str) -> bytes:
-        content: bytes = boto3.client("s3").get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        content: bytes = self.client().get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return content
 
     def status(self, name: str) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    store.client().create_bucket(Bucket=BUCKET)
     # fsspec keeps its connections, whatever the variables say by then.
     S3FileSystem.clear_instance_cache()
     yield store
@@ -76,7 +82,7 @@ def stop_after_first_step(store: Store, name: str) -> None:
         try:
             if store.status(name)["step"] >= 1:
                 break
-        except boto3.client("s3").exceptions.NoSuchKey:
+        except store.client().exceptions.NoSuchKey:
             pass
         time.sleep(0.02)
     store.stop()

@@ -1,5 +1,6 @@
 """docs/reference.md: every field of the job, made from its model."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from rlhfless_operator.job.spec import RLHFJob
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FILE = REPOSITORY / "docs" / "reference.md"
-PAGE = reference_markdown()
+
+
+@functools.cache
+def page() -> str:
+    return reference_markdown()
 
 
 def row(section: str, field: str) -> list[str]:
     """Type, default and meaning of a field."""
-    table = re.search(rf"^#+ {re.escape(section)}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    table = re.search(rf"^#+ {re.escape(section)}\n(.*?)(?=^#|\Z)", page(), re.MULTILINE | re.DOTALL)
     assert table, section
     found = re.search(rf"^\| `{re.escape(field)}` \| (.*) \|$", table[1], re.MULTILINE)
     assert found, f"{section}.{field}"
@@ -26,7 +31,7 @@ def row(section: str, field: str) -> list[str]:
 
 
 def test_the_page_in_the_repository_is_up_to_date() -> None:
-    assert FILE.read_text() == PAGE, "run: make docs"
+    assert FILE.read_text() == page(), "run: make docs"
 
 
 def test_every_field_is_on_the_page_with_its_meaning() -> None:
@@ -53,20 +58,20 @@ def test_types_say_their_unit_and_their_bounds() -> None:
 
 def test_what_an_algorithms_name_stands_for_is_a_table() -> None:
     assert row("spec.algorithm", "clipHigh")[1] == "by `name`, see below"
-    assert "| `advantage` | `gae` | `group` | `leave_one_out` | `discounted` |" in PAGE
+    assert "| `advantage` | `gae` | `group` | `leave_one_out` | `discounted` |" in page()
 
 
 def test_every_link_leads_to_a_heading() -> None:
-    headings = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", page(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\(#([^)]*)\)", PAGE)) <= anchors
+    assert set(re.findall(r"\(#([^)]*)\)", page())) <= anchors
 
 
 def test_the_example_on_the_page_is_a_job() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (example,) = re.findall(r"```yaml\n(.*?)```", page(), re.DOTALL)
     assert parse_job(example).spec.steps == 100
 
 
 def test_names_from_elsewhere_are_listed() -> None:
     for names in familiar_names.FIELDS.values():
-        assert all(f"`{name}`" in PAGE for name in names)
+        assert all(f"`{name}`" in page() for name in names)

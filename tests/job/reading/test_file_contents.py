@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict
 from safetensors.numpy import save_file
 
 from rlhfless_operator.job.reading.file_contents import check_contents, not_checked
@@ -123,16 +122,22 @@ def test_the_evaluations_data_is_looked_at_as_well(folder: Path) -> None:
 
 
 def saved(folder: Path, name: str) -> str:
+    from datasets import Dataset
+
     Dataset.from_list(ROWS).save_to_disk(folder / name)
     return name
 
 
 def saved_splits(folder: Path, name: str) -> str:
+    from datasets import Dataset, DatasetDict
+
     DatasetDict({"test": Dataset.from_list([{"x": 1}]), "train": Dataset.from_list(ROWS)}).save_to_disk(folder / name)
     return name
 
 
 def parquet(folder: Path, name: str) -> str:
+    from datasets import Dataset
+
     nested = [{"prompt": row["prompt"], "reward_model": {"ground_truth": row["answer"]}} for row in ROWS]
     Dataset.from_list(nested).to_parquet(folder / f"{name}.parquet")
     return f"{name}.parquet"

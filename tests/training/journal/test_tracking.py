@@ -12,13 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-from tensorboard.compat.proto.event_pb2 import Event
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.spec import RLHFJob
@@ -32,6 +29,9 @@ from rlhfless_operator.training.journal.tracking import (
 )
 from tests import jobs
 from tests.training.whole_jobs import folder_of, run_job
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 MakeJob = Callable[..., Path]
 
@@ -115,7 +115,9 @@ def test_event_files_need_a_local_folder() -> None:
 # --- TensorBoard ---
 
 
-def read_events(folder: Path) -> EventAccumulator:
+def read_events(folder: Path) -> "EventAccumulator":
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder))
     events.Reload()
     return events
@@ -123,6 +125,9 @@ def read_events(folder: Path) -> EventAccumulator:
 
 def steps_in(folder: Path, tag: str) -> list[int]:
     """The steps of a tag in all event files, as they are written."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
     steps = []
     for file in sorted(folder.glob("*tfevents*")):
         for raw in RawEventFileLoader(str(file)).Load():

@@ -1,5 +1,6 @@
 """Generate docs/reference.md from the job's pydantic model."""
 
+from functools import cache
 from typing import Any, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -176,8 +177,7 @@ def _default(model: type[BaseModel], field: DocumentField) -> str:
 
 def _plain(model: type[BaseModel], field: DocumentField) -> str:
     """A default as a document would write it."""
-    schema = model.model_json_schema(by_alias=True, mode="serialization")["properties"][field.name]
-    value = schema["default"]
+    value = _schema(model)["properties"][field.name]["default"]
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -189,6 +189,11 @@ def _plain(model: type[BaseModel], field: DocumentField) -> str:
         if isinstance(value, float)
         else str(value)
     )
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(by_alias=True, mode="serialization")
 
 
 def _composed() -> dict[str, str]:
