@@ -37,6 +37,8 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## set up, then train JOB (default: the quickstart, by GRPO) on this machine
 	$(BIN)/rlhfless run $(JOB)
 
+# Tests start hundreds of processes, which would each compile what they import.
+unexport PYTHONDONTWRITEBYTECODE
 TEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test: $(STAMP) ## set up, then run the tests but for the slow ones; ROOM=planner runs those of tests/planner alone
