@@ -3,7 +3,7 @@
     python benchmarks/drafting/policies.py [--seeds 3] [--json FILE]
 
 Each row is a scenario, an acceptance and a weight of cost against time, beside static actors without drafts and with
-them. Tables go into docs/drafting.md (`--no-page` leaves it as it is).
+them. Tables go into docs/research/drafting.md (`--no-page` leaves it as it is).
 """
 
 import argparse
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path, default=BENCHMARKS / "drafting" / "results" / "drafting_policies.json")
-    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "drafting.md")
+    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "research" / "drafting.md")
     parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     results = [compare(SCENARIOS[BEST], each, range(arguments.seeds), WEIGHTS) for each in ACCEPTANCES]

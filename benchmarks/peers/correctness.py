@@ -1,4 +1,4 @@
-"""The differences between our algorithms and the same in TRL, verl and AReaL, as tables of docs/correctness.md.
+"""The differences between our algorithms and those of TRL, verl and AReaL, as in docs/research/correctness.md.
 
     python benchmarks/peers/correctness.py --verl verl-0.9.1-py3-none-any.whl --areal functional.py
 

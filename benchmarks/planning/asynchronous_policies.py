@@ -4,8 +4,9 @@
         [--scenarios NAME ...] [--again SYSTEM ...]
 
 Simulated. Each system has the split of the GPUs that serves it best in the first steps of the first seed. Prints a
-table as soon as it is done, and writes all of them into docs/simulation.md at the end (`--no-page` leaves it as it is).
-Interrupted, it goes on from its file. `--again` runs some systems anew, and keeps the file's rows of the others.
+table as soon as it is done, and writes all of them into docs/research/asynchronous.md at the end (`--no-page` leaves it
+as it is). Interrupted, it goes on from its file. `--again` runs some systems anew, and keeps the file's rows of the
+others.
 """
 
 import argparse
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument("--scenarios", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--again", nargs="*", choices=list(SYSTEMS), default=[])
     parser.add_argument("--json", type=Path, default=BENCHMARKS / "planning" / "results" / "async_policies.json")
-    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "simulation.md")
+    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "research" / "asynchronous.md")
     parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     console = Console()

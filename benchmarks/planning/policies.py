@@ -1,4 +1,4 @@
-"""Every policy on every scenario, and everything that the figures rest on: the tables of docs/simulation.md.
+"""Every policy on every scenario, and everything that the figures rest on: the tables of docs/research/simulation.md.
 
     python benchmarks/planning/policies.py [--seeds 5] [--sections scenarios options sensitivity]
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--json", type=Path, default=BENCHMARKS / "planning" / "results" / "policies.json")
-    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "simulation.md")
+    parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "research" / "simulation.md")
     parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     console = Console()

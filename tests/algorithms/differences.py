@@ -1,6 +1,7 @@
 """Comparisons with another library's code, which remember how large the differences were.
 
-`benchmarks/peers/correctness.py` runs the tests that make them, and writes what is remembered into docs/correctness.md.
+`benchmarks/peers/correctness.py` runs the tests that make them, and writes what is remembered into
+docs/research/correctness.md.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Every baseline gets prefix caching within an instance, migration of running samples without stopping the receiver, and
 instances released as soon as they are empty where it can release at all. Its ratio and batch here are those that
-served it best on the first scenario (docs/simulation.md). Ours pays a pause of the receiver for
+served it best on the first scenario (docs/research/simulation.md). Ours pays a pause of the receiver for
 each cut, since an instance takes one request at a time; its engine's prefix cache keeps what the receiver had.
 """
 

@@ -22,7 +22,7 @@ from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 
 @dataclass(frozen=True)
 class Scenario:
-    """One setting. Numbers without a published source are marked so and swept in docs/simulation.md."""
+    """One setting. Numbers without a published source are marked so and swept in docs/research/simulation.md."""
 
     name: str
     model: ModelShape

@@ -23,8 +23,8 @@ def least_gpu_seconds(
 ) -> float:
     """GPU-seconds below which no policy takes the step within `seconds`; infinity if none is so fast.
 
-    Generation obeys Theorem 3 of docs/planner.md. A group cannot be complete before its longest response has decoded
-    alone on an instance that loaded the new weights, and what is then still to be learnt has all GPUs at most.
+    Generation obeys Theorem 3 of docs/research/planner.md. A group cannot be complete before its longest response has
+    decoded alone on an instance that loaded the new weights, and what is then still to be learnt has all GPUs at most.
 
     Args:
         lengths: response tokens of each group, by prompt.

@@ -77,7 +77,7 @@ def test_no_share_takes_longer_than_with_a_fixed_number_of_drafts(
     samples, latency = loads_of(lengths), DraftedLatency(PLAIN, drafts)
     everything = (np.argsort([-length for length in lengths], kind="stable"),)
     (seconds,) = Loads(samples, latency, kv_tokens=None, max_batch=batch).seconds(everything, 1.0)
-    # With one number of drafts throughout, docs/planner.md's (3) holds of rounds; it is exact where none waits.
+    # With one number of drafts throughout, (3) of docs/research/planner.md holds of rounds; exact where none waits.
     fixed = [
         float(Loads(samples, line, kv_tokens=None, max_batch=batch).decoded(everything, 1.0, 0.0).last[0])
         for line in latency.lines

@@ -115,7 +115,7 @@ def test_the_cost_policy_finds_the_best_of_all_contiguous_partitions(lengths, mo
 @given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=6), ratio=st.floats(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_no_partition_at_all_is_cheaper_than_ours_with_one_more_sample_of_time(lengths, ratio):
-    """docs/planner.md, theorem 2: what contiguity can lose is one sample's work."""
+    """docs/research/planner.md, theorem 2: what contiguity can lose is one sample's work."""
     samples = [sample for prompt, length in enumerate(lengths) for sample in group(prompt, length)]
     planner = Planner(samples, LATENCY, Limits(max_instances=6), 0.3, tolerance=0)
     limit = planner.least_seconds * ratio

@@ -3,7 +3,7 @@
 A pass with j drafted tokens for each sequence gives 1 + f(j) tokens a sequence on average, and computes j rows more.
 Counted in *rounds*, in each of which every sequence gains one token, that is again a linear model: all seconds of a
 pass divided by 1 + f(j). An engine drafts as many as make a round shortest, so its rounds take the least of a few
-linear models. docs/planner.md says what that does to plans and bounds.
+linear models. docs/research/planner.md says what that does to plans and bounds.
 """
 
 from dataclasses import dataclass, field

@@ -25,7 +25,7 @@ def lower_bound(
 
     It holds for anyone who knows all lengths, moves samples between instances for free whenever it helps, ships
     prefixes for free, takes and releases instances at any time, and drafts for each sample in each pass as many tokens
-    as `latency` allows. docs/planner.md has the proof.
+    as `latency` allows. docs/research/planner.md has the proof.
 
     Args:
         lengths: [samples] response tokens.

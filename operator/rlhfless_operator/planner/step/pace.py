@@ -37,8 +37,8 @@ class LearnerPace:
         """When to ask for the learner, as things are now; `now` if at once.
 
         A learner that is asked at E − start − Σ work ends at E, the earliest end that there is, and of those that do so
-        it holds its GPU for the shortest time (docs/planner.md, "The whole step"). One with a backlog of several starts
-        has enough to do to let go afterwards.
+        it holds its GPU for the shortest time (docs/research/planner.md, "The whole step"). One with a backlog of
+        several starts has enough to do to let go afterwards.
 
         Args:
             now: seconds into the step.

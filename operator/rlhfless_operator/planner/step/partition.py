@@ -2,9 +2,9 @@
 
 A chain holds items sorted by length, longest first. A share of the items i … j−1 on one instance takes
     start + repeat[i] + step · max(length[i], occupancy[i … j−1]) + work[i … j−1]   seconds
-(docs/planner.md derives it). Within a time limit it is best, in the number of shares and in the sum of their seconds
-alike, to fill each share as far as the limit allows, from the longest item on. So a plan is one number, the limit,
-and what remains is a search over limits.
+(docs/research/planner.md derives it). Within a time limit it is best, in the number of shares and in the sum of their
+seconds alike, to fill each share as far as the limit allows, from the longest item on. So a plan is one number, the
+limit, and what remains is a search over limits.
 """
 
 import heapq

@@ -1,4 +1,7 @@
-"""The least time in which any system with a split of the GPUs takes some steps. docs/simulation.md has the proof."""
+"""The least time in which any system with a split of the GPUs takes some steps.
+
+docs/research/asynchronous.md has the proof.
+"""
 
 from collections.abc import Sequence
 
